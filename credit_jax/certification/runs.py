@@ -47,7 +47,6 @@ from credit_jax.training.loop import TIME_COLUMNS
 from credit_jax.training.records import RECORDS_NAME, read_records
 from credit_jax.training.run import run_training
 from credit_jax.training.run_weights import open_weights
-from credit_jax.training.schedules import keeps_rate
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.state import TrainState, init_loss_state
 from credit_jax.training.steps import CompiledSteps, grouped
@@ -109,7 +108,7 @@ def _first_updates(setup: Setup) -> dict[str, Any]:
     losses, numbers = [], dict[str, Any]()
     for stage in setup.stages or (setup,):
         trainer, steps = stage.config.trainer, stage.steps()
-        rate = np.float32(trainer.learning_rate) if keeps_rate(trainer) else None
+        rate = np.float32(trainer.learning_rate) if trainer.keeps_rate else None
         group = next(grouped(stage.train_loader.epoch(0), trainer.grad_accum_every))
         placed = steps.place_train(group)
         state, info = steps.train(stage.fresh_state(), placed, rate, steps.proceed(1))

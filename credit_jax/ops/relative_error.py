@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,8 +36,8 @@ def joint_error(
 
 
 def errors_of_arrays(
-    actual: Mapping[str, ArrayLike], expected: Mapping[str, ArrayLike], floor: float
-) -> dict[str, float]:
+    actual: Mapping[Any, ArrayLike], expected: Mapping[Any, ArrayLike], floor: float
+) -> dict[Any, float]:
     """The error of each array, relative to at least a share of the largest norm.
 
     Args:

@@ -161,10 +161,11 @@ def test_inputs_are_a_mapping_of_the_declared_names() -> None:
     model, params, model_state, x, _ = _made({})
     for given, problem in (
         (x, "the inputs are a ArrayImpl; expected a mapping"),
-        ({"z": x}, "the inputs lack x and have z, which is not known"),
+        ({"z": x}, "the inputs lack x; the model takes"),
+        ({"x": x, "z": x}, "the inputs have z, which is not known"),
         ({"x": x[:, :3]}, "input x has 3 channels, the model 5"),
     ):
         with pytest.raises(ValueError, match=problem):
             check_inputs(given, model.model_def.inputs)
     with pytest.raises(ValueError, match="have z, which is not known"):
-        model.apply(params, model_state, {"z": x})
+        model.apply(params, model_state, {"x": x, "z": x})

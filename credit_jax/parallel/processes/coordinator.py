@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from jax._src.distributed import global_state
-
 from credit_jax.io.activity import activity
 
 _LONGEST = 7 * 24 * 3600 * 1000  # milliseconds
@@ -20,20 +18,28 @@ _turns: Counter[str] = Counter()
 _lock = threading.Lock()
 
 
+def _global_state() -> Any:
+    # What launchers and submit scripts import loads no JAX.
+    from jax._src.distributed import global_state
+
+    return global_state
+
+
 def coordinator() -> Any:
     """Returns the client of JAX's coordination service: values by key, and barriers."""
-    assert global_state.client is not None, "a run of several processes has one"
-    return global_state.client
+    client = _global_state().client
+    assert client is not None, "a run of several processes has one"
+    return client
 
 
 def num_processes() -> int:
     """Returns the number of processes; unlike `jax.process_count` without a backend."""
-    return global_state.num_processes
+    return _global_state().num_processes
 
 
 def process_number() -> int:
     """Returns the number of this process; as `num_processes`, without a backend."""
-    return global_state.process_id
+    return _global_state().process_id
 
 
 def wait_for_all(what: str, processes: Sequence[int] | None = None) -> None:

@@ -47,7 +47,7 @@ def test_entries_are_read_here(tmp_path):
 def test_classes_of_pytorch_are_refused_here_and_kept_for_credit(tmp_path):
     config = with_objects(tmp_path / "theirs.py", THEIRS, Loss="loss")
     with pytest.raises(
-        ValueError, match=r"custom_objects.Loss: .* a loss here is an in"
+        ValueError, match=r"custom_objects.Loss: .* a loss here is a subclass"
     ):
         convert_config(config, to="jax")
     new, _ = convert_config(config, to="gen2")

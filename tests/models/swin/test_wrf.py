@@ -142,7 +142,7 @@ def test_that_no_data_source_has_the_other_inputs_is_said_with_the_keys(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     raw = yaml.safe_load(GEN2_CONFIG.read_text()) | {"model": BLOCKS[name]}
-    (tmp_path / "model.yml").write_text(yaml.safe_dump(raw))
+    (tmp_path / "model.yml").write_text(yaml.safe_dump(raw, sort_keys=False))
     assert main(["--config", str(tmp_path / "model.yml"), "--no-data"]) == 1
     text = " ".join(capsys.readouterr().out.split())
     assert "set data.time_encoding: {x_extra: [...]}" in text
