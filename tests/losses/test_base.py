@@ -214,7 +214,7 @@ def test_elementwise_losses_take_members():
 @pytest.mark.slow
 def test_channels_may_come_from_the_caller():
     """A library user builds a loss without a config."""
-    loss = build_by_variable(None)
+    loss = ByVariable()
     arrays = [jnp.asarray(x) for x in fields(1, np.float32)]
     context = field_context(LAT)
     with pytest.raises(ValueError, match=r"give the FieldContext `channels="):
