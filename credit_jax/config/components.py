@@ -87,7 +87,7 @@ def files_within(
 class Registry(dict[str, Entry], Generic[Entry]):
     """The components of a kind by their names in configs.
 
-    Attributes:
+    Args:
         kind: what they are, as `object_type` of `custom_objects` has it.
         entry: base class of the components, or class of the objects that describe them.
         included: name -> "module:object" of those in packages that are imported when a
