@@ -40,12 +40,12 @@ class Convert(Command):
 
     to: Literal["jax", "torch"] = option("format to write")
     config: str | None = option(_CONFIG, None, "FILE", short="-c")
-    checkpoint: str = option("file or folder to convert")
-    base: str | None = option("what adapters of a package belong to", None, "PATH")
+    checkpoint: str = option("file or folder to convert", metavar="FILE")
+    base: str | None = option("what adapters of a package belong to", None, "FILE")
     merge: bool = option(
         "refuse what has no adapters (LoRA); their sums are always the weights", False
     )
-    out: str = option("folder to write; must not exist")
+    out: str = option("folder to write; must not exist", metavar="DIR")
     weights_only: bool = option("leave out optimizer, schedule and position", False)
     weights: str | None = option(
         "the moving average, or the last weights, alone (default: all that there is, "
@@ -113,7 +113,7 @@ class Inspect(Command):
 
     example = "--checkpoint RUN/checkpoint.pt"
 
-    checkpoint: str = option("file or folder to look at")
+    checkpoint: str = option("file or folder to look at", metavar="FILE")
     config: str | None = option(_CONFIG, None, "FILE", short="-c")
 
     def run(self) -> int:
@@ -132,7 +132,7 @@ class Compare(Command):
     example = "--checkpoint RUN/checkpoint.pt --parallelism tensor=2,domain=2"
 
     config: str | None = option(_CONFIG, None, "FILE", short="-c")
-    checkpoint: str = option("of PyTorch, or a run of credit_jax")
+    checkpoint: str = option("of PyTorch, or a run of credit_jax", metavar="FILE")
     parallelism: str = option(
         "the mesh of credit_jax: tensor=2,domain=2", "data=none", "KEY=N,..."
     )

@@ -20,13 +20,14 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 import shtab
 from jaxlib import utils as jaxlib_utils  # type: ignore[attr-defined]
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from rich.console import Console
 
 from credit_jax.config import not_available
 from credit_jax.config.messages import counted, describe, printable
 from credit_jax.io.activity import Heartbeat, line_written
+from credit_jax.io.remote import local_path
 from credit_jax.parallel.compiler import report_stages
 from credit_jax.parallel.joint import failed_collective
 from credit_jax.parallel.processes.exit_code import RESUME
@@ -47,8 +48,10 @@ _LAST_LINES = 3
 # Coroutines of Orbax, several of which fail at once.
 _READS = ("_read_array_index_and_device_put",)
 
-# Completion in a shell, by the metavar of an option.
-COMPLETED = {"FILE": shtab.FILE, "NPY": shtab.FILE, "DIR": shtab.DIRECTORY}
+# Completion in a shell, by the metavar of an option; data may be at an address.
+COMPLETED = dict.fromkeys(("FILE", "NPY", "DATA"), shtab.FILE) | {
+    "DIR": shtab.DIRECTORY
+}
 
 
 def option(
@@ -60,7 +63,7 @@ def option(
         text: what `--help` says; the default is added.
         default: value without the option, which is required by default.
         metavar: name of the value. A value of `COMPLETED` is a path, in which `~` is
-            the home folder.
+            the home folder; only DATA may be an address.
         **rules: limits of pydantic's, such as `ge`; `short`, `choices`, `nargs` and
             `positional` are argparse's.
     """
@@ -89,6 +92,13 @@ class Command(BaseModel):
     one_of: ClassVar[Sequence[str]] = ()
 
     debug: bool = option("show the traceback of an error", False)
+
+    @field_validator("*")
+    @classmethod
+    def _is_local(cls, value: Any, info: Any) -> Any:
+        metavar = cls.model_fields[info.field_name].title
+        is_path = value and metavar != "DATA" and metavar in COMPLETED
+        return local_path(value) if is_path else value
 
     def run(self) -> int:
         """Runs the command and returns its exit code.

@@ -110,7 +110,7 @@ class Init(Command):
     data: tuple[str, ...] = option(
         "your NetCDF files and Zarr stores, or names with %Y, %m for dates",
         (),
-        "FILE",
+        "DATA",
         nargs="*",
     )
     out: str = option("the YAML to write; not there yet", metavar="FILE")

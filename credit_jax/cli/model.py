@@ -187,7 +187,7 @@ class ModelOptions(RunOptions):
     config: str | None = option("the YAML file", None, "FILE", short="-c")
     package: str | None = option("a model package, instead of --config", None, "DIR")
     base: str | None = option(
-        "with --package: what its adapters belong to", None, "PATH"
+        "with --package: what its adapters belong to", None, "FILE"
     )
     data: str | None = option("with --package: YAML of its data section", None, "FILE")
 

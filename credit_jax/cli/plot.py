@@ -84,7 +84,7 @@ class Plot(Command):
         "a YAML file with a data section, a NetCDF file or a Zarr store: truth, "
         "forecast and error side by side",
         None,
-        "FILE",
+        "DATA",
     )
     projection: str = option("of the map", PLAIN, choices=PROJECTIONS)
     fps: float = option("frames a second of .gif", 4.0)

@@ -51,13 +51,13 @@ class ComparisonOptions(Command):
         "a YAML file with a data section, a NetCDF file or a Zarr store (default: the "
         "data section of the forecast's config)",
         None,
-        "FILE",
+        "DATA",
     )
     climatology: str | None = option(
         "mean fields by hour and dayofyear, by month, or alone; none leaves it out "
         "(default: means of the training period of the forecast's config)",
         None,
-        "FILE",
+        "DATA",
     )
     regions: tuple[str, ...] = option(
         "WeatherBench's regions (default: all); repeatable", (), "NAME,..."

@@ -11,14 +11,23 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    model_validator,
+)
 
 from credit_jax.config.credit_keys import NEVER_READ
 from credit_jax.config.messages import describe, got, hint, nearest
+from credit_jax.io.remote import local_path
 
 Section = TypeVar("Section", bound="StrictModel")
+# A file or folder that is written, or that only a file system has.
+LocalPath: TypeAlias = Annotated[str, AfterValidator(local_path)]
 
 # Of the integers of arrays, and of seeds; YAML has any.
 _BITS = 63

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from pydantic import Field, PrivateAttr, field_validator
 
 from credit_jax.config.assimilation import AssimilationConfig, OptimizeConfig
-from credit_jax.config.base import StrictModel, parse
+from credit_jax.config.base import LocalPath, StrictModel, parse
 from credit_jax.config.credit_keys import IGNORED_TOP
 from credit_jax.config.curriculum import CurriculumStage
 from credit_jax.config.custom_objects import CustomObject
@@ -53,7 +53,7 @@ class Config(StrictModel):
     ('6h', True)
     """
 
-    save_loc: str
+    save_loc: LocalPath
     seed: int = 42
     data: DataConfig
     validation_overrides: ValidationDataConfig = Field(

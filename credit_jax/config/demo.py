@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config.base import LocalPath, StrictModel
 
 
 class ForcingConfig(StrictModel):
@@ -37,7 +37,7 @@ class DemoConfig(StrictModel):
         forcing: forcing of the climate; another one makes another climate.
     """
 
-    out: str
+    out: LocalPath
     truncation: Literal["T21", "T42"] = "T21"
     days: int = Field(default=560, ge=2)
     spinup_days: int = Field(default=200, ge=0)

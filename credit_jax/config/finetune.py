@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from credit_jax.config.base import StrictModel, parse
+from credit_jax.config.base import LocalPath, StrictModel, parse
 from credit_jax.config.messages import got
 
 
@@ -77,7 +77,7 @@ class FinetuneConfig(StrictModel):
             base.
     """
 
-    base: str = Field(alias="from", min_length=1)
+    base: LocalPath = Field(alias="from", min_length=1)
     weights: Literal["average", "last"] | None = None
     freeze: tuple[str, ...] = ()
     train: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config.base import LocalPath, StrictModel
 from credit_jax.config.data import MAX_TIMES, DataConfig
 from credit_jax.config.dates import Date, duration
 from credit_jax.config.messages import got
@@ -198,7 +198,7 @@ class InferenceConfig(StrictModel):
     """
 
     run_mode: Literal["batch", "single"] = "batch"
-    save_forecast: str | None = None
+    save_forecast: LocalPath | None = None
     batch_forecast: BatchForecastConfig | None = None
     single_forecast: SingleForecastConfig | None = None
     data: InferenceDataConfig | None = None

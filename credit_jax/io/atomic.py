@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from credit_jax.io.remote import local_path
+
 
 @contextmanager
 def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
@@ -25,7 +27,7 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     Args:
         path: final path of the file; its parent folder is created.
     """
-    target = Path(path).absolute()
+    target = Path(local_path(str(path))).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(target)
     partial = _partial(target)
@@ -46,7 +48,7 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         path: final path of the folder, which must not exist or must be empty; its
             parent folder is created.
     """
-    target = Path(path).absolute()
+    target = Path(local_path(str(path))).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(target)
     partial = _partial(target)

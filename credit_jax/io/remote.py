@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import re
 from typing import Any
 
 from credit_jax.io.retry import brief, retried
@@ -16,6 +17,20 @@ _CACHE_SIZE = 100_000
 def is_url(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a URL, such as gs://, s3://, http:// or https://."""
     return "://" in str(path)
+
+
+def local_path(path: str) -> str:
+    """Returns the path of a file or folder that no address can be.
+
+    Raises:
+        ValueError: it is an address, or was one before a `Path` took its slashes.
+    """
+    if re.match(r"[A-Za-z][\w+.-]+:/", path):
+        raise ValueError(
+            f"{path!r} is an address, expected a path of this machine; give one, and "
+            "copy what is written there"
+        )
+    return path
 
 
 @functools.lru_cache(64)

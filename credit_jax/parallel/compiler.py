@@ -25,6 +25,7 @@ from credit_jax.io.activity import (
     is_silent,
     log_line,
 )
+from credit_jax.io.remote import local_path
 from credit_jax.kernels import platform
 from credit_jax.parallel import collectives
 from credit_jax.parallel.joint import joint
@@ -271,7 +272,7 @@ def use_cache(folder: str | None) -> None:
     chosen = folder or os.environ.get(CACHE_VARIABLE) or str(default)
     if chosen == "none":
         return
-    path = Path(chosen).expanduser()
+    path = Path(local_path(chosen)).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True)
         if jax.config.values["jax_compilation_cache_max_size"] != -1:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.io.errors import errors_of
+from credit_jax.io.remote import local_path
 from credit_jax.transforms import FieldTree, TreeSchema
 from credit_jax.transforms.base import OfVariables, variable_of
 from credit_jax.transforms.build import parse_pipeline
@@ -155,7 +156,7 @@ def _check_files(fits: Mapping[str, Fitted]) -> None:
     seen: dict[Path, str] = {}
     for path, fit in fits.items():
         for file in fit.fitted_files:
-            resolved = file.expanduser().resolve()
+            resolved = Path(local_path(str(file))).expanduser().resolve()
             if resolved in seen:
                 raise ValueError(
                     f"{seen[resolved]} and {path} name one file, {file}; give each "

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from credit_jax.cli.commands import FAILED, OK, USER_ERROR
+from credit_jax.cli.commands import COMPLETED, FAILED, OK, USER_ERROR
 from credit_jax.cli.console import BRIDGE, MODULES, main
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +42,18 @@ def test_the_example_of_every_command_parses(name, monkeypatch):
     monkeypatch.setattr(command, "run", lambda self: parsed.append(self) or OK)
     assert main([name, *shlex.split(command.example)]) == OK
     assert len(parsed) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_option_that_is_no_address(name):
+    """Only data may be at an address."""
+    command = COMMANDS[name].load()
+    for key, field in command.model_fields.items():
+        if field.title not in (None, "DATA") and field.title in COMPLETED:
+            with pytest.raises(ValidationError) as refused:
+                command.model_validate({field.alias or key: "s3://bucket/run"})
+            text = f"{key}\n  Value error, 's3://bucket/run' is an address"
+            assert text in str(refused.value)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -115,6 +115,8 @@ def test_validation_inherits_what_it_does_not_give():
         ),
         ({"model": {"dim": 8}}, "model: needs type, the name of a model"),
         ({"save_loc": "$NOT_SET_AT_ALL/x"}, "save_loc: '$NOT_SET_AT_ALL/x' holds an"),
+        ({"save_loc": "gs://bucket/run"}, "save_loc: 'gs://bucket/run' is an address"),
+        ({"demo": {"out": "s3://bucket"}}, "demo.out: 's3://bucket' is an address"),
         ({"trainer__train_batch_size": 80}, "data: 52 samples in 2000-01-01 to"),
         ({"data__end_datetime": "2000-01-01"}, "data: no sample fits into"),
         ({"validation_data__end_datetime": "1999-01-01"}, "1999-01-01 ends before it"),

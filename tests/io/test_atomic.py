@@ -5,6 +5,7 @@ import socket
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,15 @@ def fail_halfway(path):
     with new_file(path) as partial:
         partial.write_text("half")
         raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("path", ["gs://b/run", Path("https://b/run"), "file:///run"])
+@pytest.mark.parametrize("new", [new_file, new_folder])
+def test_an_address_is_no_path(new, path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="is an address, expected a path"), new(path):
+        pass
+    assert not [*tmp_path.iterdir()]
 
 
 def test_an_error_leaves_the_file_before(tmp_path):
