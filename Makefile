@@ -8,6 +8,8 @@
 # make quick   style, spelling, layers, and the tests of what changed since the last commit: those that
 #              mirror it, or else the nearest ones by imports;
 #              FILES="credit_jax/ops/conv.py ..." names other files, ARGS="-k name -x" goes to pytest
+# make mutants  runs faults of single expressions (tools/mutants.json) against the tests nearest to each:
+#              those that are new, or whose file or tests have changed since; ARGS="--room parallel --jobs 2"
 # make lint    the quick checks alone
 # make docs    the pages of docs/ and the reference from docstrings, in build/docs
 # make accuracy  sets up .venv likewise, then compares credit_jax with CREDIT: the short form of
@@ -35,7 +37,7 @@ export PYTHONDONTWRITEBYTECODE :=
 CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.cache/jax \
   JAX_COMPILATION_CACHE_MAX_SIZE=20000000000 JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=1
 
-.PHONY: environment train test slow quick lint docs accuracy accelerator newest newest-short clean
+.PHONY: environment train test slow quick mutants lint docs accuracy accelerator newest newest-short clean
 .PHONY: check-style check-spelling check-words check-layers check-types check-docs check-tests
 .DEFAULT_GOAL := test
 
@@ -61,6 +63,9 @@ quick: .venv/.test
 	@tests=$$($(BIN)/python -m tools.touched $(FILES)) || exit; \
 	echo "tests: $${tests:-none}"; test -z "$$tests" || \
 	$(CACHE) $(BIN)/python -m pytest -q $(ARGS) $$tests
+
+mutants: .venv/.test
+	$(CACHE) $(BIN)/python -m tools.mutants $(ARGS)
 
 docs: .venv/.test
 	$(MAKE) --no-print-directory check-docs
