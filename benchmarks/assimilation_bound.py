@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 from scipy.sparse.linalg import LinearOperator, cg
 
-from credit_jax.assimilation import BackgroundCovariance, read_background
+from credit_jax.extensions.assimilation import BackgroundCovariance, read_background
 
 LEAD, SAMPLES = "48h", 8
 

@@ -31,9 +31,9 @@ from benchmarks.assimilation_gradients import (
     spectra,
 )
 from benchmarks.report import Table, add_out_option, publish
-from credit_jax.assimilation.cycling import LOOKS
 from credit_jax.config import load_config
 from credit_jax.config.dates import duration
+from credit_jax.extensions.assimilation.cycling import LOOKS
 from credit_jax.visualization.canvas import panels_figure, save_figure
 from credit_jax.visualization.charts import Chart, Line
 

@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 
 import credit_jax
 from credit_jax import adjoint
-from credit_jax.assimilation import BackgroundCovariance, read_background
-from credit_jax.assimilation.background import Harmonics
+from credit_jax.extensions.assimilation import BackgroundCovariance, read_background
+from credit_jax.extensions.assimilation.background import Harmonics
 
 # The mean temperature of a level in a box, a day later.
 LEVEL, STEPS, BOX = 4, 4, (40, 60, 180, 220)
@@ -70,8 +70,11 @@ def _equations(
     """The mean as a function of fields, by the demo's primitive equations."""
     from dinosaur import spherical_harmonic
 
-    from credit_jax.demo.discretization import REFERENCE_TEMPERATURE, discretize
-    from credit_jax.demo.dynamics import OUTPUT_HOURS, build_climate
+    from credit_jax.extensions.demo.discretization import (
+        REFERENCE_TEMPERATURE,
+        discretize,
+    )
+    from credit_jax.extensions.demo.dynamics import OUTPUT_HOURS, build_climate
 
     disc, climate = discretize("T21"), build_climate("T21", 0)
     speed, modal = disc.meter / disc.second, disc.grid.to_modal

@@ -38,11 +38,16 @@ from benchmarks.mesh_cases import (
 from benchmarks.meshes import num_data, num_devices, parse_mesh
 from benchmarks.report import REPORTS, Table, add_out_option, publish
 from credit_jax.config import Config, build_config, load_config
+from credit_jax.extensions.mesh_choice.accelerators import ACCELERATORS
+from credit_jax.extensions.mesh_choice.search import (
+    Cluster,
+    MeshChoice,
+    MeshSearch,
+    replicas,
+)
 from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
-from credit_jax.plan.accelerators import ACCELERATORS
-from credit_jax.plan.mesh_search import Cluster, MeshChoice, MeshSearch, replicas
 
 NAME, NODE = "mesh_choice", 8
 ACCOUNTS = ROOT / ".cache" / "mesh_choice"

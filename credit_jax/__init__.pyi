@@ -1,10 +1,10 @@
-from .certification.certify import Certificate as Certificate
-from .certification.certify import certify_model as certify_model
 from .checkpoint import CheckpointStore as CheckpointStore
 from .config import Config as Config
 from .config import ConfigError as ConfigError
 from .config import load_config as load_config
 from .data import ChannelSchema as ChannelSchema
+from .extensions.certification.certify import Certificate as Certificate
+from .extensions.certification.certify import certify_model as certify_model
 from .forecast import Forecaster as Forecaster
 from .losses import build_loss as build_loss
 from .models.conversion import credit_key as credit_key

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from credit_jax.cli.commands import run_group
-from credit_jax.cli.console import BRIDGE
+from credit_torch_bridge.commands import COMMANDS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         in which case nothing was written.
     """
     return run_group(
-        BRIDGE,
+        COMMANDS,
         argv,
         prog="python -m credit_torch_bridge",
         description="CREDIT's PyTorch checkpoints to credit_jax and back.",

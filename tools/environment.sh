@@ -15,7 +15,7 @@ newest) VENV=.cache/newest MINIMUM=12 CANDIDATES='python3.13 python3.12 python3 
 *) VENV=.venv MINIMUM=11 CANDIDATES='python3 python3.13 python3.12 python3.11 python' ;;
 esac
 MARK=$VENV/.installing
-TRAINING='credit_jax.train, credit_jax.predict, credit_jax.demo.dynamics'
+TRAINING='credit_jax.train, credit_jax.predict, credit_jax.extensions.demo.dynamics'
 TRAINING+=', matplotlib.backends.backend_agg, matplotlib.figure, tensorboardX'
 
 find_python() {

@@ -15,11 +15,11 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from credit_jax.cli.job_section import OTHER_NAMES, JobSection
 from credit_jax.config import Config, StrictModel
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.sources.registry import source_config, source_types
 from credit_jax.data.perturbations import PERTURBATIONS
+from credit_jax.extensions.submit.job_section import OTHER_NAMES, JobSection
 from credit_jax.losses import LOSSES
 from credit_jax.losses.by_variable import BaseLoss
 from credit_jax.metrics import METRICS
@@ -62,7 +62,9 @@ _REGISTRIES: Mapping[str, Mapping[str, Any]] = {
     "Losses (`loss.training_loss`)": LOSSES,
     "Loss of single variables (`loss.type`)": {"base": BaseLoss},
     "Metrics (`metrics.TYPE`)": METRICS,
-    "Perturbations (`inference.perturbation.type`)": PERTURBATIONS,
+    "Perturbations (`inference.perturbation.type`)": {
+        name: PERTURBATIONS.find(name) for name in PERTURBATIONS.names
+    },
 }
 
 

@@ -1,12 +1,17 @@
-"""Makes the file of `credit_jax/demo/dataset.py` anew: python -m tools.spin_up"""
+"""Makes the file of the demo's spin-up anew: python -m tools.spin_up"""
 
 import jax
 import pandas as pd
 
 from credit_jax.config.demo import DemoConfig
-from credit_jax.demo.dataset import FILE, OUTPUTS_PER_DAY, SETTINGS, write_spun_up
-from credit_jax.demo.dynamics import build_climate
-from credit_jax.demo.write import FIRST_TIME, days_of_year
+from credit_jax.extensions.demo.dataset import (
+    FILE,
+    OUTPUTS_PER_DAY,
+    SETTINGS,
+    write_spun_up,
+)
+from credit_jax.extensions.demo.dynamics import build_climate
+from credit_jax.extensions.demo.write import FIRST_TIME, days_of_year
 
 
 def spin_up():

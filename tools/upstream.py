@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from credit_jax.cli.console import BRIDGE, MODULES
+from credit_jax.cli.console import all_commands
 from credit_jax.config import Config, StrictModel
 from credit_jax.config.data import DataConfig
 from credit_jax.config.inference import InferenceConfig
@@ -159,7 +159,7 @@ def _is_gen1(name: str) -> bool:
 
 def _commands(root: Path) -> Iterator[str]:
     text = (root / "cli/_parser.py").read_text()
-    ours = {*MODULES, *BRIDGE}
+    ours = {*all_commands()}
     # Commands of the program alone, not those below one of them.
     names = re.findall(r'\bsub\.add_parser\(\s*"([\w-]+)"', text)
     missing = [

@@ -14,8 +14,8 @@ from importlib.metadata import requires, version
 from pathlib import Path
 from typing import Any
 
+from credit_jax.extensions.mesh_choice.accelerators import ACCELERATORS
 from credit_jax.parallel.compiler import as_flags
-from credit_jax.plan.accelerators import ACCELERATORS
 
 ROOT = Path(__file__).parents[2]
 # Plugins are built for one jaxlib and one Python.
@@ -198,7 +198,7 @@ class Target:
 
 
 def _speeds(name: str) -> dict[str, Any]:
-    """The arguments of a target that `credit_jax.plan.accelerators` knows."""
+    """The arguments of a target of `ACCELERATORS`."""
     speeds = ACCELERATORS[name]
     keys = ("platform", "peak", "bandwidth", "launch", "link", "message")
     return {"device": speeds.name} | {key: getattr(speeds, key) for key in keys}

@@ -14,7 +14,7 @@ from unittest import mock
 from credit_jax.config import ConfigError, build_config
 from credit_jax.config.sources.registry import source_config
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.noaa.sections import DownloadedConfig
+from credit_jax.extensions.noaa.sections import DownloadedConfig
 from credit_jax.plan import plan_run
 from credit_torch_bridge import convert_config
 from credit_torch_bridge.config.convert import GEN1, kind_of

@@ -20,10 +20,10 @@ from typing import Any
 from benchmarks.meshes import num_devices, parse_mesh
 from benchmarks.report import REPORTS, Table, add_out_option, publish
 from benchmarks.scale.comm_volume import FSDP, SUMS, least_volume
+from credit_jax.extensions.mesh_choice.accelerators import ACCELERATORS
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, MeshAxes
-from credit_jax.plan.accelerators import ACCELERATORS
 
 
 @dataclass(frozen=True)

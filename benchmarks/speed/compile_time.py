@@ -28,7 +28,7 @@ from benchmarks.meshes import num_devices
 from benchmarks.report import Table, add_out_option, publish
 from benchmarks.timing import Times
 from credit_jax.config import load_config
-from credit_jax.demo.dataset import ensure_demo_data
+from credit_jax.extensions.demo.dataset import ensure_demo_data
 from credit_jax.parallel.compiler import compile_sooner
 from credit_jax.parallel.mesh.devices import ensure_devices
 

@@ -31,7 +31,6 @@ from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.data.perturbations import parse_perturbation
 from credit_jax.data.schema import num_levels
-from credit_jax.demo.dataset import expected_files
 from credit_jax.io.tables import print_table
 from credit_jax.models.model_def import parameter_count
 from credit_jax.parallel.mesh.devices import free_memory
@@ -238,7 +237,7 @@ def check_config(
             config,
             num_devices=num_devices,
             with_data=with_data,
-            expected_files=expected_files(config.demo),
+            expected_files=config.demo.files if config.demo else [],
         )
         report.data, report.schema = config.data, plan.schema
         report.notes += plan.notes

@@ -7,14 +7,12 @@ and writes CREDIT's NetCDF files or one Zarr store that WeatherBench reads.
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from credit_jax.adjoint.growth import SingularMembers
 from credit_jax.checkpoint.store import label_of
 from credit_jax.cli.commands import (
     DIVERGED,
@@ -119,7 +117,7 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
     perturbation: str | None = option(
         "how their initial states differ, instead of inference.perturbation.type",
         None,
-        choices=tuple(PERTURBATIONS),
+        choices=tuple(PERTURBATIONS.names),
     )
     batch: int = option("forecasts side by side on a device", 1, ge=1)
     out: str | None = option("folder, instead of inference.save_forecast", None, "DIR")
@@ -205,7 +203,6 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
                 size,
                 settings,
                 scores=scores,
-                growth=partial(SingularMembers, plan, model, weights, outputs),
             )
             try:
                 summary = campaign.run()

@@ -13,9 +13,9 @@ from typing import Literal
 
 from rich.console import Console
 
-from credit_jax.assimilation.background_fit import fit_background_file
 from credit_jax.cli.commands import OK, option, print_line
 from credit_jax.cli.options import ConfigOptions, parse_shard
+from credit_jax.config.components import extensions
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.plan.scaler_fits import NothingToFitError
 from credit_jax.training.data_store import write_store
@@ -72,7 +72,9 @@ class Preprocess(ConfigOptions):
                 "--bits and --shard are of a store: name it with --store DIR"
             )
         config = self.read_config(absent=_ABSENT)
-        lines = fit_background_file(config, overwrite=self.overwrite)
+        lines: list[str] = []
+        for point in extensions("preprocess").values():
+            lines += point.load()(config, overwrite=self.overwrite)
         try:
             fit_scalers(config, num_threads=self.threads, overwrite=self.overwrite)
         except NothingToFitError:

@@ -8,10 +8,10 @@ is in the layer of its components, which register themselves there by a decorato
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
-from types import MappingProxyType
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar, get_args
 
 from credit_jax.config.base import (
@@ -24,6 +24,7 @@ from credit_jax.config.base import (
 )
 
 Entry = TypeVar("Entry")
+_EXTENSION = "credit_jax.extension."
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,21 @@ def files_within(
             yield keys, value, mark
 
 
+@functools.cache
+def extensions(kind: str) -> Mapping[str, EntryPoint]:
+    """Returns what the extensions of this package offer of a kind, by name.
+
+    They are entry points of pyproject.toml, so that nothing but what runs imports them.
+    """
+    return {each.name: each for each in entry_points(group=f"{_EXTENSION}{kind}")}
+
+
 class Registry(dict[str, Entry], Generic[Entry]):
     """The components of a kind by their names in configs.
 
     Args:
         kind: what they are, as `object_type` of `custom_objects` has it.
         entry: base class of the components, or class of the objects that describe them.
-        included: name -> "module:object" of those in packages that are imported when a
-            config names them.
 
     >>> shapes = Registry("shape", StrictModel)
     >>> @shapes.register("circle")
@@ -101,14 +109,9 @@ class Registry(dict[str, Entry], Generic[Entry]):
     2.0
     """
 
-    def __init__(
-        self,
-        kind: str,
-        entry: type,
-        included: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, kind: str, entry: type) -> None:
         super().__init__()
-        self.kind, self.entry, self.included = kind, entry, included
+        self.kind, self.entry = kind, entry
         REGISTRIES.setdefault(kind, self)
 
     def register(self, *names: str) -> Callable[[type[Section]], type[Section]]:
@@ -139,21 +142,26 @@ class Registry(dict[str, Entry], Generic[Entry]):
             return isinstance(component, self.entry)
         return isinstance(component, type) and issubclass(component, self.entry)
 
-    def find(self, name: object, path: str) -> Entry:
+    @property
+    def names(self) -> list[str]:
+        """All names, those of extensions that are not imported yet included."""
+        return list(dict.fromkeys([*self, *extensions(self.kind)]))
+
+    def find(self, name: object, path: str = "") -> Entry:
         """Returns the component of a name.
 
         Args:
-            name: its name; the package that includes it is imported.
+            name: its name; the extension that has it is imported.
             path: dotted path of the name in the config, for the error.
 
         Raises:
             ConfigError: there is no such component; it names the nearest one.
         """
-        if not isinstance(name, str) or name not in {*self, *self.included}:
-            error = not_available(f"{self.kind} type", name, [*self, *self.included])
+        if not isinstance(name, str) or name not in self.names:
+            error = not_available(f"{self.kind} type", name, self.names)
             raise ConfigError([f"{path}: {error}"])
         if name not in self:
-            self[name] = EntryPoint(name, self.included[name], "").load()
+            self[name] = extensions(self.kind)[name].load()
         return self[name]
 
     def parse(

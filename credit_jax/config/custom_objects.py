@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 from credit_jax.config.base import ConfigError, StrictModel, parse
-from credit_jax.config.components import REGISTRIES
+from credit_jax.config.components import REGISTRIES, extensions
 
 SECTION = "custom_objects"
 ObjectType = Literal[
@@ -230,7 +230,7 @@ def _register(kind: str, name: str, reference: _Reference) -> None:
     # A class of a plugin may have registered itself when its module was imported.
     is_included = getattr(component, "__module__", GROUP).startswith(GROUP)
     taken = name in registry and (is_included or registry[name] is not component)
-    if earlier is None and (taken or name in registry.included):
+    if earlier is None and (taken or name in extensions(kind)):
         raise ValueError(f"credit_jax has a {kind} {name} itself; take another name")
     registry[name] = component
     _REGISTERED[kind, name] = reference

@@ -1,5 +1,6 @@
 """The `demo:` section: a data set that is generated before the first training."""
 
+from datetime import date, timedelta
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -44,6 +45,14 @@ class DemoConfig(StrictModel):
     held_out_days: int = Field(default=60, ge=0)
     seed: int = Field(default=0, ge=0)
     forcing: ForcingConfig = ForcingConfig()
+
+    @property
+    def files(self) -> list[str]:
+        """Paths of the files that are made."""
+        last = date(2000, 1, 1) + timedelta(days=self.days - 1)
+        names = [f"demo_{year}.zarr" for year in range(2000, last.year + 1)]
+        names += ["static.nc", "mean.nc", "std.nc"]
+        return [f"{self.out}/{name}" for name in names]
 
     @model_validator(mode="after")
     def _has_training_days(self) -> "DemoConfig":

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -25,9 +25,7 @@ from pydantic import Field
 
 from credit_jax.config import StrictModel, parse
 from credit_jax.config.components import Registry
-from credit_jax.config.dates import duration_text
 from credit_jax.config.inference import Duration
-from credit_jax.config.messages import counted
 from credit_jax.data.forecast_reader import FirstStep, ForecastReader, Perturb
 from credit_jax.data.schedule import ForecastSchedule, Task, steps_of
 from credit_jax.physics.harmonics import legendre_functions
@@ -58,14 +56,14 @@ class Members:
         reader: reader of states, without perturbations.
         grid: latitudes and longitudes of the model, degrees.
         advance: runs the model before the start dates.
-        growth: makes the changes by singular vectors; None without an adjoint.
+        run: (plan, model, weights, outputs) of the forecasts; None outside of a run.
     """
 
     seed: int
     reader: ForecastReader
     grid: tuple[np.ndarray, np.ndarray]
     advance: Advance
-    growth: Callable[[Singular], Changes] | None = None
+    run: tuple[Any, ...] | None = None
 
     def dates(self, tasks: Sequence[Task], steps: Sequence[int]) -> list[np.datetime64]:
         """The date a number of steps after the start of each task."""
@@ -138,12 +136,13 @@ def parse_perturbation(section: Mapping[str, Any]) -> Perturbation:
     """
     name = str(section.get("type") or "spherical")
     cls = PERTURBATIONS.find(name, f"{SECTION}.type")
-    keys = {key for each in PERTURBATIONS.values() for key in each.model_fields}
+    classes = map(PERTURBATIONS.find, PERTURBATIONS.names)
+    keys = {key for each in classes for key in each.model_fields}
     others = {"type", *keys} - cls.model_fields.keys()
     return parse(cls, {k: v for k, v in section.items() if k not in others}, SECTION)
 
 
-class _Scaled(Perturbation):
+class Scaled(Perturbation):
     """A perturbation of a given size.
 
     Attributes:
@@ -184,7 +183,7 @@ class _Scaled(Perturbation):
         return std * _rms(wide - _mean(wide, latitude), latitude)
 
 
-class _Noise(_Scaled):
+class _Noise(Scaled):
     """Noise, drawn for each variable of a member by itself."""
 
     @abc.abstractmethod
@@ -274,7 +273,7 @@ def spherical_noise(
 
 
 @PERTURBATIONS.register("bred")
-class Bred(_Scaled):
+class Bred(Scaled):
     """Bred vectors: differences of forecasts, grown and rescaled in cycles.
 
     Gaussian noise is added to the analysis `num_cycles` steps before the start date.
@@ -378,85 +377,6 @@ class Lagged(Perturbation):
             }
 
         return changes
-
-
-@PERTURBATIONS.register("singular")
-class Singular(_Scaled):
-    """Singular vectors: the perturbations that grow most in a forecast.
-
-    `std` is a mean over all perturbed variables.
-
-    Attributes:
-        vectors: number of singular vectors, each of which is added to one member and
-            subtracted from the next.
-        lead: time over which they grow most ("48h").
-        norm: norm in which they grow: "deviation", the units of `std`; or "energy", the
-            total energy of a dry atmosphere, of variables that have its standard names.
-    """
-
-    vectors: int = Field(default=5, ge=1)
-    lead: Duration = "48h"
-    norm: Literal["deviation", "energy"] = "deviation"
-
-    runs_model: ClassVar = True
-
-    def bind(self, members: Members) -> Changes:
-        if members.growth is None:
-            raise ValueError(
-                f"{SECTION}.type: singular vectors are computed by the command "
-                "forecast alone; take gaussian, spherical, bred or lagged here"
-            )
-        return members.growth(self)
-
-    def problems(
-        self, schedule: ForecastSchedule, frames: int, draws_noise: bool
-    ) -> list[str]:
-        if schedule.num_members == 1:
-            return []
-        problems, other = list[str](), "take gaussian, spherical, bred or lagged"
-        try:
-            steps = steps_of(self.lead, schedule.timestep, f"{SECTION}.lead")
-        except ValueError as error:
-            problems.append(str(error))
-        else:
-            if steps > schedule.num_steps:
-                problems.append(
-                    f"{SECTION}.lead: {self.lead} is longer than the forecasts, of "
-                    f"{counted(schedule.num_steps, 'step')} of "
-                    f"{duration_text(schedule.timestep)}; make it shorter, or them "
-                    "longer"
-                )
-        needed = schedule.num_members // 2
-        if needed > self.vectors:
-            problems.append(
-                f"{SECTION}.vectors: {self.vectors} perturb {2 * self.vectors} members "
-                f"and the control, but inference.members is {schedule.num_members}; at "
-                f"least {needed} are needed"
-            )
-        sizes = self.std.values() if isinstance(self.std, dict) else [self.std]
-        if min(sizes, default=0) < 0 or not any(sizes):
-            problems.append(
-                f"{SECTION}.std: got {self.std}, expected positive numbers, as "
-                "singular vectors are scaled by them"
-            )
-        if draws_noise:
-            problems.append(
-                f"{SECTION}.type: singular: the model draws noise, with which each "
-                f"forecast has other singular vectors; {other}"
-            )
-        if frames != 1:
-            problems.append(
-                f"{SECTION}.type: singular: the model reads {frames} times, and "
-                f"singular vectors are those of one; {other}"
-            )
-        return problems
-
-    def cost(self, starts: str = "each start date") -> str:
-        return (
-            f"{SECTION}.type: singular: for {starts} some {3 * self.vectors} forecasts "
-            f"of {self.lead}, with the tangent-linear model and the adjoint of each, "
-            "are computed first"
-        )
 
 
 def _rms(values: np.ndarray, latitude: np.ndarray) -> np.ndarray:

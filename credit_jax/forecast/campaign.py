@@ -24,7 +24,6 @@ import xarray as xr
 
 from credit_jax.data.forecast_reader import FirstStep, ForecastReader
 from credit_jax.data.opened_data import NamedData
-from credit_jax.data.perturbations import Changes, Singular
 from credit_jax.data.schedule import Task
 from credit_jax.evaluation.comparison import attributes_of
 from credit_jax.evaluation.opening import ScoreOptions
@@ -120,7 +119,6 @@ class Campaign:
         settings: CampaignSettings,
         *,
         scores: OnlineScores | None = None,
-        growth: Callable[[Singular], Changes] | None = None,
     ) -> Campaign:
         """The forecasts of a plan, with its step, perturbations and dates.
 
@@ -129,11 +127,10 @@ class Campaign:
             model: model on its mesh.
             weights, outputs, store, archive, groups, size, settings, scores: see
                 `Campaign`.
-            growth: see `Members`.
         """
         step = ForecastStep(model, plan.rollout, outputs.selection)
         noise = member_noise(plan.config.seed, plan.schedule, model)
-        reader = perturbed_reader(plan, step, weights, outputs, noise, growth)
+        reader = perturbed_reader(plan, step, weights, outputs, noise)
         return cls(
             step,
             weights,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
@@ -18,7 +18,6 @@ from credit_jax.data.perturbations import (
     PROGNOSTIC,
     Changes,
     Members,
-    Singular,
     add,
     member_keys,
 )
@@ -72,12 +71,12 @@ def members_of(
     step: ForecastStep,
     weights: Any,
     noise: MemberNoise | None,
-    growth: Callable[[Singular], Changes] | None = None,
+    run: tuple[Any, ...] | None = None,
 ) -> Members:
     """The forecasts of a model whose members are perturbed.
 
     Args:
-        seed, reader, grid, growth: see `Members`.
+        seed, reader, grid, run: see `Members`.
         step: step of the forecasts.
         weights: weights of the model.
         noise: noise of models that draw noise.
@@ -87,7 +86,7 @@ def members_of(
     prognostic = {key: None for key in keys if key.split("/")[1] == PROGNOSTIC}
     step = replace(step, outputs=prognostic)
     advance = partial(_advance, step, weights, reader, noise)
-    return Members(seed, reader, grid, advance, growth)
+    return Members(seed, reader, grid, advance, run)
 
 
 def _advance(
@@ -127,20 +126,20 @@ def perturbed_reader(
     weights: Any,
     outputs: Outputs,
     noise: MemberNoise | None = None,
-    growth: Callable[[Singular], Changes] | None = None,
 ) -> ForecastReader:
     """The reader of a plan with the perturbations of its members.
 
     Args:
         plan: selects the perturbation and the members.
-        step, weights, noise, growth: see `members_of`.
+        step, weights, noise: see `members_of`.
         outputs: has the coordinates of the grid.
     """
     if plan.schedule.num_members == 1:
         return plan.reader
     grid = outputs.latitude, outputs.longitude
     seed, reader = plan.config.seed, plan.reader
-    members = members_of(seed, reader, grid, step, weights, noise, growth)
+    run = plan, step.model, weights, outputs
+    members = members_of(seed, reader, grid, step, weights, noise, run)
     perturb = plan.perturbation.bind(members)
     if plan.perturbation.runs_model:
         perturb = PreparedPerturbation(perturb)

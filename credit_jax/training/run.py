@@ -14,10 +14,10 @@ from rich.console import Console
 
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import Config, dump_config, write_config
+from credit_jax.config.components import extensions
 from credit_jax.config.load import CONFIG_NAME, is_written_config
 from credit_jax.config.messages import counted
 from credit_jax.data.schema import SCHEMA_FILE
-from credit_jax.demo.dataset import ensure_demo_data
 from credit_jax.io.atomic import move_aside
 from credit_jax.io.errors import WriteError, writable_folder
 from credit_jax.io.folder_lock import folder_lock
@@ -178,7 +178,7 @@ def _train_in(
         like = base.like(finetune)
         notes += [] if base.coordinates else [no_coordinates(base.where)]
     if config.demo is not None and jax.process_index() == 0:
-        ensure_demo_data(config.demo, console)
+        extensions("data")["demo"].load()(config.demo, console)
     wait_for_all("the demo data")
     plan = planned(like=like)
     setup = prepare(plan, devices)

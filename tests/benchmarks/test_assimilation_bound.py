@@ -3,7 +3,7 @@
 import numpy as np
 
 from benchmarks.assimilation_bound import best_estimate
-from tests.assimilation.test_background import covariance
+from tests.extensions.assimilation.test_background import covariance
 
 
 def test_the_best_estimate_is_that_of_dense_matrices():

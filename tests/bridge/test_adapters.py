@@ -9,9 +9,9 @@ import pytest
 import torch
 import yaml
 
-from credit_jax.cli import package
 from credit_jax.cli.commands import OK
 from credit_jax.cli.train import main as train
+from credit_jax.extensions.packaging import command as package
 from tests.bridge.test_back import forecasts_agree, small_run
 
 pytestmark = [pytest.mark.reference, pytest.mark.slow]

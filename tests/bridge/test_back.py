@@ -12,12 +12,12 @@ import pytest
 import xarray as xr
 import yaml
 
-from credit_jax.certification.random_files import fit_scalers, write_files
-from credit_jax.certification.small_config import make_small
 from credit_jax.checkpoint import Progress
 from credit_jax.cli.commands import OK
 from credit_jax.cli.forecast import main as forecast
 from credit_jax.config import apply_overrides, build_config, write_config
+from credit_jax.extensions.certification.random_files import fit_scalers, write_files
+from credit_jax.extensions.certification.small_config import make_small
 from tests.bridge.going_on import JaxRun, credit_goes_on, follow
 from tests.reference.training import run_credit
 from tests.support import assert_close

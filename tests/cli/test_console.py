@@ -12,10 +12,11 @@ import pytest
 from pydantic import ValidationError
 
 from credit_jax.cli.commands import COMPLETED, FAILED, OK, USER_ERROR
-from credit_jax.cli.console import BRIDGE, MODULES, main
+from credit_jax.cli.console import all_commands, main
+from credit_torch_bridge.commands import COMMANDS as BRIDGE
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = {**MODULES, **BRIDGE}
+COMMANDS = all_commands()
 # Of the bridge, `config` alone needs no torch.
 NAMES = [
     pytest.param(
@@ -56,10 +57,10 @@ def test_an_option_that_is_no_address(name):
             assert text in str(refused.value)
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in BRIDGE])
 def test_every_command_runs_as_a_module_too(name, monkeypatch):
     """`python -m credit_jax.train` runs the module of `credit-jax train`."""
-    command, started = MODULES[name].load(), []
+    command, started = COMMANDS[name].load(), []
     monkeypatch.setattr(command, "run", lambda self: started.append(self) or FAILED)
     argv = ["program", *shlex.split(command.example)]
     monkeypatch.setattr(sys, "argv", argv)

@@ -7,8 +7,9 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from credit_jax.config import ConfigError, build_config, custom_objects
+from credit_jax.config.components import extensions
 from credit_jax.config.custom_objects import is_registered, register_objects
-from credit_jax.config.sources.registry import INCLUDED, source_config
+from credit_jax.config.sources.registry import source_config
 from credit_jax.config.sources.source import SourceConfig
 from credit_jax.data.sources.registry import SOURCES
 from credit_jax.losses import LOSSES
@@ -129,18 +130,18 @@ from credit_jax.config.data import DataConfig
 from credit_jax.config.base import parse
 from credit_jax.data.sources.registry import SOURCES
 from credit_jax.plan import plan_run
-assert not any(name.startswith("credit_jax.noaa") for name in sys.modules)
+assert not any(name.startswith("credit_jax.extensions.noaa") for name in sys.modules)
 try:
     parse(DataConfig, {"source": {"a": {"dataset_type": "hrr"}}})
 except ConfigError as error:
     print(error)
-assert "credit_jax.noaa" not in sys.modules
+assert "credit_jax.extensions.noaa" not in sys.modules
 try:
     parse(DataConfig, {"source": {"a": {"dataset_type": "hrrr_nat", "no": 1}}})
 except ConfigError as error:
     print(error)
 print(SOURCES.find("hrrr_nat", "").open.__module__)
-print(*sorted(name for name in sys.modules if "credit_jax.noaa." in name))
+print(*sorted(name for name in sys.modules if "credit_jax.extensions.noaa." in name))
 """
     done = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, check=True
@@ -148,11 +149,12 @@ print(*sorted(name for name in sys.modules if "credit_jax.noaa." in name))
     assert "dataset type 'hrr' is not available; there are: local, " in done.stdout
     assert "goes, gfs, gefs, hrrr, hrrr_nat, hrrr_subh" in done.stdout
     assert "source.a.no: unknown key" in done.stdout
-    modules = "credit_jax.noaa.grib credit_jax.noaa.hrrr credit_jax.noaa.sections"
-    assert done.stdout.endswith(f"credit_jax.noaa.hrrr\n{modules}\n")
+    noaa = "credit_jax.extensions.noaa"
+    modules = f"{noaa}.grib {noaa}.hrrr {noaa}.sections"
+    assert done.stdout.endswith(f"credit_jax.extensions.noaa.hrrr\n{modules}\n")
 
 
-@pytest.mark.parametrize("name", INCLUDED)
+@pytest.mark.parametrize("name", extensions("dataset"))
 def test_sub_packages_have_what_is_offered(name):
     for _ in range(2):
         section = source_config(name)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import yaml
 
-from credit_jax.adjoint.growth import ENERGY
 from credit_jax.config import parse
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.loss import LossConfig, MetricsConfig
 from credit_jax.config.transforms import PreblocksConfig
+from credit_jax.extensions.adjoint.growth import ENERGY
 from credit_jax.losses import (
     LOSSES,
     build_loss,

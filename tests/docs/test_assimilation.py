@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from credit_jax.assimilation.operators import operators_of
 from credit_jax.config.custom_objects import register_objects
-from tests.assimilation.windows import GRID_OF_RUN, START, STEP, drawn
+from credit_jax.extensions.assimilation.operators import operators_of
+from tests.extensions.assimilation.windows import GRID_OF_RUN, START, STEP, drawn
 from tests.support.code_blocks import code_blocks
 from tests.support.custom_objects import no_objects_left
 

@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from credit_jax.cli.console import BRIDGE, MODULES
+from credit_jax.cli.console import all_commands
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -53,5 +53,5 @@ def test_extras_that_are_named():
     }
     assert len(found) > 10
     assert {own for own in found if own[1] not in EXTRAS} == set()
-    commands = {entry.extra for entry in {**MODULES, **BRIDGE}.values()}
+    commands = {entry.extra for entry in all_commands().values()}
     assert commands - {""} <= EXTRAS

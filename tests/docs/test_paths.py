@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from credit_jax.cli.console import BRIDGE, MODULES
+from credit_jax.cli.console import all_commands
 
 ROOT = Path(__file__).parents[2]
 TOPS = "credit_jax|credit_torch_bridge|tests|docs|benchmarks|configs|tools"
@@ -16,7 +16,7 @@ PAGES = [
     ROOT / "benchmarks/README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-COMMANDS = {**MODULES, **BRIDGE}
+COMMANDS = all_commands()
 COMMANDS_PAGE = ROOT / "docs/commands.md"
 
 

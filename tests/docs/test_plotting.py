@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from credit_jax.cli.console import MODULES
+from credit_jax.cli.console import all_commands
 from credit_jax.visualization.page import PAGE_NAME
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -22,7 +22,7 @@ FOUND = [
 @pytest.mark.parametrize("words", FOUND, ids=" ".join)
 def test_every_command_of_the_pages_parses(words):
     parser = argparse.ArgumentParser()
-    MODULES[words[0]].load().fill(parser)
+    all_commands()[words[0]].load().fill(parser)
     args = vars(parser.parse_args(words[1:]))
     assert {"out", "score", "members"} & args.keys()
 

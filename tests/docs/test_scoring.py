@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from credit_jax.cli.commands import OK
-from credit_jax.cli.console import MODULES, main
+from credit_jax.cli.console import all_commands, main
 from credit_jax.evaluation.regions import REGIONS
 from credit_jax.evaluation.scores import METRICS, write_scores
 from tests.evaluation.test_scores import some_scores
@@ -21,7 +21,7 @@ COMMANDS = re.findall(r"^    credit-jax (.+)$", TEXT, re.MULTILINE)
 def test_commands_parse(command, monkeypatch):
     name, *arguments = shlex.split(command)
     given = []
-    command = MODULES[name].load()
+    command = all_commands()[name].load()
     monkeypatch.setattr(command, "run", lambda self: given.append(self) or OK)
     assert main([name, *arguments]) == OK
     assert len(given) == 1

@@ -8,8 +8,8 @@ import pytest
 import xarray as xr
 import yaml
 
-from credit_jax.cli import package
 from credit_jax.cli.forecast import main
+from credit_jax.extensions.packaging import command as package
 from tests.forecast.credit_forecast import credit_rollout, raw_config, write_run
 from tests.forecast.layouts import assert_same_layout
 from tests.reference.dataset import NUM_LAT, NUM_LON

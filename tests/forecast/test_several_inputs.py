@@ -15,12 +15,12 @@ import pytest
 import xarray as xr
 from rich.console import Console
 
-from credit_jax.cli import package
 from credit_jax.cli.check import main as check
 from credit_jax.cli.commands import OK
 from credit_jax.cli.forecast import main as forecast_main
 from credit_jax.config import build_config
 from credit_jax.data import build_loader
+from credit_jax.extensions.packaging import command as package
 from credit_jax.models.conversion import to_state_dict
 from credit_jax.models.registry import build
 from credit_jax.plan import plan_run

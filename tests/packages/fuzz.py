@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from credit_jax.cli.commands import OK
-from credit_jax.cli.package import main
+from credit_jax.extensions.packaging.command import main
 from credit_jax.io.digests import record_of
 from credit_jax.models import registry
 from credit_jax.packages.manifest import MANIFEST

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.cli import forecast, package
+from credit_jax.cli import forecast
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.train import main as train
+from credit_jax.extensions.packaging import command as package
 from credit_jax.models.registry import build
 from credit_jax.packages.labeled import open_forecaster
 from credit_jax.packages.manifest import ADAPTERS, WEIGHTS

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
-from credit_jax.cli import package
 from credit_jax.cli.commands import OK
 from credit_jax.cli.forecast import main as forecast
+from credit_jax.extensions.packaging import command as package
 from tests.data.world import NUM_LAT, NUM_LON
 from tests.forecast.tiny_run import make_run, read
 from tests.models.graph.edges import write_edges

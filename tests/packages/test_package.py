@@ -13,9 +13,10 @@ import xarray as xr
 import yaml
 from safetensors.numpy import load_file
 
-from credit_jax.cli import forecast, model, package
+from credit_jax.cli import forecast, model
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.config.components import file_fields
+from credit_jax.extensions.packaging import command as package
 from credit_jax.models.registry import build
 from credit_jax.packages.manifest import CONFIG, GRID, MANIFEST, WEIGHTS
 from credit_jax.packages.package import open_package

@@ -8,6 +8,7 @@ import pytest
 import xarray as xr
 
 from credit_jax.config.components import FilePath
+from credit_jax.extensions.packaging.write import _copy_files
 from credit_jax.packages.references import (
     file_references,
     grid_references,
@@ -15,7 +16,6 @@ from credit_jax.packages.references import (
     place_references,
     static_references,
 )
-from credit_jax.packages.write import _copy_files
 from credit_jax.transforms import TRANSFORMS, Transform
 
 

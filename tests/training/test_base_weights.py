@@ -12,11 +12,12 @@ import pytest
 import xarray as xr
 
 from credit_jax.checkpoint import EMA, CheckpointStore
-from credit_jax.cli import check, forecast, package
+from credit_jax.cli import check, forecast
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.train import main
 from credit_jax.config import build_config
 from credit_jax.config.yaml_file import read_yaml
+from credit_jax.extensions.packaging import command as package
 from credit_jax.models.channel_change import CHANNELS_FIRST
 from credit_jax.models.registry import build
 from credit_jax.plan.finetune import find_base

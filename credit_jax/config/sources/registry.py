@@ -1,13 +1,12 @@
 """The class of the section of each `dataset_type`."""
 
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint
 from typing import Any
 
 from pydantic_core import PydanticCustomError, ValidationError
 
 from credit_jax.config.base import not_available
-from credit_jax.config.components import REGISTRIES
+from credit_jax.config.components import REGISTRIES, extensions
 from credit_jax.config.custom_objects import offered_names
 from credit_jax.config.sources.sections import (
     AnemoiConfig,
@@ -27,36 +26,27 @@ SOURCE_CONFIGS: dict[str, type[SourceConfig]] = {
     "anemoi": AnemoiConfig,
 }
 
-# Sources of sub-packages, which are imported when a config names them, as those of
-# installed packages are, and by nothing else. They stand in code, not in
-# pyproject.toml: a checkout has them without an installation.
-INCLUDED: Mapping[str, str] = {
-    "mrms": "credit_jax.noaa.mrms:MRMS",
-    "goes": "credit_jax.noaa.goes:GOES",
-    "gfs": "credit_jax.noaa.gfs:GFS",
-    "gefs": "credit_jax.noaa.gefs:GEFS",
-    "hrrr": "credit_jax.noaa.hrrr:HRRR",
-    "hrrr_nat": "credit_jax.noaa.hrrr:HRRR",
-    "hrrr_subh": "credit_jax.noaa.hrrr:HRRR",
-}
-
 
 def source_types() -> tuple[str, ...]:
     """Returns every `dataset_type`, those that are not imported yet included."""
-    return tuple(dict.fromkeys([*SOURCE_CONFIGS, *INCLUDED, *offered_names("dataset")]))
+    return tuple(
+        dict.fromkeys(
+            [*SOURCE_CONFIGS, *extensions("dataset"), *offered_names("dataset")]
+        )
+    )
 
 
 def source_config(kind: object) -> type[SourceConfig] | None:
     """Returns the class of the sections of a `dataset_type`; None if it is unknown.
 
     Args:
-        kind: the type; the sub-package that defines it is imported.
+        kind: the type; the extension that defines it is imported.
     """
     name = str(kind)
     if name in SOURCE_CONFIGS:
         return SOURCE_CONFIGS[name]
-    if name in INCLUDED:
-        return EntryPoint(name, INCLUDED[name], "").load().config
+    if point := extensions("dataset").get(name):
+        return point.load().config
     registry = REGISTRIES.get("dataset", {})
     return registry[name].config if name in registry else None
 

@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeAlias
 
 from credit_jax.config.components import Registry
 from credit_jax.config.data import DataConfig
-from credit_jax.config.sources.registry import INCLUDED, SOURCE_CONFIGS
+from credit_jax.config.sources.registry import SOURCE_CONFIGS
 from credit_jax.config.sources.source import SourceConfig
 from credit_jax.data.sources.anemoi import open_anemoi
 from credit_jax.data.sources.local import open_arco, open_local, open_weatherbench
@@ -29,7 +29,7 @@ class SourceEntry(NamedTuple):
     open: OpenSource
 
 
-SOURCES: Registry[SourceEntry] = Registry("dataset", SourceEntry, INCLUDED)
+SOURCES: Registry[SourceEntry] = Registry("dataset", SourceEntry)
 SOURCES |= {
     name: SourceEntry(SOURCE_CONFIGS[name], open_of_type)
     for name, open_of_type in {

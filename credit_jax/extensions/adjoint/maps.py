@@ -1,0 +1,400 @@
+"""A forecast as a pure function from named fields to named fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Integral
+from typing import Any, Literal, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jax import lax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float
+
+from credit_jax.data.forecast_reader import ForecastReader
+from credit_jax.data.schedule import Task
+from credit_jax.extensions.adjoint.normalization import Normalization, normalization
+from credit_jax.forecast.autoregression import ForecastStep
+from credit_jax.forecast.members import member_noise
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.named_fields import FieldContext
+from credit_jax.named_fields.tree import by_key, by_source
+from credit_jax.nn.noise import Noise
+from credit_jax.packages.labeled import DatasetForecaster
+from credit_jax.parallel.compiler import compile_program, is_outermost
+from credit_jax.parallel.placement import ROW_DIM, batch_spec, pad_rows, place_batch
+from credit_jax.plan.forecast import ForecastPlan
+from credit_jax.transforms import FieldTree, Rollout, newest, with_gradients
+from credit_jax.transforms.rollout import CARRY, PROGNOSTIC, field_type_of
+
+Units: TypeAlias = Literal["physical", "normalized"]
+# Entry of the inputs of a step with its target, for losses.
+TARGET = "y"
+# Key -> field of every prognostic variable.
+State: TypeAlias = Mapping[str, Float[Any, "batch _ time lat lon"]]
+# Key -> field of every predicted variable.
+Fields: TypeAlias = dict[str, Float[Array, "lead batch _ lat lon"]]
+
+
+@dataclass(frozen=True, eq=False)
+class ForecastMap:
+    """A forecast as a differentiable function of its initial state.
+
+    Weights, forcing, static fields and noise are constants. The steps are a loop that
+    keeps the state before each of them, and computes the rest again in the backward
+    pass: memory grows by a state a step. The function is jitted; it may be called, and
+    differentiated, inside of other jitted functions.
+
+    Attributes:
+        step: step of the model on its mesh.
+        weights: weights of `Forecaster.weights`.
+        constants: arrays on the mesh that do not depend on the state: the other
+            "fields" of the first input, "later" inputs stacked over steps, "noise",
+            and entries of `ForecastStep.start`.
+        state: the state of the data or of the caller, in `units`, on the host.
+        leads: numbers of the steps whose fields are returned, increasing.
+        normalization: normalizes the state and the fields; None for physical units.
+
+    >>> forecast = adjoint.forecast_map(forecaster, initial, steps=4)
+    >>> forecast(forecast.state)["ERA5/prognostic/3d/T"].shape
+    (1, 1, 3, 12, 24)
+    """
+
+    step: ForecastStep
+    weights: Any
+    constants: Mapping[str, Any]
+    state: Mapping[str, np.ndarray]
+    leads: tuple[int, ...]
+    normalization: Normalization | None = None
+
+    def __call__(self, state: State) -> Fields:
+        """Returns the fields after the steps `leads`.
+
+        Args:
+            state: arrays of the shapes of `self.state`, on the host or on devices.
+
+        Raises:
+            ValueError: a variable is missing, unknown, or has another shape.
+        """
+        self.check(state)
+        return self.run("function", dict(state))
+
+    def check(self, state: State, what: str = "state") -> None:
+        """Checks the names and shapes of a state, or of a perturbation of one.
+
+        Raises:
+            ValueError: see `__call__`.
+        """
+        check_shapes(state, self.state, what)
+
+    def run(self, name: str, *arrays: Any) -> Any:
+        """Runs `function`, `tangents` or `gradient`, jitted, also inside of a `jit`."""
+        arguments = self.weights, self.constants, *arrays
+        if is_outermost(arguments):
+            return self._programs[name](*arguments)
+        return getattr(self, name)(*arguments)
+
+    def compiled_as(self, other: ForecastMap) -> ForecastMap:
+        """Takes the compiled programs of a map that differs in its arrays alone."""
+        vars(self)["_programs"] = other._programs
+        return self
+
+    @cached_property
+    def _programs(self) -> dict[str, Any]:
+        functions = {
+            "function": self.function,
+            "tangents": self.tangents,
+            "gradient": self.gradient,
+        }
+        mesh = self.step.model.mesh
+        return {name: compile_program(f, mesh) for name, f in functions.items()}
+
+    def function(self, weights: Any, constants: Mapping[str, Any], state: State) -> Any:
+        """The forecast as a function of all its arrays, not jitted."""
+        spec = PartitionSpec(None, *batch_spec(self.step.model.axes))
+        fields = self.mapped(weights, constants, state, spec)
+        num_rows = self.step.model.model_def.image_height
+        return {k: x[:, :, :, 0, :num_rows] for k, x in fields.items()}
+
+    def mapped(
+        self,
+        weights: Any,
+        constants: Mapping[str, Any],
+        state: State,
+        out_specs: PartitionSpec,
+    ) -> Any:
+        """What `measured` returns of the steps `leads`, stacked; global arrays."""
+        model = self.step.model
+        padded = {
+            key: pad_rows(jnp.asarray(x), model.axes.num_domain, ROW_DIM)
+            for key, x in state.items()
+        }
+        specs = {name: self._spec(name) for name in constants}
+        batch_specs = specs, batch_spec(model.axes)
+        run = model.shard_map(self._local, batch_specs=batch_specs, out_specs=out_specs)
+        return run(*weights, (constants, padded))
+
+    def tangents(
+        self, weights: Any, constants: Any, state: State, perturbation: State
+    ) -> tuple[Fields, Fields]:
+        """The fields, and their tangents; not jitted."""
+
+        def forecast(state: State) -> Fields:
+            return self.function(weights, constants, state)
+
+        tangent = jax.tree.map(_with_dtype, perturbation, state)
+        return jax.jvp(forecast, (state,), (tangent,))
+
+    def gradient(
+        self, weights: Any, constants: Any, state: State, cotangents: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """The value of `function`, and the gradient of <cotangents, value>."""
+
+        def forecast(state: State) -> Any:
+            return self.function(weights, constants, state)
+
+        value, pullback = jax.vjp(forecast, state)
+        return value, pullback(jax.tree.map(_with_dtype, cotangents, value))[0]
+
+    def _spec(self, name: str) -> Any:
+        """PartitionSpec of a constant, or of a tree of constants."""
+        model = self.step.model
+        if name == "noise":
+            return PartitionSpec(batch_spec(model.axes)[0])
+        if name == "later":
+            stacked = batch_spec(model.axes, stacked=True)
+            inputs = model.input_specs(stacked=True)
+            return {k: inputs.get(k, stacked) for k in self.constants["later"]}
+        return model.input_specs().get(name, batch_spec(model.axes))
+
+    def _local(self, params: Any, model_state: Any, arguments: Any) -> Any:
+        """All steps on local rows."""
+        constants, state = dict(arguments[0]), arguments[1]
+        noise, later = constants.pop("noise", None), constants.pop("later")
+        carried = self._first(state, constants.pop("fields"), constants)
+        fixed = {k: v for k, v in constants.items() if k not in carried}
+
+        @jax.checkpoint
+        def turn(carried: Any, inputs: Any) -> Any:
+            number, forcing = inputs
+            drawn = None if noise is None else noise.fold_in(number)
+            arguments = carried, fixed, forcing, drawn
+            carried, tree = self.step.advance(
+                params, model_state, arguments, forcing.get(TARGET)
+            )
+            return carried, self.measured(tree)
+
+        num_steps = self.leads[-1]
+        inputs = jnp.arange(1, num_steps + 1), later
+        if num_steps == 1:
+            _, results = turn(carried, jax.tree.map(lambda leaf: leaf[0], inputs))
+            return jax.tree.map(lambda leaf: leaf[None], results)
+        _, results = lax.scan(turn, carried, inputs)
+        places = np.array(self.leads) - 1
+        return jax.tree.map(lambda leaf: leaf[places], results)
+
+    def measured(self, tree: FieldTree) -> Any:
+        """What is returned of a step, from the tree after its transforms."""
+        fields = self.step.chosen(tree)
+        if self.normalization is None:
+            return fields
+        return self.normalization.normalize(fields, self.context)
+
+    def _first(
+        self, state: State, others: FieldTree, constants: FieldTree
+    ) -> dict[str, Any]:
+        """The carried entries of the first step, made of the state."""
+        if self.normalization is not None:
+            state = self.normalization.denormalize(state, self.context)
+        prognostic, advance = by_source(state), self.step.rollout.advance
+        assert advance is not None, "the rollout has several steps"
+        fields = {
+            source: {**others.get(source, {}), **prognostic.get(source, {})}
+            for source in {**others, **prognostic}
+        }
+        first: dict[str, Any] = {"x": advance.input_of(fields, self.context)}
+        if advance.pipeline.needs("x_physical"):
+            first["x_physical"] = newest(advance.pipeline.state(fields))
+        names = (*CARRY, *self.step.model.model_def.inputs)
+        return {k: v for k, v in constants.items() if k in names} | first
+
+    @cached_property
+    def context(self) -> FieldContext:
+        """Reductions over the mesh of the model."""
+        return FieldContext(self.step.model.reducer)
+
+
+def forecast_map(
+    forecaster: DatasetForecaster,
+    initial: xr.Dataset,
+    steps: int | Sequence[int],
+    *,
+    units: Units = "physical",
+) -> ForecastMap:
+    """Makes a function of the initial state of the forecasts of a trained model.
+
+    The forecast is that of member 0 of `forecaster(initial, ...)`; each rank of data
+    parallelism has a copy of it, a sample of the batch.
+
+    Args:
+        forecaster: a run or a package, opened by `credit_jax.open_forecaster`.
+        initial: the state that `state` of the result holds, and whose dates those of
+            the forcing are; see `DatasetForecaster`.
+        steps: number of steps, or numbers of all steps whose fields are returned.
+        units: "physical", those of the files; or "normalized", as the preblocks
+            normalize prognostic variables, both in the state and in the fields.
+
+    Raises:
+        ValueError: the initial state does not fit the model, the forcing of a step
+            cannot be read, or a preblock has no inverse.
+
+    >>> forecaster = credit_jax.open_forecaster("RUN", parallelism="domain=2")
+    >>> forecast = adjoint.forecast_map(forecaster, initial, steps=[4, 8])
+    """
+    batch, states = forecaster.batch(initial), forecaster.states
+    noise = None if batch.noise is None else batch.noise.of(batch.tasks)
+    source = batch.reader, batch.times, batch.tasks, noise
+    return map_of_reader(states.step.model, states.weights, *source, steps, units)
+
+
+def map_of_reader(
+    model: ParallelModel,
+    weights: Any,
+    reader: ForecastReader,
+    starts: Sequence[np.datetime64],
+    tasks: Sequence[Task],
+    noise: Noise | None,
+    steps: int | Sequence[int],
+    units: Units = "physical",
+    rollout: Rollout | None = None,
+) -> ForecastMap:
+    """`forecast_map` of the data of a reader.
+
+    Args:
+        model: model on its mesh.
+        weights: weights of `Forecaster.weights`.
+        reader: reads initial states and forcing.
+        starts: (batch,) dates of the states.
+        tasks: (batch,) their tasks.
+        noise: noise of models that draw noise.
+        steps, units: see `forecast_map`.
+        rollout: transforms of several steps, without stopped gradients; None takes
+            those of the reader.
+
+    Raises:
+        ValueError: see `forecast_map`.
+    """
+    numbers = [*steps] if isinstance(steps, Iterable) else [steps]
+    if not numbers or not all(isinstance(k, Integral) and k >= 1 for k in numbers):
+        raise ValueError(f"steps: got {steps!r}, expected numbers of steps from 1")
+    leads = tuple(sorted({int(k) for k in numbers}))
+    if units not in get_args(Units):
+        raise ValueError(
+            f"units: got {units!r}, expected one of {', '.join(get_args(Units))}"
+        )
+    if rollout is None:
+        # As CREDIT does, reconstruct stops gradients otherwise.
+        pipeline = with_gradients(reader.pipeline)
+        channels = reader.schema.input_slices(), reader.schema.target_slices()
+        rollout = Rollout.of(pipeline, *channels, num_steps=2)
+    step = ForecastStep(model, rollout)
+    fields: dict[str, dict[str, np.ndarray]] = {}
+
+    def look(aligned: FieldTree, tasks: Sequence[Task]) -> FieldTree:
+        # The fields with the names, grid and levels of the model.
+        fields.update(aligned)  # type: ignore[arg-type]
+        return aligned
+
+    entries = dict(reader.at(starts, tasks, look).arrays)
+    state = {
+        key: np.asarray(field)
+        for key, field in by_key(fields).items()
+        if field_type_of(key) == PROGNOSTIC
+    }
+    others = {
+        source: {k: x for k, x in source_fields.items() if k not in state}
+        for source, source_fields in fields.items()
+    }
+    del entries["x"]
+    entries.pop("x_physical", None)
+    # The last step makes an input that nothing reads: any forcing will do.
+    numbers = [min(k, leads[-1] - 1) for k in range(1, leads[-1] + 1)]
+    forcing = {k: reader.forcing_at(starts, k) for k in dict.fromkeys(numbers)}
+    later = [forcing[k] for k in numbers]
+    constants = {
+        **entries,
+        "fields": others,
+        "later": jax.tree.map(lambda *steps: np.stack(steps), *later),
+    }
+    placed: dict[str, Any] = place_batch(constants, model.mesh)
+    if noise is not None:
+        placed["noise"] = noise
+    units_of = None
+    if units == "normalized":
+        assert step.rollout.advance is not None, "the rollout has several steps"
+        units_of = normalization(
+            step.rollout.advance.pipeline, reader.data.schema, reader.pipeline
+        )
+        state = {k: np.asarray(x) for k, x in units_of.normalize(state).items()}
+    return ForecastMap(step, weights, placed, state, leads, units_of)
+
+
+def map_of_plan(
+    plan: ForecastPlan,
+    model: ParallelModel,
+    weights: Any,
+    steps: int | Sequence[int],
+    units: Units = "physical",
+    rollout: Rollout | None = None,
+) -> ForecastMap:
+    """`forecast_map` of the first start date of a plan.
+
+    Data-parallel devices compute the same forecast, a sample each.
+
+    Args:
+        plan: the plan, whose reader reads the state and the forcing.
+        model: its model on the mesh.
+        weights: weights of `Forecaster.weights`.
+        steps, units, rollout: see `map_of_reader`.
+
+    Raises:
+        ValueError: see `forecast_map`.
+    """
+    tasks = [Task(0, 0)] * model.axes.num_data
+    starts = [plan.schedule.starts[0]] * len(tasks)
+    noise = member_noise(plan.config.seed, plan.schedule, model)
+    drawn = None if noise is None else noise.of(tasks)
+    return map_of_reader(
+        model, weights, plan.reader, starts, tasks, drawn, steps, units, rollout
+    )
+
+
+def _with_dtype(array: Any, like: Any) -> Array:
+    return jnp.asarray(array, like.dtype)
+
+
+def check_shapes(
+    actual: Mapping[str, Any], expected: Mapping[str, Any], what: str
+) -> None:
+    """Checks the names and shapes of arrays by key.
+
+    Raises:
+        ValueError: they are not those of `expected`.
+    """
+    shapes = {key: np.shape(x) for key, x in expected.items()}
+    for key in {**shapes, **actual}:
+        if key not in shapes or key not in actual:
+            missing = "lacks" if key in shapes else "has no variable"
+            raise ValueError(
+                f"{what}: {missing} {key}; expected {', '.join(map(str, shapes))}"
+            )
+        if np.shape(actual[key]) != shapes[key]:
+            raise ValueError(
+                f"{what}: {key} has shape {np.shape(actual[key])}, expected "
+                f"{shapes[key]}"
+            )

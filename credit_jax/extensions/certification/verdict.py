@@ -1,0 +1,309 @@
+"""The comparison of a mesh with one device: errors, bounds and their origin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from credit_jax.checkpoint import OPTIMIZER
+from credit_jax.extensions.certification.measure import FORECAST, TRAINING, Measured
+from credit_jax.extensions.certification.states import (
+    AVERAGE,
+    PARAMS,
+    SEPARATOR,
+    Arrays,
+)
+from credit_jax.ops.relative_error import relative_error
+
+# A parameter whose gradient is smaller than this share of that of all parameters, by
+# root mean square, has a gradient of rounding errors alone: it is 0 in exact
+# arithmetic, as that of a bias before a norm. Optimizers such as Adam divide by it.
+VANISHING = 1e-4
+# Quantity of the first step of a forecast; others begin with it.
+_PREDICTION = "prediction"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The largest relative errors that pass, and a sentence on their origin.
+
+    `parameter` is that of the gradient of one, relative to its norm and a thousandth of
+    that of all; `change` is without parameters whose gradient vanishes (`VANISHING`).
+    """
+
+    origin: str
+    forecast: float
+    sensitivity: float
+    loss: float
+    gradient: float
+    parameter: float
+    change: float
+    run: float
+    update: float
+    logged: float
+
+
+FLOAT32 = Bounds(
+    "float32 keeps 24 bits (6e-8); sums in another order, over the layers of a model, "
+    "differ by ten times as much. An error above a bound is decided in float64.",
+    forecast=1e-6,
+    sensitivity=4e-6,
+    loss=1e-6,
+    gradient=2e-6,
+    parameter=1e-4,
+    change=1e-3,
+    run=1e-4,
+    update=1e-6,
+    logged=5e-5,
+)
+FLOAT64 = Bounds(
+    "float64 keeps 53 bits (1e-16); as in float32, differences beyond a few thousand "
+    "of these are none of rounding.",
+    forecast=1e-12,
+    sensitivity=1e-12,
+    loss=1e-12,
+    gradient=1e-12,
+    parameter=1e-10,
+    change=1e-8,
+    run=1e-9,
+    update=1e-12,
+    logged=1e-10,
+)
+# Of numbers that a run in 16 bits logs, which keeps 8 of them: what is wrong by
+# a factor is found, what is wrong by less is in float32.
+NARROW = 0.05
+
+
+def bounds_of(*, x64: bool) -> Bounds:
+    """Returns the bounds of float64 or of float32."""
+    return FLOAT64 if x64 else FLOAT32
+
+
+@dataclass(frozen=True)
+class Check:
+    """The largest relative error of a quantity of one mesh, and what has it.
+
+    A bound of 0 demands the same bits. Float64 does not excuse what is final: copied
+    bits, and the dtype of the config.
+    """
+
+    quantity: str
+    error: float
+    bound: float
+    where: str = ""
+    part: str = TRAINING
+    is_final: bool = False
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is within its bound; NaN is not."""
+        return self.error <= self.bound
+
+
+def compare(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]:
+    """Compares a mesh with one device, by the bounds of the dtype of both."""
+    checks = [_same_bits("initial weights", actual.initial, expected.initial)]
+    for name, field in expected.forecast.items():
+        quantity = name if name == _PREDICTION else f"{_PREDICTION}, {name}"
+        error = relative_error(actual.forecast[name], field)
+        worst = _worst_channel(actual.forecast[name], field)
+        checks.append(Check(quantity, error, bounds.forecast, worst, FORECAST))
+    if expected.sensitivity:
+        error = relative_error(actual.sensitivity["x"], expected.sensitivity["x"])
+        checks.append(
+            Check("gradient of the input", error, bounds.sensitivity, "", FORECAST)
+        )
+    checks += _logs(actual, expected, bounds)
+    if not expected.gradients:
+        return checks
+    gradients = _difference(actual.gradients, expected.gradients)
+    error = _ratio(_norm(gradients), _norm(expected.gradients))
+    checks += [
+        _losses(actual, expected, bounds.loss),
+        Check("gradient of all weights", error, bounds.gradient),
+        _each(
+            "gradient of each weight",
+            actual.gradients,
+            expected.gradients,
+            bounds.parameter,
+        ),
+        _change("all weights", PARAMS, actual, expected, bounds.change),
+    ]
+    if expected.optimized:
+        arrays = actual.optimized, expected.optimized, bounds.update, expected.start
+        checks.append(_of_parts("update by one gradient", *arrays))
+    if any(key.startswith(AVERAGE) for key in expected.trained):
+        checks.append(_change("the average", AVERAGE, actual, expected, bounds.change))
+    arrays = actual.trained, expected.trained, bounds.run
+    checks.append(_of_parts("state at the end", *arrays))
+    if expected.state:
+        states = actual.state, expected.state
+        checks.append(_each("state of the model", *states, bounds.parameter))
+    checks.append(_same_bits("checkpoint written here", actual.written, actual.saved))
+    if actual.restored:
+        checks.append(
+            _same_bits("checkpoint restored here", actual.restored, expected.saved)
+        )
+    if actual.restored_loss is not None:
+        error = relative_error(np.asarray(actual.restored_loss), expected.losses[1])
+        checks.append(Check("loss after restoring", error, bounds.loss, "update 2"))
+    if expected.opened:
+        checks.append(
+            _same_bits("weights of a forecast", actual.opened, expected.opened)
+        )
+    return checks
+
+
+def _logs(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]:
+    """The checks of all that the run of a config logs."""
+    checks = []
+    for name, bound in (("logged", bounds.logged), ("logged_in_dtype", NARROW)):
+        numbers, others = getattr(actual, name), getattr(expected, name)
+        if not others:
+            continue
+        is_narrow = name == "logged_in_dtype"
+        # A number that one of them lacks is infinitely far.
+        nothing = np.asarray(np.inf)
+        errors = {
+            key: relative_error(numbers.get(key, nothing), others.get(key, nothing))
+            for key in {**others, **numbers}
+        }
+        worst = max(errors, key=lambda key: errors[key])
+        quantity = "logs of the run" + (", in its dtype" if is_narrow else "")
+        checks.append(Check(quantity, errors[worst], bound, worst, TRAINING, is_narrow))
+    return checks
+
+
+def _of_parts(
+    quantity: str,
+    actual: Arrays,
+    expected: Arrays,
+    bound: float,
+    start: Arrays | None = None,
+) -> Check:
+    """The part of a training state with the largest error, in the L2 norm.
+
+    Weights and their average are compared by their change since `start`, if there is
+    one.
+    """
+    differences: dict[str, Arrays] = {}
+    sizes: dict[str, Arrays] = {}
+    for key, difference in _difference(actual, expected).items():
+        name, _, path = key.partition(SEPARATOR)
+        first = (start or {}).get(f"{PARAMS}{SEPARATOR}{path}", np.zeros(()))
+        change = expected[key] - (0 if name == OPTIMIZER else first)
+        differences.setdefault(name, {})[path] = difference
+        sizes.setdefault(name, {})[path] = np.asarray(change)
+    errors = {
+        name: _ratio(_norm(arrays), _norm(sizes[name]))
+        for name, arrays in differences.items()
+    }
+    worst = max(errors, key=lambda name: errors[name])
+    return Check(quantity, errors[worst], bound, worst)
+
+
+def errors_of_each(actual: Arrays, expected: Arrays) -> dict[str, float]:
+    """The error of each array, such as a gradient, by path (`Bounds.parameter`)."""
+    total = _norm(expected)
+    errors = {}
+    for path, array in expected.items():
+        error = relative_error(actual[path], array)
+        size = float(np.linalg.norm(np.asarray(array, np.float64)))
+        scale = size + 1e-3 * total
+        errors[path] = _ratio(error * (size or 1.0), scale)
+    return errors
+
+
+def _each(quantity: str, actual: Arrays, expected: Arrays, bound: float) -> Check:
+    """The array with the largest error."""
+    errors = errors_of_each(actual, expected)
+    worst = max(errors, key=lambda path: errors[path], default="")
+    return Check(quantity, errors.get(worst, 0.0), bound, worst)
+
+
+def _losses(actual: Measured, expected: Measured, bound: float) -> Check:
+    errors = [
+        relative_error(a, b)
+        for a, b in zip(actual.losses, expected.losses, strict=True)
+    ]
+    worst = int(np.argmax(errors))
+    return Check("loss of each update", errors[worst], bound, f"update {worst + 1}")
+
+
+def _change(
+    name: str, part: str, actual: Measured, expected: Measured, bound: float
+) -> Check:
+    """Compares weights at the end, relative to their change since the beginning."""
+    differences, changes = {}, {}
+    for path in expected.gradients:
+        if not _vanishes(path, expected):
+            key = f"{part}{SEPARATOR}{path}"
+            last = np.asarray(expected.trained[key], np.float64)
+            changes[path] = last - expected.initial[path]
+            differences[path] = actual.trained[key] - last
+    sizes = {path: _ratio(_norm({path: d}), 0.0) for path, d in differences.items()}
+    worst = max(sizes, key=lambda path: sizes[path], default="")
+    error = _ratio(_norm(differences), _norm(changes))
+    return Check(f"change of {name}", error, bound, worst)
+
+
+def _difference(actual: Arrays, expected: Arrays) -> Arrays:
+    """The difference of each array, in float64."""
+    return {
+        key: np.asarray(np.asarray(actual[key], np.float64) - array)
+        for key, array in expected.items()
+    }
+
+
+def _vanishes(path: str, expected: Measured) -> bool:
+    count = sum(gradient.size for gradient in expected.gradients.values())
+    every = _norm(expected.gradients) / np.sqrt(count)
+    gradient = np.asarray(expected.gradients[path], np.float64)
+    return bool(np.sqrt(np.mean(gradient**2)) <= VANISHING * every)
+
+
+def vanishing(expected: Measured) -> list[str]:
+    """The parameters whose gradient is of rounding errors alone, by path."""
+    return [path for path in expected.gradients if _vanishes(path, expected)]
+
+
+def not_finite(measured: Measured) -> str:
+    """The first of some numbers that is not finite, in words; "" if all are."""
+    weights, gradients = measured.initial, measured.gradients
+    arrays = {
+        **{f"weights {path}": array for path, array in weights.items()},
+        **measured.forecast,
+        "losses": measured.losses,
+        **{f"gradient of {path}": array for path, array in gradients.items()},
+    }
+    return next((n for n, a in arrays.items() if not np.isfinite(a).all()), "")
+
+
+def _same_bits(quantity: str, actual: Arrays, expected: Arrays) -> Check:
+    errors = {path: relative_error(actual[path], a) for path, a in expected.items()}
+    worst = max(errors, key=lambda path: errors[path])
+    where = worst if errors[worst] else ""
+    return Check(quantity, errors[worst], 0.0, where, is_final=True)
+
+
+def _worst_channel(actual: np.ndarray, expected: np.ndarray) -> str:
+    if actual.shape != expected.shape or expected.ndim < 2:
+        return ""
+    errors = [
+        relative_error(actual[:, channel], expected[:, channel])
+        for channel in range(expected.shape[1])
+    ]
+    return f"channel {int(np.argmax(errors))}"
+
+
+def _norm(arrays: Mapping[str, np.ndarray]) -> float:
+    squares = (np.sum(np.asarray(a, np.float64) ** 2) for a in arrays.values())
+    return float(np.sqrt(sum(squares)))
+
+
+def _ratio(error: float, size: float) -> float:
+    """An error relative to a size; the error itself where the size is 0."""
+    ratio = error / size if size > 0 else error
+    return ratio if np.isfinite(ratio) else float("inf")

@@ -1,0 +1,54 @@
+"""The commands of the extensions, known without importing them."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from credit_jax.cli.commands import CommandEntry
+
+COMMANDS: Mapping[str, CommandEntry] = MappingProxyType(
+    {
+        name: CommandEntry(
+            f"credit_jax.extensions.{command}", summary, platforms=platforms
+        )
+        for name, command, summary, platforms in (
+            (
+                "submit",
+                "submit.command:Submit",
+                "training as jobs of PBS or SLURM",
+                "cpu",
+            ),
+            (
+                "package",
+                "packaging.command:MakePackage",
+                "a trained model as a folder to hand on",
+                "cpu",
+            ),
+            (
+                "sensitivity",
+                "adjoint.sensitivity_command:ComputeSensitivity",
+                "what a number of a forecast depends on",
+                "",
+            ),
+            (
+                "optimize-ic",
+                "adjoint.optimize_command:OptimizeState",
+                "fit an initial state to later ones",
+                "",
+            ),
+            (
+                "assimilate",
+                "assimilation.command:Assimilate",
+                "analyses from forecasts and observations",
+                "",
+            ),
+            (
+                "certify",
+                "certification.command:Certify",
+                "proof that every mesh gives the same",
+                "cpu",
+            ),
+            ("mesh", "mesh_choice.command:ChooseMesh", "which mesh to train on", "cpu"),
+            ("demo", "demo.command:Demo", "make the demo data set", ""),
+        )
+    }
+)

@@ -1,0 +1,141 @@
+"""The demo climate: dinosaur's primitive equations with the forcing of `forcing`.
+
+Spectral primitive equations on sigma levels, advanced by the implicit-explicit
+Runge-Kutta scheme SIL3 (Whitaker and Kar 2013, doi:10.1175/MWR-D-13-00132.1).
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dinosaur import (
+    primitive_equations,
+    primitive_equations_states,
+    scales,
+    time_integration,
+)
+from jaxtyping import Array, Float
+
+from credit_jax.config.demo import ForcingConfig
+from credit_jax.extensions.demo import physics
+from credit_jax.extensions.demo.diagnostics import fields_of, to_north_first
+from credit_jax.extensions.demo.discretization import (
+    NUM_LEVELS,
+    REFERENCE_PRESSURE,
+    REFERENCE_TEMPERATURE,
+    Discretization,
+    SpectralState,
+    discretize,
+)
+from credit_jax.extensions.demo.forcing import DAY, forcing_step
+
+STEP_SECONDS = {"T21": 4320.0, "T42": 2160.0}
+OUTPUT_HOURS = 6
+PERTURBATION = 5e3  # Pa, amplitude of the initial pressure wave
+
+
+@dataclasses.dataclass(frozen=True)
+class Climate:
+    """The functions and constant fields of the demo climate.
+
+    Attributes:
+        advance: jitted `(state, day) -> (state, rain)` over one output interval; day is
+            in days since 1 January 00 UTC, rain (lat, lon) in m of water since the last
+            output.
+        fields: jitted `state -> fields` by name, see `diagnostics.fields_of`.
+        initial: initial state, an atmosphere at rest with a pressure wave.
+        latitude: (lat,) degrees north, from north to south.
+        longitude: (lon,) degrees east.
+        sigma: (level,) centers of the levels, top first.
+        static: "Z_GDS4_SFC" (surface geopotential, m2 s-2) and "LSM" (1 on land),
+            (lat, lon).
+    """
+
+    advance: Callable[[SpectralState, float], tuple[SpectralState, Array]]
+    fields: Callable[[SpectralState], dict[str, Array]]
+    initial: SpectralState
+    latitude: Float[np.ndarray, " lat"]
+    longitude: Float[np.ndarray, " lon"]
+    sigma: Float[np.ndarray, " level"]
+    static: dict[str, Float[np.ndarray, "lat lon"]]
+
+
+def build_climate(
+    truncation: str, seed: int, forcing: ForcingConfig | None = None
+) -> Climate:
+    """Builds the climate, without running it.
+
+    Args:
+        truncation: "T21" (32 x 64 points) or "T42" (64 x 128).
+        seed: seed of the position of the initial pressure wave.
+        forcing: its forcing; None for the default.
+    """
+    forcing = forcing or ForcingConfig()
+    disc = discretize(truncation)
+    return Climate(
+        advance=jax.jit(_advance(disc, STEP_SECONDS[truncation], forcing)),
+        fields=jax.jit(lambda state: fields_of(disc, state)),
+        initial=_initial_state(disc, seed),
+        latitude=np.degrees(disc.latitude[0, ::-1]),
+        longitude=np.degrees(disc.longitude[:, 0]),
+        sigma=np.asarray(disc.levels.centers),
+        static={
+            "Z_GDS4_SFC": to_north_first(disc.height) * physics.GRAVITY,
+            "LSM": to_north_first(disc.land),
+        },
+    )
+
+
+def _advance(disc: Discretization, seconds: float, forcing: ForcingConfig) -> Callable:
+    """`(state, day) -> (state, rain)` over `OUTPUT_HOURS`, in steps of `seconds`."""
+    dynamics = _dynamics_step(disc, seconds)
+    force = forcing_step(disc, seconds, forcing)
+    num_steps = round(OUTPUT_HOURS * 3600 / seconds)
+
+    def step(carry: tuple[SpectralState, Array, Array], _: None) -> tuple:
+        state, rain, day = carry
+        state, new_rain = force(dynamics(state), day)
+        return (state, rain + new_rain, day + seconds / DAY), None
+
+    def advance(state: SpectralState, day: Array) -> tuple[SpectralState, Array]:
+        start = (state, jnp.zeros(disc.latitude.shape), jnp.float32(day))
+        (state, rain, _), _ = jax.lax.scan(step, start, length=num_steps)
+        return state, to_north_first(rain)
+
+    return advance
+
+
+def _dynamics_step(
+    disc: Discretization, seconds: float
+) -> Callable[[SpectralState], SpectralState]:
+    """Builds one step of the primitive equations and a filter of the shortest waves."""
+    step = seconds * disc.second
+    equations = primitive_equations.PrimitiveEquationsSigma(
+        np.full(NUM_LEVELS, REFERENCE_TEMPERATURE * disc.kelvin),
+        primitive_equations.truncated_modal_orography(
+            disc.height * disc.meter, disc.coords
+        ),
+        disc.coords,
+        disc.specs,
+    )
+    smooth = time_integration.exponential_step_filter(disc.grid, step)
+    return time_integration.step_with_filters(
+        time_integration.imex_rk_sil3(equations, step), [smooth]
+    )
+
+
+def _initial_state(disc: Discretization, seed: int) -> SpectralState:
+    """A dry isothermal state at rest, with a pressure wave at a random position."""
+    make, _ = primitive_equations_states.isothermal_rest_atmosphere(
+        disc.coords,
+        disc.specs,
+        tref=REFERENCE_TEMPERATURE * scales.units.degK,
+        p0=REFERENCE_PRESSURE * scales.units.pascal,
+        p1=PERTURBATION * scales.units.pascal,
+        surface_height=disc.height * scales.units.m,
+    )
+    state = make(jax.random.key(seed))
+    dry = {"q": jnp.zeros_like(state.temperature_variation)}
+    return dataclasses.replace(state, tracers=dry)

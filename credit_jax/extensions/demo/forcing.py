@@ -1,0 +1,155 @@
+"""Forcing of the demo climate: heating, drag, evaporation and rain.
+
+Heating and drag are those of Held and Suarez (1994),
+doi:10.1175/1520-0477(1994)075<1825:APFTIO>2.0.CO;2, with an equilibrium temperature
+that depends on the season and, over land, on the elevation of the sun, as much as
+`ForcingConfig` says. Water vapor is
+that of Galewsky et al. (2005), doi:10.1175/JAS3532.1: a tracer that evaporates over
+sea, is advected, and rains out above saturation. There is no latent heating, so the
+circulation remains that of Held and Suarez.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from credit_jax.config.demo import ForcingConfig
+from credit_jax.extensions.demo import physics
+from credit_jax.extensions.demo.discretization import (
+    REFERENCE_PRESSURE,
+    REFERENCE_TEMPERATURE,
+    Discretization,
+    SpectralState,
+)
+
+DAY = 86400.0  # s
+SIGMA_B = 0.7  # sigma at the top of the boundary layer, Held and Suarez (1994)
+DRAG_DAYS = 1.0  # 1 / k_f, the same
+COOLING_DAYS = 40.0  # 1 / k_a, the same
+SURFACE_COOLING_DAYS = 4.0  # 1 / k_s, the same
+# The following values are not from the literature.
+EVAPORATION_TIME = 21600.0  # s, time scale of the relaxation at sigma 1
+RELATIVE_HUMIDITY = 0.8  # target of the relaxation
+
+ForcedStep = Callable[
+    [SpectralState, Float[Array, ""]], tuple[SpectralState, Float[Array, "lon lat"]]
+]
+
+
+def forcing_step(
+    disc: Discretization, seconds: float, forcing: ForcingConfig
+) -> ForcedStep:
+    """Builds one time step of the forcing, by the backward Euler method.
+
+    Args:
+        disc: grid, levels and units.
+        seconds: length of the step.
+        forcing: contrasts of the equilibrium temperature.
+
+    Returns:
+        `(state, day) -> (state, rain)`; day is in days since 1 January 00 UTC, rain in
+        m of water.
+    """
+    drag = 1.0 / (1.0 + seconds / (DRAG_DAYS * DAY) * boundary_layer(disc))
+    weight = seconds / DAY * _relaxation_rate(disc)
+    reference = REFERENCE_TEMPERATURE * disc.kelvin
+    nodal, modal = disc.grid.to_nodal, disc.grid.to_modal
+
+    def step(
+        state: SpectralState, day: Float[Array, ""]
+    ) -> tuple[SpectralState, Float[Array, "lon lat"]]:
+        kelvins = (nodal(state.temperature_variation) + reference) / disc.kelvin
+        surface = jnp.exp(nodal(state.log_surface_pressure)) / disc.pascal
+        pressure = jnp.asarray(disc.sigma) * surface
+        target = equilibrium_temperature(disc, pressure, day, forcing)
+        relaxed = (kelvins + weight * target) / (1.0 + weight)
+        q, rain = _water_vapor(
+            disc, nodal(state.tracers["q"]), kelvins, pressure, seconds
+        )
+        forced = dataclasses.replace(
+            state,
+            vorticity=state.vorticity * drag,
+            divergence=state.divergence * drag,
+            temperature_variation=modal(relaxed * disc.kelvin - reference),
+            tracers={"q": modal(q)},
+        )
+        return forced, rain
+
+    return step
+
+
+def boundary_layer(disc: Discretization) -> Float[np.ndarray, "level 1 1"]:
+    """Weight max(0, (sigma - sigma_b) / (1 - sigma_b)), Held and Suarez (1994)."""
+    return np.maximum(0.0, (disc.sigma - SIGMA_B) / (1.0 - SIGMA_B))
+
+
+def equilibrium_temperature(
+    disc: Discretization,
+    pressure: Float[Array, "level lon lat"],
+    day: Float[Array, ""],
+    forcing: ForcingConfig,
+) -> Float[Array, "level lon lat"]:
+    """Equilibrium temperature in K of Held and Suarez, with season and heated land.
+
+    It is max(200, (p/p0)^kappa (315 - d (sin lat - s)^2 - 10 ln(p/p0) cos(lat)^2 + h))
+    with d = equator_to_pole, s = season sin(declination), and h = land_heating times
+    land times `boundary_layer` times (cos(zenith) - 1/4), where 1/4 is the global mean
+    of cos(zenith).
+
+    Args:
+        disc: grid, levels and units.
+        pressure: Pa.
+        day: days since 1 January 00 UTC.
+        forcing: d, s / sin(declination), and the amplitude of h.
+    """
+    lat, ratio = disc.latitude[None], pressure / REFERENCE_PRESSURE
+    shift = forcing.season * jnp.sin(physics.declination(day, jnp))
+    sun = physics.cos_zenith(day, disc.latitude, disc.longitude, jnp)
+    land = boundary_layer(disc) * disc.land[None]
+    heating = forcing.land_heating * land * (sun[None] - 0.25)
+    potential = 315.0 - forcing.equator_to_pole * (np.sin(lat) - shift) ** 2 + heating
+    potential = potential - 10.0 * jnp.log(ratio) * np.cos(lat) ** 2
+    return jnp.maximum(200.0, ratio**disc.specs.kappa * potential)
+
+
+def _relaxation_rate(disc: Discretization) -> Float[np.ndarray, "level lon lat"]:
+    """Rate k_a + (k_s - k_a) times `boundary_layer` times cos(lat)^4, in 1/day."""
+    aloft, surface = 1.0 / COOLING_DAYS, 1.0 / SURFACE_COOLING_DAYS
+    return aloft + (surface - aloft) * (
+        boundary_layer(disc) * np.cos(disc.latitude[None]) ** 4
+    )
+
+
+def _water_vapor(
+    disc: Discretization,
+    q: Float[Array, "level lon lat"],
+    temperature: Float[Array, "level lon lat"],
+    pressure: Float[Array, "level lon lat"],
+    seconds: float,
+) -> tuple[Float[Array, "level lon lat"], Float[Array, "lon lat"]]:
+    """Adds evaporation over sea, then removes water vapor above saturation.
+
+    Args:
+        disc: grid, levels and units.
+        q: specific humidity, kg kg-1.
+        temperature: K.
+        pressure: Pa.
+        seconds: length of the step.
+
+    Returns:
+        Specific humidity, and rain in m of water.
+    """
+    saturated = physics.saturation_specific_humidity(temperature, pressure)
+    sea = 1.0 - disc.land[None]
+    rate = boundary_layer(disc) * sea * (seconds / EVAPORATION_TIME)
+    q = jnp.maximum(q, 0.0)
+    lacking = jnp.maximum(RELATIVE_HUMIDITY * saturated - q, 0.0)
+    q = q + rate / (1.0 + rate) * lacking
+    excess = jnp.maximum(q - saturated, 0.0)
+    surface_pressure = pressure[:1] / disc.sigma[:1]
+    mass = surface_pressure * disc.thickness / physics.GRAVITY
+    rain = jnp.sum(excess * mass, axis=0) / physics.WATER_DENSITY
+    return q - excess, rain

@@ -1,0 +1,1 @@
+"""Satellites, radars and models of NOAA: sources that a config names by their type."""

@@ -1,0 +1,61 @@
+"""The `gfs` source: analyses and forecasts of GFS and GDAS, two files per time."""
+
+import os
+
+from credit_jax.config.data import DataConfig
+from credit_jax.data.clock import probe_times
+from credit_jax.data.sources.file_source import FileSource, open_files_source
+from credit_jax.data.sources.file_variable import FileConventions
+from credit_jax.data.sources.files import Files, TimedFiles
+from credit_jax.data.sources.registry import SourceEntry
+from credit_jax.extensions.noaa.sections import GfsConfig
+from credit_jax.io.open_files import OpenFiles
+
+# 2-D variables in the file of the atmosphere; all others are in that of the surface.
+_ATMOSPHERE = ("hgtsfc", "pressfc")
+
+
+def open_gfs(
+    name: str, data: DataConfig, open_files: OpenFiles | None = None
+) -> FileSource:
+    """Opens the files of NOAA, or those of CREDIT's gfs_download, in NOAA's folders.
+
+    They are <system>.<date>/<hour>/atmos/<name>.nc; from NOAA's bucket only the needed
+    byte ranges are read.
+
+    The arguments are those of `registry.open_source`.
+
+    Raises:
+        FileNotFoundError: no time has files.
+        ValueError: see `open_files_source`.
+
+    Differs from CREDIT: with `check_availability` samples are left out if the files of
+    any of their times are missing, including those of the target.
+    """
+    config = data.source[name]
+    assert isinstance(config, GfsConfig)
+    system, hour = config.model_system, config.forecast_hour
+    suffix = "anl" if hour is None else f"f{hour:03d}"
+    base = config.folder.replace("%", "%%")
+    folder = os.path.join(base, f"{system}.%Y%m%d", "%H", "atmos")
+    probe = probe_times(data, config)
+    atmosphere, surface = (
+        TimedFiles(
+            os.path.join(folder, f"{system}.t%Hz.{part}{suffix}.nc"),
+            probe,
+            config.check_availability,
+        )
+        for part in ("atm", "sfc")
+    )
+    files: dict[tuple[str, str], Files] = {}
+    for kind, field in config.variables.by_type.items():
+        files |= {(kind, variable): atmosphere for variable in field.vars_3D}
+        for variable in field.vars_2D:
+            file_set = atmosphere if variable in _ATMOSPHERE else surface
+            files[kind, variable] = file_set
+    levels = "position" if config.level_type == "model" else "nearest"
+    conventions = FileConventions(levels=levels, static_time="same", one_time=True)
+    return open_files_source(name, config, files, conventions, open_files)
+
+
+GFS = SourceEntry(GfsConfig, open_gfs)

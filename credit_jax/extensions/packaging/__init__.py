@@ -1,0 +1,1 @@
+"""Writes trained models as folders to hand on."""

@@ -1,0 +1,1 @@
+"""Training as jobs of batch systems."""

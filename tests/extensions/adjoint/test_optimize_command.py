@@ -1,0 +1,212 @@
+"""The command `optimize-ic` beside CREDIT's model, optimized by torch."""
+
+import csv
+import warnings
+from contextlib import chdir
+
+import numpy as np
+import pytest
+import xarray as xr
+import yaml
+
+from credit_jax.cli.commands import OK, USER_ERROR
+from credit_jax.config import build_config
+from credit_jax.data import build_loader
+from credit_jax.data.sample_reader import SampleReader
+from credit_jax.extensions.adjoint.optimization import StateIteration
+from credit_jax.extensions.adjoint.optimize_command import loss_notes, main
+from tests.forecast.credit_forecast import raw_config, write_run
+from tests.support import assert_close
+from tests.support.custom_objects import no_objects_left
+
+__all__ = ["no_objects_left"]
+
+START, STEPS = "2000-01-03", 2
+SECTION = {
+    **{"starting_window": 1, "window": 1, "iterations": 3, "learning_rate": 0.02},
+    **{"weight_decay": 0.1, "max_norm": "dynamic"},
+}
+PROGNOSTIC = 5  # of the channels of x and of y
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory, torch):
+    """A run with CREDIT's weights, for two steps, with the mean square as its loss."""
+    folder = tmp_path_factory.mktemp("optimize")
+    raw = raw_config()
+    raw["data"]["forecast_len"] = STEPS
+    raw["loss"] = {"training_loss": "mse", "use_latitude_weights": False}
+    raw["optimize_ic"] = SECTION
+    # Of the training; forecasts have their own mesh.
+    raw["trainer"]["parallelism"] = {"data": "none", "tensor": 2, "domain": 2}
+    return write_run(folder, raw)
+
+
+def call(config, out, *options):
+    arguments = ["--config", str(config), "--init-time", START, "--out", str(out)]
+    with chdir(config.parent):
+        return main([*arguments, "--cache", "none", *options])
+
+
+@pytest.fixture(scope="module")
+def expected(config):
+    """Losses and the last state of CREDIT's model, with torch's AdamW."""
+    import torch
+
+    from tests.support.credit_modules import credit_attribute
+
+    raw = yaml.safe_load(config.read_text())
+    with chdir(config.parent), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = credit_attribute("models", "load_model")({"model": dict(raw["model"])})
+        state = torch.load(config.parent / "run" / "checkpoint.pt")["model_state_dict"]
+        # One sample for each step, whose x has the forcing of its time.
+        steps = _samples(raw)
+    module.load_state_dict(state)
+    module.eval()
+    x = torch.tensor(steps[0][0][:, :PROGNOSTIC], requires_grad=True)
+    rest = [torch.tensor(step[0][:, PROGNOSTIC:]) for step in steps]
+    truth = [torch.tensor(step[1]) for step in steps]
+    optimizer = torch.optim.AdamW([x], lr=0.02, weight_decay=0.1)
+    total = STEPS * SECTION["iterations"]
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, T_max=total - 1, eta_min=1e-4 * 0.02
+    )
+    losses = []
+    for window in (1, 2):
+        for _ in range(SECTION["iterations"]):
+            optimizer.zero_grad()
+            field, loss = x, 0.0
+            for step in range(window):
+                y = module(torch.cat([field, rest[step]], dim=1))
+                loss = loss + torch.nn.functional.mse_loss(y, truth[step])
+                field = y[:, :PROGNOSTIC]
+            loss = loss / window
+            loss.backward()
+            norm = x.grad.detach().norm(2).sqrt()
+            torch.nn.utils.clip_grad_norm_([x], max_norm=norm)
+            rate = optimizer.param_groups[0]["lr"]
+            optimizer.step()
+            schedule.step()
+            losses.append((window, rate, loss.item()))
+    return losses, x.detach().numpy()
+
+
+@pytest.mark.slow
+def test_what_no_postblock_undoes_is_undone(config, tmp_path):
+    """As forecasts do by themselves."""
+    raw = yaml.safe_load(config.read_text())
+    raw["postblocks"]["per_step"].pop("scaler")
+    path = config.parent / "twice.yml"
+    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    losses = []
+    for each in (config, path):
+        assert call(each, tmp_path / each.stem) == OK
+        with (tmp_path / each.stem / "log.csv").open() as file:
+            losses.append([float(row["loss"]) for row in csv.DictReader(file)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
+def _samples(raw):
+    """x and y of one step from each of the times, as the loader reads them."""
+    samples = []
+    for step in range(STEPS):
+        start = np.datetime64(START) + np.timedelta64(6 * step, "h")
+        dates = {
+            "start_datetime": str(start),
+            "end_datetime": str(start + np.timedelta64(6, "h")),
+            "forecast_len": 1,
+        }
+        one = {**raw, "data": {**raw["data"], **dates}}
+        one["trainer"] = {**raw["trainer"], "train_batch_size": 1}
+        loader = build_loader(build_config(one), split="train")
+        batch = SampleReader(loader.dataset, loader.pipeline).read([0])
+        samples.append((batch.x, batch.y))
+    return samples
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mesh",
+    [(), ("--parallelism", "data=none,tensor=2,domain=2", "--devices", "4")],
+    ids=["one", "tp2xdomain2"],
+)
+def test_the_iterations_are_those_of_credit(config, expected, tmp_path, mesh):
+    assert call(config, tmp_path / "fitted", *mesh) == OK
+    losses, last = expected
+    with (tmp_path / "fitted/log.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["window"]) for row in rows] == [w for w, _, _ in losses]
+    for row, (_, rate, loss) in zip(rows, losses, strict=True):
+        assert float(row["learning_rate"]) == pytest.approx(rate, rel=1e-9)
+        assert float(row["loss"]) == pytest.approx(loss, rel=1e-5)
+    with xr.open_dataset(tmp_path / "fitted/analysis.nc") as analysis:
+        analysis.load()
+    with xr.open_dataset(tmp_path / "fitted/increment.nc") as increment:
+        increment.load()
+    statistics = [xr.load_dataset(config.parent / f"{n}.nc") for n in ("mean", "std")]
+    channels = {"T": slice(0, 2), "U": slice(2, 4), "SP": slice(4, 5)}
+    for name, place in channels.items():
+        mean, std = (each[name].values for each in statistics)
+        mean, std = (np.reshape(x, (-1, 1, 1)) for x in (mean, std))
+        actual = (analysis[name].values[0] - mean) / std
+        assert_close(
+            np.reshape(actual, last[0, place, 0].shape), last[0, place, 0], 1e-5, name
+        )
+        assert np.abs(increment[name]).max() > 0
+
+
+MINE = """
+from credit_jax.config.sources.sections import LocalConfig
+from credit_jax.data.sources.local import open_local
+from credit_jax.data.sources.registry import SourceEntry
+from credit_jax.losses import LOSSES
+my_source = SourceEntry(LocalConfig, open_local)
+my_loss = LOSSES["mse"]
+"""
+
+
+@pytest.mark.slow
+def test_objects_of_ones_own(config, tmp_path, no_objects_left):
+    """They are those of credit_jax under other names: the numbers are the same."""
+    assert call(config, tmp_path / "fitted") == OK
+    (tmp_path / "mine.py").write_text(MINE)
+    kinds = {"my_source": "dataset", "my_loss": "loss"}
+    raw = yaml.safe_load(config.read_text())
+    raw["custom_objects"] = {
+        name: {"object_type": kind, "module_path": str(tmp_path / "mine.py")}
+        for name, kind in kinds.items()
+    }
+    for source in raw["data"]["source"].values():
+        source["dataset_type"] = "my_source"
+    raw["loss"]["training_loss"] = "my_loss"
+    mine = config.with_name("mine.yml")
+    mine.write_text(yaml.safe_dump(raw, sort_keys=False))
+    assert call(mine, tmp_path / "mine") == OK
+    one, other = (
+        (tmp_path / name / "log.csv").read_text() for name in ("fitted", "mine")
+    )
+    assert one == other
+
+
+def test_a_loss_that_does_not_fall_is_said():
+    def rows(*losses):
+        return [
+            StateIteration(1, 0.1, 0.5),
+            *(StateIteration(2, 0.1, x) for x in losses),
+        ]
+
+    assert loss_notes(rows(1.0, 1.2, 0.9)) == loss_notes(rows(1.0)) == []
+    (line,) = loss_notes(rows(1.0, 0.9, 1.25))
+    assert "the loss of 2 steps did not fall, from 1 to 1.25; take a" in line
+
+
+def test_misuse(config, tmp_path, capsys):
+    options = ["--set", "optimize_ic.starting_window=9"]
+    assert call(config, tmp_path / "a", *options) == USER_ERROR
+    text = "optimize_ic.starting_window: 9 steps are more than data.forecast_len, 2"
+    assert text in " ".join(capsys.readouterr().err.split())
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/analysis.nc").touch()
+    assert call(config, tmp_path / "b") == USER_ERROR
+    assert "analysis.nc: there is something already" in capsys.readouterr().err

@@ -1,0 +1,253 @@
+"""`credit-jax certify`: its page, its exit code, and its errors."""
+
+import contextlib
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.cli.commands import OK, USER_ERROR
+from credit_jax.cli.train import main as train
+from credit_jax.config import build_config
+from credit_jax.config.yaml_file import read_yaml
+from credit_jax.extensions.certification import Certificate
+from credit_jax.extensions.certification.certify import MeshVerdict
+from credit_jax.extensions.certification.command import (
+    _against_credit,
+    main,
+    small_config,
+    write_plain,
+)
+from credit_jax.extensions.certification.page import page_of
+from credit_jax.extensions.certification.small_config import SAMPLES, certified_mapping
+from credit_jax.extensions.certification.verdict import FLOAT32, Check
+from credit_jax.models.registry import build
+from credit_jax.training.run_weights import open_weights
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def small_debugger():
+    """The demo's config with the smallest model."""
+    mapping = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
+    keys = "image_height", "image_width", "frames", "levels", "channels"
+    keys += "surface_channels", "input_only_channels", "output_only_channels"
+    section = {key: mapping["model"][key] for key in keys}
+    mapping["model"] = {"type": "debugger", **section}
+    return mapping
+
+
+@pytest.fixture
+def config(tmp_path):
+    """The file of `small_debugger`."""
+    mapping = small_debugger()
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(mapping, sort_keys=False))
+    return path
+
+
+@pytest.mark.slow
+def test_a_page_and_its_json(config, tmp_path, capsys):
+    """Every mesh is a process of its own."""
+    out = tmp_path / "page.html"
+    options = ["--meshes", "domain3,fsdp2", "--out", str(out), "--cache", "none"]
+    assert main(["--config", str(config), *options]) == OK
+    printed = capsys.readouterr().out
+    assert "OK: 2 meshes give what one device gives" in printed
+    facts = json.loads(out.with_suffix(".json").read_text())
+    assert facts["passed"]
+    assert [v["mesh"] for v in facts["verdicts"]] == ["domain3", "fsdp2"]
+    quantities = {check["quantity"] for check in facts["verdicts"][0]["checks"]}
+    assert {"prediction", "loss of each update"} <= quantities
+    assert {"change of all weights", "checkpoint restored here"} <= quantities
+    page = out.read_text()
+    assert "Passed: 2 meshes give what mesh 1 gives." in page
+    assert facts["provenance"]["jax"] in page
+
+
+@pytest.mark.slow
+def test_adapters_and_stages(tmp_path):
+    """Without the base; there is a loss of each stage."""
+    mapping, config = (
+        yaml.safe_load((CONFIGS / "demo.yaml").read_text()),
+        tmp_path / "c",
+    )
+    lora = {"rank": 2, "alpha": 4, "targets": ["*attention/to_*", "*feed_forward*"]}
+    mapping["trainer"]["finetune"] = {"from": "nowhere", "lora": lora}
+    mapping["trainer"]["curriculum"] = [
+        {"until": 20000, "forecast_len": 1, "train_batch_size": 16},
+        {"until": 24000, "forecast_len": 2, "learning_rate": 1e-6},
+        {"forecast_len": 6, "backprop": "full"},
+    ]
+    config.write_text(yaml.safe_dump(mapping, sort_keys=False))
+    out = tmp_path / "page.html"
+    options = ["--meshes", "fsdp2xdomain2", "--out", str(out), "--cache", "none"]
+    assert main(["--config", str(config), *options]) == OK
+    (verdict,) = json.loads(out.with_suffix(".json").read_text())["verdicts"]
+    errors = {check["quantity"]: check["error"] for check in verdict["checks"]}
+    assert {"change of the average", "loss of each update"} <= errors.keys()
+
+
+@pytest.mark.parametrize(
+    ("finetune", "left"),
+    [
+        ({"freeze": ["stages/*", "layers.1.1.layers.1.*"]}, {"freeze": ["stages/*"]}),
+        ({"train": ["head/*"], "lora": 0}, {"train": ["head/*"]}),
+    ],
+)
+def test_what_a_small_model_has_is_frozen(tmp_path, finetune, left):
+    mapping = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
+    if "lora" in finetune:
+        lora = {"rank": 2, "alpha": 4.0, "targets": ["*feed_forward*", "stages/9/*"]}
+        finetune = finetune | {"lora": lora}
+        left = left | {"lora": lora | {"targets": ["*feed_forward*"]}}
+    mapping["trainer"]["finetune"] = {"from": "nowhere", **finetune}
+    mapping["trainer"]["curriculum"] = [
+        {"until": "5 epochs", "grad_accum_every": 2},
+        {"forecast_len": 4, "batches_per_epoch": 10},
+    ]
+    small = certified_mapping(mapping, tmp_path, num_samples=4, num_updates=3)
+    section = small["trainer"]["finetune"]
+    assert {key: value for key, value in section.items() if value} == {
+        "from": "nowhere",
+        **left,
+    }
+    assert small["trainer"]["curriculum"] == [{"until": 1}, {"forecast_len": 4}]
+    first, last = (
+        pd.Timestamp(small["data"][f"{k}_datetime"]) for k in ("start", "end")
+    )
+    windows = (last - first) // pd.Timedelta("24h") + 1 - 4
+    assert windows == SAMPLES
+    build_config(small)
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A config with data of its own, two kinds of parallelism, and a trained run."""
+    folder = tmp_path_factory.mktemp("certified")
+    mapping = small_debugger()
+    mapping["trainer"]["parallelism"] = {"data": "fsdp2", "tensor": 2, "domain": 2}
+    small = small_config(mapping, folder)
+    small["trainer"]["parallelism"] = mapping["trainer"]["parallelism"]
+    path = write_plain(small, folder / "whole.yml")
+    with contextlib.chdir(folder):
+        assert train(["--config", str(path), "--devices", "4", "--cache", "none"]) == OK
+    return path, folder / "run"
+
+
+@pytest.mark.slow
+def test_the_config_as_it_is_with_the_weights_of_a_run(run_folder, tmp_path, capsys):
+    """Weights that are not finite show that they are those of the checkpoint."""
+    config, run = run_folder
+    out = tmp_path / "page.html"
+    options = ["--full", "--meshes", "fsdp2", "--out", str(out), "--cache", "none"]
+    given = ["--config", str(config), *options, "--checkpoint"]
+    with contextlib.chdir(config.parent):
+        assert main([*given, str(run)]) == OK
+        facts = json.loads(out.with_suffix(".json").read_text())
+        weights = open_weights(run)
+        recorded = facts["provenance"]["checkpoint"]
+        assert recorded.startswith(f"{run}, step {weights.step}, ")
+        assert recorded.endswith(weights.digest)
+        broken = tmp_path / "broken"
+        params, model_state = weights.on_host(build(read_yaml(config)["model"]))
+        store = CheckpointStore(broken)
+        params = {path: np.nan * array for path, array in params.items()}
+        items = {"weights": {"params": params, **model_state}}
+        store.save(3, items, Progress(epoch=0))
+        store.close()
+        out.rename(tmp_path / "whole.html")
+        out.with_suffix(".json").unlink()
+        capsys.readouterr()
+        assert main([*given, str(broken)]) == USER_ERROR
+    first = f"(weights {sorted(params)[0]}), with which nothing can be compared"
+    assert first in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+def test_errors_of_a_whole_config(run_folder, tmp_path, capsys):
+    config, run = run_folder
+    given = ["--config", str(config), "--full", "--out", str(tmp_path / "page.html")]
+    (tmp_path / "checkpoint.pt").touch()
+    with contextlib.chdir(config.parent):
+        for options, message in (
+            (["--checkpoint", str(tmp_path)], "credit-jax convert --to jax"),
+            (["--set", "model.surface_channels=2"], "surface_channels"),
+            (["--set", "data.source.demo.vars_3D=[Z]"], "vars_3D"),
+        ):
+            assert main([*given, *options]) == USER_ERROR
+            assert message in capsys.readouterr().err
+    assert run.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--checkpoint", "RUN"], "add --full"),
+        (["--full", "--checkpoint", "nowhere"], "nowhere"),
+        (["--full"], "data/"),
+        (["--devices", "0"], "--devices: must be at least 1, got 0"),
+        (["--devices", "1"], "--meshes: none is left beside 1 on 1 devices"),
+        (["--processes", "0"], "--processes: must be at least 1, got 0"),
+        (["--meshes", ""], "--meshes: got ''; expected 1, or factors"),
+        (["--meshes", "1"], "--meshes: none is left beside 1"),
+        (["--out", "nowhere/page.html"], "--out: there is no folder nowhere"),
+        (["--meshes", "dp2"], "--meshes: got 'dp2'; expected 1, or factors"),
+        (["--meshes", "tp16"], "it has 16 devices, there are 8"),
+        (["--set", "model.type=wxfomer"], "wxfomer"),
+    ],
+)
+def test_errors(config, tmp_path, capsys, options, message):
+    given = ["--config", str(config), "--out", str(tmp_path / "page.html"), *options]
+    assert main(given) == USER_ERROR
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
+
+
+def certificate(*verdicts):
+    """A certificate of some meshes."""
+    return Certificate("<model>", "1", FLOAT32, verdicts, provenance={"a": "<b>"})
+
+
+def test_a_page_names_the_place_that_differs():
+    wrong = Check("prediction", 1e-3, 1e-6, "channel 2")
+    fine = Check("prediction", 1e-7, 1e-6)
+    page = page_of(
+        certificate(
+            MeshVerdict("tp2", (fine,)),
+            MeshVerdict("tp4", (wrong,), (wrong,), "output of layers.0.1"),
+            MeshVerdict("domain2", place="it does not run: <error>"),
+        )
+    )
+    assert "Not passed: tp4, domain2." in page
+    assert "output of layers.0.1" in page
+    assert "(channel 2)" in page
+    assert "&lt;error&gt;" in page
+    assert "<model>" not in page
+
+
+def test_float64_decides():
+    broken = Check("prediction", 2e-6, 1e-6, "channel 0")
+    same = Check("prediction", 1e-15, 1e-12)
+    verdict = MeshVerdict("tp2", (broken,), (same,))
+    assert verdict.passed
+    assert certificate(verdict).passed
+    (line,) = verdict.lines()
+    assert "the same: prediction (channel 0) 2.0e-06, bound 1e-06" in line
+    assert "the same in float64" in line
+    assert not MeshVerdict("tp2", (broken,)).passed
+    assert not MeshVerdict("tp2").passed
+
+
+def test_a_model_that_credit_cannot_build(monkeypatch, tmp_path):
+    """The meshes were compared: what was seen is not thrown away."""
+    ended = subprocess.CompletedProcess([], USER_ERROR, "", "a note\nerror: no model\n")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: ended)
+    code, *lines = _against_credit(tmp_path / "config.yml", tmp_path)
+    assert code != str(OK)
+    assert lines == ["not compared with CREDIT:", "error: no model"]

@@ -1,0 +1,105 @@
+"""Small configs: what becomes of the objects of a user's own."""
+
+from pathlib import Path
+
+import pytest
+
+from credit_jax.config import build_config
+from credit_jax.config.custom_objects import register_objects
+from credit_jax.config.yaml_file import read_yaml
+from credit_jax.extensions.certification.random_files import write_files
+from credit_jax.extensions.certification.small_config import (
+    GRID,
+    UNPADDED,
+    grid_of,
+    make_small,
+)
+from credit_jax.models.registry import build
+from credit_jax.models.swin.swin import SwinConfig
+from credit_jax.plan import plan_run
+from tests.config.example import example
+from tests.data.world import MODEL
+from tests.support.custom_objects import no_objects_left
+
+__all__ = ["no_objects_left"]
+
+OBJECTS = """
+from typing import Literal
+
+from credit_jax.config.sources.source import SourceConfig
+from credit_jax.data.sources.local import open_local
+from credit_jax.data.sources.registry import SourceEntry
+from credit_jax.losses import LOSSES
+from credit_jax.models.debugger import Debugger, DebuggerConfig
+from credit_jax.models.registry import ModelEntry
+
+class MyConfig(DebuggerConfig):
+    type: Literal["my_model"] = "my_model"
+
+class FolderConfig(SourceConfig):
+    folder: str
+
+my_loss = LOSSES["mse"]
+my_model = ModelEntry(MyConfig, Debugger)
+my_source = SourceEntry(FolderConfig, open_local)
+"""
+KINDS = {"my_loss": "loss", "my_model": "model", "my_source": "dataset"}
+
+
+@pytest.mark.usefixtures("no_objects_left")
+def test_objects_of_ones_own(tmp_path, monkeypatch):
+    """The model keeps its sizes, the source is files; from any working folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "objects.py").write_text(OBJECTS)
+    objects = {
+        name: {"object_type": kind, "module_path": "objects.py"}
+        for name, kind in KINDS.items()
+    }
+    fields = {"prognostic": {"vars_3D": ["T", "U"], "vars_2D": ["SP"]}}
+    fields |= {"dynamic_forcing": {"vars_2D": ["tsi"]}, "static": {"vars_2D": ["LSM"]}}
+    fields |= {"diagnostic": {"vars_2D": ["TP"]}}
+    source = {"dataset_type": "my_source", "folder": "mine", "variables": fields}
+    mapping = example(
+        custom_objects=objects,
+        data__source={"Mine": source},
+        model={**MODEL, "type": "my_model"},
+        loss={"training_loss": "my_loss"},
+        preblocks={"per_step": {"concat": {"type": "concat"}}},
+    )
+    register_objects(mapping)
+    folder = tmp_path / "small"
+    folder.mkdir()
+    small = make_small(mapping, folder)
+    monkeypatch.chdir(folder)
+    config = build_config(small)
+    write_files(config)
+    assert config.data.source["Mine"].dataset_type == "local"
+    assert small["model"] == mapping["model"]
+    plan = plan_run(config)
+    assert "train" in plan.loaders
+
+
+def test_padding_where_it_is_seldom(tmp_path):
+    """A config of CREDIT's first generation pads a Swin by 80 rows."""
+    mapping = read_yaml(Path(__file__).parents[2] / "configs" / "swin_6h.yaml")
+    padding = {"activate": True, "mode": "earth", "pad_lat": [80, 80]}
+    mapping["model"]["padding_conf"] = {**padding, "pad_lon": [80, 80]}
+    model = make_small(mapping, tmp_path)["model"]
+    assert grid_of(model) == GRID
+    assert build(model).validate() == []
+    del mapping["model"]["padding_conf"]
+    assert grid_of(make_small(mapping, tmp_path)["model"]) == UNPADDED
+
+
+def test_a_model_says_how_small_it_can_be(tmp_path, monkeypatch):
+    """Of a section inside of the model's, only the keys that it names change."""
+    mapping = read_yaml(Path(__file__).parents[2] / "configs" / "swin_6h.yaml")
+    small = {"embed_dim": 16, "post_conf": {"activate": False}}
+    monkeypatch.setattr(SwinConfig, "small_keys", small)
+    mapping["model"]["post_conf"] = {"activate": True, "other": 1}
+    model = make_small(mapping, tmp_path)["model"]
+    assert model["embed_dim"] == 16
+    assert model["post_conf"] == {"activate": False, "other": 1}
+    assert model["depths"] == mapping["model"]["depths"]
+    model["post_conf"]["activate"] = True
+    assert small["post_conf"] == {"activate": False}

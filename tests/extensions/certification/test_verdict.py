@@ -1,0 +1,233 @@
+"""Errors, bounds, and which of them are broken."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+from credit_jax.extensions.certification import Certificate
+from credit_jax.extensions.certification.certify import Judge
+from credit_jax.extensions.certification.measure import (
+    FORECAST,
+    PARTS,
+    TRAINING,
+    Measured,
+)
+from credit_jax.extensions.certification.page import page_of
+from credit_jax.extensions.certification.verdict import (
+    FLOAT32,
+    compare,
+    errors_of_each,
+    vanishing,
+)
+
+
+def measured(**changes):
+    """Numbers of two weights, of which the gradient of one vanishes."""
+    rng = np.random.default_rng(0)
+    weights = {"a/kernel": rng.normal(size=(4, 3)), "a/bias": rng.normal(size=3)}
+    saved = {path: array + 0.01 for path, array in weights.items()}
+    trained = {f"params|{path}": array + 0.1 for path, array in weights.items()}
+    trained |= {f"average|{path}": array + 0.05 for path, array in weights.items()}
+    numbers = Measured(
+        "1",
+        initial=weights,
+        forecast={"prediction": rng.normal(size=(2, 3, 1, 4, 5))},
+        losses=np.array([1.0, 0.9]),
+        gradients={"a/kernel": rng.normal(size=(4, 3)), "a/bias": np.full(3, 1e-9)},
+        state={"batch_stats/a/mean": rng.normal(size=3)},
+        trained=trained,
+        saved=saved,
+        written=saved,
+        restored=saved,
+        restored_loss=0.9,
+    )
+    return dataclasses.replace(numbers, **changes)
+
+
+def broken(actual):
+    return [c.quantity for c in compare(actual, measured(), FLOAT32) if not c.passed]
+
+
+def test_the_same_numbers_pass():
+    assert broken(measured()) == []
+    assert {check.error for check in compare(measured(), measured(), FLOAT32)} == {0}
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "quantity"),
+    [
+        ("initial", {"a/bias": 1e-7}, "initial weights"),
+        ("forecast", {"prediction": 3e-6}, "prediction"),
+        ("gradients", {"a/kernel": 1e-5}, "gradient of all weights"),
+        ("gradients", {"a/bias": 1.0}, "gradient of each weight"),
+        ("trained", {"params|a/kernel": 1e-2}, "change of all weights"),
+        ("trained", {"average|a/kernel": 1e-2}, "change of the average"),
+        ("trained", {"average|a/bias": 1e-2}, "state at the end"),
+        ("state", {"batch_stats/a/mean": 1e-3}, "state of the model"),
+        ("written", {"a/bias": 1e-7}, "checkpoint written here"),
+        ("restored", {"a/kernel": 1e-7}, "checkpoint restored here"),
+    ],
+)
+def test_a_difference_is_found(field, change, quantity):
+    arrays = dict(getattr(measured(), field))
+    for name, size in change.items():
+        arrays[name] = arrays[name] * (1 + size) + size
+    assert quantity in broken(measured(**{field: arrays}))
+
+
+@pytest.mark.parametrize("value", [0.91, np.nan, np.inf])
+def test_losses(value):
+    losses = measured(losses=np.array([1.0, value]))
+    assert broken(losses) == ["loss of each update"]
+    check = next(c for c in compare(losses, measured(), FLOAT32) if not c.passed)
+    assert check.where == "update 2"
+    assert broken(measured(restored_loss=value)) == ["loss after restoring"]
+
+
+def test_a_vanishing_gradient_is_left_out_of_the_change_alone():
+    assert vanishing(measured()) == ["a/bias"]
+    arrays = dict(measured().trained)
+    arrays["params|a/bias"] = arrays["params|a/bias"] + 1.0
+    assert broken(measured(trained=arrays)) == ["state at the end"]
+    arrays["params|a/kernel"] = arrays["params|a/kernel"] + 1.0
+    both = ["change of all weights", "state at the end"]
+    assert broken(measured(trained=arrays)) == both
+
+
+def test_errors_of_gradients_are_relative_to_each_and_to_all():
+    numbers = measured().gradients
+    doubled = {path: 2 * array for path, array in numbers.items()}
+    errors = errors_of_each(doubled, numbers)
+    np.testing.assert_allclose(errors["a/kernel"], 1 / 1.001)
+    assert errors["a/bias"] < 1e-5
+
+
+def test_without_training_the_forecast_alone_is_compared():
+    forecast = measured(
+        losses=np.zeros(0),
+        gradients={},
+        state={},
+        trained={},
+        saved={},
+        restored={},
+        restored_loss=None,
+    )
+    checks = compare(forecast, forecast, FLOAT32)
+    assert [check.quantity for check in checks] == ["initial weights", "prediction"]
+    assert {check.part for check in checks[1:]} == {FORECAST}
+
+
+class Numbers:
+    """A runner of meshes with a wrong prediction, and a reference without.
+
+    Args:
+        wrong: of which dtypes, by `x64`.
+        error: relative error of the prediction.
+    """
+
+    def __init__(self, wrong, error=5e-6):
+        self.wrong, self.error, self.asked = wrong, error, []
+        self.changes = {}
+
+    def measure(self, mesh, expected, *, x64, parts):
+        self.asked.append((mesh, x64, parts))
+        changes = {} if TRAINING in parts else {"gradients": {}, "restored": {}}
+        changes["mesh"] = mesh
+        if expected is not None:
+            changes |= self.changes
+        if expected is not None and x64 in self.wrong:
+            prediction = measured().forecast["prediction"]
+            changes["forecast"] = {"prediction": (1 + self.error) * prediction}
+        return measured(**changes)
+
+    def place(self, actual, expected, *, x64, parts):
+        return f"{actual.mesh}, {x64}, {', '.join(parts)}"
+
+
+def test_float64_decides_of_what_is_broken_alone():
+    runner = Numbers(wrong={False})
+    judge = Judge(runner, "1", x64=False)
+    for mesh in ("tp2", "domain2"):
+        verdict = judge(mesh)
+        assert verdict.passed
+        assert verdict.place == ""
+    assert [ask for ask in runner.asked if ask[1]] == [
+        ("1", True, (FORECAST,)),
+        ("tp2", True, (FORECAST,)),
+        ("domain2", True, (FORECAST,)),
+    ]
+
+
+def test_float64_does_not_decide_of_bits():
+    """Numbers that are copied are the same in float32, too."""
+    runner = Numbers(wrong=())
+    initial = {path: array + 1e-9 for path, array in measured().initial.items()}
+    runner.changes = {"initial": initial}
+    verdict = Judge(runner, "1", x64=False)("tp2")
+    assert not verdict.passed
+    assert verdict.place == "tp2, False, forecast, training"
+    assert not any(x64 for _, x64, _ in runner.asked)
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_what_is_broken_in_float64_differs(x64):
+    verdict = Judge(Numbers(wrong={False, True}), "1", x64=x64)("tp2")
+    assert not verdict.passed
+    parts = ", ".join(PARTS if x64 else ["forecast"])
+    assert verdict.place == f"tp2, True, {parts}"
+
+
+def test_where_float32_says_nothing_the_others_are_compared_in_float64_alone():
+    runner = Numbers(wrong={False}, error=2e-5)
+    judge = Judge(runner, "1", x64=False)
+    first, second = judge("tp2"), judge("domain2")
+    assert first.passed
+    assert second.passed
+    assert not second.checks
+    assert [ask for ask in runner.asked if ask[0] != "1"] == [
+        ("tp2", False, PARTS),
+        ("tp2", True, PARTS),
+        ("domain2", True, PARTS),
+    ]
+    assert next(second.lines()).endswith("bound 0e+00 of float64")
+    page = page_of(Certificate("a model", "1", FLOAT32, (first, second)))
+    assert "domain2, float64" in page
+
+
+def test_an_error_in_float64_does_not_make_float32_say_nothing():
+    runner = Numbers(wrong={False, True}, error=2e-5)
+    judge = Judge(runner, "1", x64=False)
+    verdicts = [judge("tp2"), judge("domain2")]
+    assert all(verdict.checks and not verdict.passed for verdict in verdicts)
+
+
+def test_errors_stand_under_their_quantity():
+    runner = Numbers(wrong={False})
+    runner.measure = lambda mesh, expected, *, x64, parts: measured(
+        losses=np.array([1.0, 0.9 + 4e-6 * (mesh != "1" and not x64)]),
+        **({} if FORECAST in parts else {"forecast": {}}),
+    )
+    verdict = Judge(runner, "1", x64=False)("tp2")
+    assert [check.quantity for check in verdict.in_float64][1] == "loss of each update"
+    page = page_of(Certificate("a model", "1", FLOAT32, (verdict,)))
+    row = page[page.index("tp2, float64") :]
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", row[: row.index("</tr>")])
+    assert cells[:4] == ["passed in float64", "0", "", "0 ≤ 1e-12"], cells
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"losses": np.array([1.0, np.nan])}, "losses"),
+        ({"gradients": {"a/bias": np.array(np.inf)}}, "gradient of a/bias"),
+        ({"initial": {"a/kernel": np.array(np.nan)}}, "weights a/kernel"),
+    ],
+)
+def test_one_device_without_finite_numbers(changes, name):
+    """Every mesh would differ from it."""
+    runner = Numbers(wrong=())
+    runner.measure = lambda *args, **options: measured(**changes)
+    with pytest.raises(ValueError, match=rf"mesh 1 gives .* not finite \({name}\)"):
+        Judge(runner, "1", x64=False)("tp2")

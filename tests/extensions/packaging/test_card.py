@@ -1,0 +1,60 @@
+"""The model card of a package."""
+
+from importlib.resources import files
+from string import Formatter
+
+import pandas as pd
+import pytest
+import xarray as xr
+import yaml
+
+from credit_jax.extensions.packaging.card import data_lines, write_card
+
+CARD = files("credit_jax.packages").joinpath("card.md").read_text()
+NAMES = {name for _, name, _, _ in Formatter().parse(CARD) if name}
+NAMES -= {"spdx", "tag", "data", "scores", "parameters"}
+
+
+@pytest.mark.parametrize(
+    ("dates", "text"),
+    [
+        ("2 of 3 dates are in the training period", "2 of 3 dates are in the training"),
+        ("none", "No date is in the training period."),
+        (None, "Whether their dates are held out is not recorded."),
+    ],
+)
+def test_scores_of_training_dates_are_said_to_be_so(dates, text, tmp_path):
+    row = dict.fromkeys(("system", "channel", "units"), "forecast")
+    row |= {"metric": "rmse", "region": "global", "lead_hours": 6.0, "value": 1.25}
+    pd.DataFrame([row]).to_csv(tmp_path / "scores.csv", index=False)
+    if dates is not None:
+        scores = xr.Dataset(attrs={"training_dates": dates})
+        scores.to_netcdf(tmp_path / "scores.nc", engine="h5netcdf")
+    facts = dict.fromkeys(NAMES, "x") | {"parameters": 1}
+    write_card(tmp_path / "card.md", facts, "", tmp_path / "scores.csv")
+    assert text in (tmp_path / "card.md").read_text()
+
+
+def test_texts_of_others_are_texts_in_the_card(tmp_path):
+    """Names, licenses and units are no cells, links, HTML or keys of Markdown."""
+    evil = "x|<img src=y>\n# [a](b)\x1b[2J"
+    facts = dict.fromkeys(NAMES, evil) | {"parameters": 1}
+    data = data_lines([f"source.{evil}.path"])
+    scores = tmp_path / "scores.csv"
+    row = dict.fromkeys(("metric", "system", "channel", "region"), evil)
+    row |= {"metric": "rmse", "system": "forecast", "region": "global"}
+    row |= {"units": evil, "lead_hours": 6.0, "value": 1.25}
+    pd.DataFrame([row]).to_csv(scores, index=False)
+    write_card(tmp_path / "card.md", facts, data, scores)
+    text = (tmp_path / "card.md").read_text()
+    head, _, body = text.removeprefix("---\n").partition("---\n")
+    assert yaml.safe_load(head)["license"] == evil
+    assert yaml.safe_load(head)["tags"] == ["weather", evil]
+    assert "\x1b" not in text
+    plain = body.replace(data, "")
+    assert "<img" not in plain.replace("\\<img", "")
+    assert "[a]" not in plain.replace("\\[a\\]", "")
+    assert body.count("\n# ") == 1, "the title"
+    cells = [line.replace("\\|", "") for line in body.splitlines() if line[:1] == "|"]
+    assert {line.count("|") for line in cells} == {3}
+    assert yaml.safe_load(data) == {"source": {evil: {"path": "..."}}}
