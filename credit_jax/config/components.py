@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar, get_args
 
 from credit_jax.config.base import (
@@ -86,10 +86,10 @@ def files_within(
 
 
 @functools.cache
-def extensions(kind: str) -> Mapping[str, EntryPoint]:
-    """Returns what the extensions of this package offer of a kind, by name.
+def extensions(kind: str) -> Mapping[str, Any]:
+    """Returns the entry points of a kind, which the extensions offer, by name.
 
-    They are entry points of pyproject.toml, so that nothing but what runs imports them.
+    They stand in pyproject.toml, so that nothing but what runs imports them.
     """
     return {each.name: each for each in entry_points(group=f"{_EXTENSION}{kind}")}
 

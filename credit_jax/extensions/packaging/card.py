@@ -36,7 +36,9 @@ def write_card(
     Raises:
         ValueError: `scores` is not a table of scores.
     """
-    template = files("credit_jax.packages").joinpath("card.md").read_text("utf-8")
+    template = (
+        files("credit_jax.extensions.packaging").joinpath("card.md").read_text("utf-8")
+    )
     texts = {k: markdown_text(v) if isinstance(v, str) else v for k, v in facts.items()}
     text = template.format(
         **texts,

@@ -6,9 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from credit_jax.data.perturbations import Members, Singular
+from credit_jax.data.perturbations import Members
 from credit_jax.data.schedule import ForecastSchedule
 from credit_jax.extensions.adjoint import growth
+from credit_jax.extensions.adjoint.growth import Singular
 from tests.forecast.test_campaign import chunks
 from tests.forecast.tiny_run import forecast, make_run, read
 from tests.support import assert_close

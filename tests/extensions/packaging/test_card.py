@@ -10,7 +10,7 @@ import yaml
 
 from credit_jax.extensions.packaging.card import data_lines, write_card
 
-CARD = files("credit_jax.packages").joinpath("card.md").read_text()
+CARD = files("credit_jax.extensions.packaging").joinpath("card.md").read_text()
 NAMES = {name for _, name, _, _ in Formatter().parse(CARD) if name}
 NAMES -= {"spdx", "tag", "data", "scores", "parameters"}
 
