@@ -10,7 +10,7 @@ from credit_jax.config.finetune import CopyChannels, NewChannels
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.models.channel_change import ChannelChange
-from credit_jax.named_fields.coordinates import common_places, is_numbered
+from credit_jax.named_fields.coordinates import common_places, is_numbered, places_of
 from credit_jax.named_fields.units import VariableUnits, unique_names, unit_problems
 
 _KEY = "trainer.finetune.new_channels"
@@ -38,8 +38,8 @@ def match_channels(
         new: what new outputs begin with.
 
     Raises:
-        ConfigError: levels that differ in number are unknown, or `copy` names what is
-            not there.
+        ValueError: levels that differ in number are unknown, those of the run are only
+            numbers, or `copy` names what is not there.
     """
     inputs, outputs = (_places(base, ours, which) for which in ("input", "target"))
     copied = dict[int, int]()
@@ -62,12 +62,11 @@ def match_channels(
 
 
 def num_in_common(base: ChannelSchema, ours: ChannelSchema) -> int:
-    """Number of channels of a run that its base has, too.
-
-    Raises:
-        ConfigError: levels that differ in number are unknown.
-    """
-    places = (_places(base, ours, which) for which in ("input", "target"))
+    """Number of channels of a run that its base has, too; -1 if that is unknown."""
+    try:
+        places = [_places(base, ours, which) for which in ("input", "target")]
+    except ValueError:
+        return -1
     return sum(place is not None for each in places for place in each)
 
 
@@ -150,6 +149,8 @@ def _levels(base: ChannelGroup, ours: ChannelGroup) -> dict[int, int]:
             ]
         )
     if is_numbered(ours.levels, base.levels):
+        names = f"data.source: {ours.variable}", f"{base.variable} of the base"
+        places_of(base.levels, ours.levels, "level", *names, of_run=True)
         return in_order
     return dict(common_places(ours.levels, base.levels, "level", "the base"))
 

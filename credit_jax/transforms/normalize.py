@@ -34,7 +34,7 @@ from credit_jax.named_fields.coordinates import (
     take_places,
 )
 from credit_jax.named_fields.tree import by_key
-from credit_jax.named_fields.units import text_of
+from credit_jax.named_fields.units import conversion, differ, text_of
 from credit_jax.transforms.base import (
     FieldTree,
     LevelFile,
@@ -79,7 +79,7 @@ class _Moments(Transform):
     # Variable -> () or (level,) float32, in its unit, for variables of both files.
     _mean: Mapping[str, np.ndarray] = PrivateAttr()
     _std: Mapping[str, np.ndarray] = PrivateAttr()
-    # Variable -> unit in the file of means.
+    # Variable -> unit in the file of means, or else in that of deviations.
     _units: Mapping[str, str] = PrivateAttr()
     # Variable -> values of its levels in each file, with the file's path; a variable
     # without such values is matched by position.
@@ -94,11 +94,22 @@ class _Moments(Transform):
 
         Raises:
             FileNotFoundError: a file is missing.
-            ValueError: a value is not finite, a std is negative, or a level is missing.
+            ValueError: a value is not finite, a std is negative, a level is missing, or
+                a std is in a unit of something else than its mean.
         """
-        mean, self._units, of_mean = _read(self.mean_path, "mean_path")
-        std, _, of_std = _read(self.std_path, "std_path")
+        mean, units, of_mean = _read(self.mean_path, "mean_path")
+        std, std_units, of_std = _read(self.std_path, "std_path")
+        self._units = std_units | units
         shared = [name for name in mean if name in std]
+        for name in (name for name in shared if name in units and name in std_units):
+            change = conversion(std_units[name], units[name])
+            if change is None and differ(std_units[name], units[name]):
+                raise ValueError(
+                    f"{self.std_path}: {name} is in {std_units[name]!r}, but its mean "
+                    f"in {self.mean_path} in {units[name]!r}; bring both to one unit"
+                )
+            if change and change[0] != 1.0:  # a std has no offset, such as degC's to K
+                std[name] = np.asarray(std[name] * np.float32(change[0]))
         means, stds = (self.mean_path, mean), (self.std_path, std)
         self._mean, self._std = (
             {name: self._chosen(values[name], name, path) for name in shared}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,22 +191,53 @@ def test_channels_in_another_order_are_refused(
     assert "has other channels: input: variable 1 is T (2 levels), in the che" in text
 
 
+def changed_files(
+    world: Path, folder: Path, change: Callable[[xr.Dataset], xr.Dataset]
+) -> dict[str, str]:
+    """Writes the files of the data anew; returns the changes of a config to them."""
+    folder.mkdir()
+    for path in world.glob("w_*.nc"):
+        with xr.open_dataset(path) as file:
+            change(file).to_netcdf(folder / path.name)
+    kinds = ("prognostic", "dynamic_forcing", "diagnostic")
+    keys = [f"data__source__ERA5__variables__{kind}__path" for kind in kinds]
+    return dict.fromkeys(keys, f"{folder}/w_%Y.nc")
+
+
+def in_unit(file: xr.Dataset, unit: str) -> xr.Dataset:
+    return file.assign(T=file["T"].assign_attrs(units=unit))
+
+
+@pytest.mark.slow
+def test_a_run_that_begins_with_weights_may_have_another_calendar(
+    run: Run, base: Path, world: Path, tmp_path: Path
+) -> None:
+    """It is said; the same run is not resumed in another one."""
+    assert run({"from": str(base)})[0] == OK
+    shutil.move(tmp_path / "run", tmp_path / "trained")
+    noleap = changed_files(
+        world, tmp_path / "noleap", lambda file: file.convert_calendar("noleap")
+    )
+    section = {"from": str(tmp_path / "trained")}
+    code, text = run(section, **noleap)
+    assert code == OK, text
+    where = f"{tmp_path}/trained/checkpoints/2, moving average"
+    words = "note: data: the dates are in the calendar noleap, those of"
+    assert f"{words} {where} in standard; they are taken as they are" in text
+    code, text = run(section, "--resume", "--set", "trainer.epochs=2")
+    assert code != OK
+    assert "data: the dates are in the calendar standard, expected noleap as in" in text
+
+
 @pytest.mark.slow
 def test_a_variable_in_another_unit_is_refused(
     run: Run, base: Path, world: Path, tmp_path: Path, capsys: Any
 ) -> None:
     """By the checkpoint of a run and by the channels of its package."""
-    units = {}
-    for unit in ("K", "degC"):
-        folder = tmp_path / unit
-        folder.mkdir()
-        for path in world.glob("w_*.nc"):
-            with xr.open_dataset(path) as file:
-                file["T"].attrs["units"] = unit
-                file.to_netcdf(folder / path.name)
-        kinds = ("prognostic", "dynamic_forcing", "diagnostic")
-        keys = [f"data__source__ERA5__variables__{kind}__path" for kind in kinds]
-        units[unit] = dict.fromkeys(keys, f"{folder}/w_%Y.nc")
+    units = {
+        unit: changed_files(world, tmp_path / unit, partial(in_unit, unit=unit))
+        for unit in ("K", "degC")
+    }
     code, text = run({"from": str(base)}, **units["K"])
     assert code == OK, text
     trained, packed = tmp_path / "trained", tmp_path / "package"

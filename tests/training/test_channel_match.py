@@ -14,6 +14,7 @@ from credit_jax.training.channel_match import (
     ChannelMatch,
     level_differences,
     match_channels,
+    num_in_common,
 )
 
 LEVELS = (500.0, 850.0, 1000.0)
@@ -100,6 +101,26 @@ def test_levels_without_values_are_taken_in_order() -> None:
     assert not level_differences(same, same)
     with pytest.raises(ConfigError, match="T has 2 levels, in the base 3, and the va"):
         match(BASE, ChannelSchema(fewer, fewer), "zero")
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_numbers_are_no_levels_that_the_base_knows(
+    first: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers = tuple(float(n + first) for n in range(3))
+    numbered, known = (
+        ChannelSchema((each,), (each,))
+        for each in (group("A/prognostic/3d/T", numbers), PROGNOSTIC[0])
+    )
+    text = rf"T: has the levels \[{first}.0, .*, but T of the base has \[500.0, 850"
+    with pytest.raises(ValueError, match=text):
+        match(known, numbered, "zero")
+    with pytest.raises(ValueError, match=text):
+        level_differences(known, numbered)
+    assert num_in_common(known, numbered) == -1
+    assert not caplog.messages
+    assert match(numbered, known, "zero").change.input == (0, 1, 2)
+    assert "one side only numbers them" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,32 @@ def test_bad_statistics(files, tmp_path, value, text):
         preblocks(norm=norm, concat=CONCAT)
 
 
+@pytest.mark.parametrize(
+    ("units", "factor"),
+    [(("K", "degC"), 1), (("Pa", "hPa"), 100), ((None, "hPa"), 1), (("Pa", None), 1)],
+)
+def test_a_std_is_in_the_unit_of_its_mean(both_files, units, factor):
+    """Its unit has no offset, and is that of a mean which has none."""
+    for path, unit in zip(both_files.values(), units, strict=True):
+        if unit is not None:
+            dataset = xr.load_dataset(path)
+            dataset["SP"].attrs["units"] = unit
+            dataset.to_netcdf(path)
+    block = opened(Normalizer, **both_files)
+    mean, std = block.statistics(SP, 1)
+    assert (*mean, *std) == (9.5e4, 4e3 * factor)
+    assert block.unit_of(SP) == (units[0] or units[1])
+
+
+def test_a_std_of_another_quantity_than_its_mean(both_files):
+    for path, unit in zip(both_files.values(), ("Pa", "K"), strict=True):
+        dataset = xr.load_dataset(path)
+        dataset["SP"].attrs["units"] = unit
+        dataset.to_netcdf(path)
+    with pytest.raises(ValueError, match=r"std.nc: SP is in 'K', but its mean in .*Pa"):
+        opened(Normalizer, **both_files)
+
+
 @pytest.mark.parametrize("key", ["mean_path", "std_path"])
 @pytest.mark.parametrize("size", [0, 100])
 def test_a_file_that_is_empty_or_cut_is_named(files, tmp_path, key, size):
