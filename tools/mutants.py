@@ -331,7 +331,7 @@ def digest(mutant: Mutant, file: Path, number: int) -> str:
 
 def stale(mutant: Mutant, number: int) -> bool:
     """Whether a mutant has no result, or its file or tests have changed since."""
-    if not mutant["status"] or (place := mutated(mutant)) is None:
+    if mutant["status"] in ("", "late") or (place := mutated(mutant)) is None:
         return True
     return digest(mutant, place[0], number) != mutant["digest"]
 

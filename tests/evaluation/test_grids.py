@@ -61,6 +61,8 @@ def test_a_curvilinear_grid():
     assert points.bands == (), "no circles of latitude"
     assert grid_of(LATITUDE, LONGITUDE, REGIONS).bands
     assert not grid_of(LATITUDE, LONGITUDE[:5], REGIONS).bands, "part of the globe"
+    uneven = np.concatenate([[0.015], LONGITUDE[1:]])
+    assert not grid_of(LATITUDE, uneven, REGIONS).bands, "steps that differ"
     found = sums_of(forecast, references, points)
     assert all(np.array_equal(found[name], own) for name, own in rows.items())
 
@@ -99,8 +101,9 @@ def test_climatology_by_month_and_by_hour(tmp_path):
         tmp_path / "hour.nc", engine="h5netcdf"
     )
     found = open_climatology(str(tmp_path / "hour.nc"))
-    read = found.read(np.datetime64("2000-02-03T07", "ns"), {"T": (0,)})
-    assert np.all(read == 3406)
+    for date, value in (("2000-02-03T07", 3406), ("2000-12-31T07", 36606)):
+        read = found.read(np.datetime64(date, "ns"), {"T": (0,)})
+        assert np.all(read == value)
 
 
 def test_climatology_of_training_data_in_another_calendar(tmp_path):

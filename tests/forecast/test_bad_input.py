@@ -225,6 +225,8 @@ def test_attributes_that_files_cannot_have(tmp_path):
         path.write_text(text)
         with pytest.raises(ValueError, match=expected):
             read_attributes(str(path))
+    path.write_text("T:")
+    assert read_attributes(str(path)) == {"T": {}}
 
 
 @pytest.mark.parametrize("name", ["2d", "3d"])

@@ -28,6 +28,14 @@ def test_copies_to_the_host_do_not_count_the_steps_they_wait_for():
     assert host.seconds - clock.awaited < SHORT
 
 
+def test_the_total_begins_with_the_end_of_the_first_step():
+    clock, start = DeviceClock(), time.perf_counter()
+    assert clock.total == 0.0
+    for _ in range(2):
+        clock.wait(start, Slow())
+    assert SHORT <= clock.busy <= clock.total <= time.perf_counter() - start - SHORT
+
+
 def test_time_for_which_a_full_queue_blocks():
     files = Workers(1, 1, "write")
     for _ in range(3):

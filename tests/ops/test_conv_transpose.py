@@ -28,6 +28,8 @@ def test_padding_of_one_side_cuts_off_that_side():
     whole = conv_transpose2d(x, kernel, stride=(2, 2))
     part = conv_transpose2d(x, kernel, stride=(2, 2), padding=((3, 0), (0, 2)))
     assert_close(part, whole[:, 3:, :-2], 1e-6, "padding of one side")
+    row = conv_transpose2d(x, kernel, stride=(2, 2), padding=((11, 0), (0, 0)))
+    assert_close(row, whole[:, 11:], 1e-6, "all but a row are cut off")
 
 
 @pytest.mark.parametrize(

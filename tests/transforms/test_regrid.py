@@ -21,7 +21,7 @@ LATITUDE, LONGITUDE = np.array([60.0, 0.0, -60.0]), np.array([0.0, 120.0])
 OLD, NEW = NUM_ROWS * NUM_COLUMNS, len(LATITUDE) * len(LONGITUDE)
 
 
-def write_weights(path, *, structured=True, curvilinear=False):
+def write_weights(path, *, structured=True, curved=None):
     """Writes weights: each new point is a mean of old ones; one pair occurs twice."""
     rng = np.random.default_rng(1)
     row = np.concatenate([np.repeat(np.arange(NEW), 5), [0, 0]])
@@ -30,15 +30,14 @@ def write_weights(path, *, structured=True, curvilinear=False):
     latitude, longitude = (
         own.ravel() for own in np.meshgrid(LATITUDE, LONGITUDE, indexing="ij")
     )
-    if curvilinear:
-        latitude = latitude + np.arange(NEW)
+    bend = np.arange(NEW)
     content = {
         "row": ("n_s", row[order] + 1),
         "col": ("n_s", col[order] + 1),
         "S": ("n_s", rng.uniform(0, 0.4, len(row))),
         "dst_grid_dims": ("rank", [2, 3] if structured else [NEW]),
-        "xc_b": ("n_b", longitude),
-        "yc_b": ("n_b", latitude),
+        "xc_b": ("n_b", longitude + bend * (curved == "longitude")),
+        "yc_b": ("n_b", latitude + bend * (curved == "latitude")),
         "xc_a": ("n_a", np.zeros(OLD)),
     }
     xr.Dataset(content).to_netcdf(path)
@@ -99,9 +98,10 @@ def test_the_grid_and_the_units_after_it(tmp_path):
     back = units.denormalize(y)
     assert_close(back[:, 4], y[:, 4] ** 2, 1e-6, "on the new grid")
     assert preblocks(concat=CONCAT).grid is None
-    curved = chain(write_weights(tmp_path / "curved.nc", curvilinear=True))
-    assert curved.grid.shape == (3, 2)
-    assert curved.grid.latitude is None
+    for name in ("latitude", "longitude"):
+        curved = chain(write_weights(tmp_path / "curved.nc", curved=name))
+        assert curved.grid.shape == (3, 2)
+        assert curved.grid.latitude is None
 
 
 def test_errors(tmp_path):

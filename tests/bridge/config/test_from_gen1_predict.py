@@ -45,6 +45,7 @@ def converted(**predict):
         {**CUSTOM, "start_hours": [0, 12], "duration": 5, "days": 3},
         {**CUSTOM, "duration": 9, "ic_interval_days": 4, "days": 1},
         {**CUSTOM, "start_hours": [6], "duration": 2},
+        {**CUSTOM, "days": 1},
         {**CUSTOM, "type": "10day_year"},
     ],
 )
@@ -245,6 +246,16 @@ def test_the_fields_on_pressure_levels_are_those_of_credit(credit, section, tmp_
     assert made.keys() == set(theirs.data_vars)
     for name, own in made.items():
         assert_close(own, theirs_of(name, theirs, inner), 1e-12, name)
+
+
+@pytest.mark.parametrize(("name", "is_input"), [("mask", True), ("Z", False)])
+def test_ground_of_the_static_file(name, is_input):
+    """It is read again if it is none of the fields that the data have of this file."""
+    interp = {"surface_geopotential_var": name}
+    inference, _ = converted(interp_pressure=interp, static_fields="/data/static.nc")
+    args = inference["postblocks"]["per_step"]["pressure_levels"]["args"]
+    assert args["surface_geopotential_var"] == f"ERA5/static/2d/{name}"
+    assert ("surface_geopotential_file" not in args) == is_input
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ def test_too_few_devices_for_all_degrees():
 
 
 def test_too_few_devices_once_jax_is_in_use():
+    ensure_devices(1)
     ensure_devices(8)
     message = "tensor 4 x domain 4 = 16 devices are needed, but JAX is already in use"
     with pytest.raises(ValueError, match=message):
