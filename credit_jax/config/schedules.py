@@ -25,11 +25,15 @@ class Schedule(StrictModel):
     """A learning rate that changes in a run.
 
     Attributes of a class: `by_epoch`, whether it counts epochs, not micro-batches;
-    `keeps_rate`, whether the rate is part of the run's state; `reaches_loss`, whether
-    the parameters of a loss are trained at it, too.
+    `length`, the attribute that says when the rate has fallen, "" without an end, and
+    `then`, what the rate does from there on; `keeps_rate`, whether the rate is part of
+    the run's state; `reaches_loss`, whether the parameters of a loss are trained at it,
+    too.
     """
 
     by_epoch: ClassVar[bool] = False
+    length: ClassVar[str] = ""
+    then: ClassVar[str] = "rises again"
     keeps_rate: ClassVar[bool] = False
     reaches_loss: ClassVar[bool] = True
 
@@ -64,6 +68,8 @@ class LinearWarmupCosineConfig(Schedule):
     total_steps: int = Field(500_000, ge=1)
     min_lr: float = Field(1e-5, ge=0)
 
+    length: ClassVar = "total_steps"
+    then: ClassVar = "is at min_lr"
     ignored: ClassVar = _COUNTED
 
     def rate(self, base: float, count: Any, xp: Any) -> Any:
@@ -156,6 +162,7 @@ class CosineAnnealingConfig(Schedule):
 
     ignored: ClassVar = _COUNTED
     by_epoch: ClassVar = True
+    length: ClassVar = "T_max"
 
     def rate(self, base: float, count: Any, xp: Any) -> Any:
         """`eta_min + (base - eta_min) (1 + cos(pi count / T_max)) / 2`."""
@@ -170,9 +177,11 @@ class LambdaConfig(Schedule):
     scheduler_type: Literal["lambda"]
 
     by_epoch: ClassVar = True
+    length: ClassVar = "fall"
     # CREDIT's schedule has no settings; these are constants of its code.
     num_epochs: ClassVar = 100
     warmup_epochs: ClassVar = 10
+    fall: ClassVar = num_epochs // 2
 
     def rate(self, base: float, count: Any, xp: Any) -> Any:
         """The curve at `2 count + 1`.

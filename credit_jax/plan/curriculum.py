@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from credit_jax.config import Config
 from credit_jax.config.data import num_samples
-from credit_jax.config.schedules import LinearWarmupCosineConfig
 from credit_jax.data import ChannelSchema, Loader, build_loader
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.plan.findings import Findings
@@ -183,15 +182,21 @@ def notes_on_schedules(
             parts[-1][2] += length.updates * stage.trainer.grad_accum_every
     else:
         parts[0][2] = trainer.epochs * _batches(config, loaders.get(0), dp_size)
-    return [
-        f"{path}.total_steps: the rate is at min_lr from micro-batch "
-        f"{each.scheduler.total_steps:,} of {count:,} on; write total_steps: {count}, "
-        "or train fewer epochs"
-        for path, each, count in parts
-        if each.use_scheduler
-        and isinstance(each.scheduler, LinearWarmupCosineConfig)
-        and each.scheduler.total_steps < _ENOUGH * count
-    ]
+    notes = []
+    for path, each, count in parts:
+        if (schedule := each.schedule) is None or not (key := schedule.length):
+            continue
+        unit = "micro-batch"
+        if schedule.by_epoch:
+            unit, count = "epoch", 0 if stages else trainer.epochs
+        if (end := getattr(schedule, key)) < _ENOUGH * count:
+            is_key = key in schedule.model_dump()
+            notes.append(
+                f"{path}{f'.{key}' if is_key else ''}: the rate {schedule.then} from "
+                f"{unit} {end:,} of {count:,} on, as in CREDIT; "
+                f"{f'write {key}: {count}, or ' if is_key else ''}train fewer epochs"
+            )
+    return notes
 
 
 def notes_on_lengths(config: Config, lengths: Sequence[StageLength]) -> list[str]:

@@ -137,6 +137,16 @@ def test_packages_and_schedules_that_the_run_lacks(plan, monkeypatch):
     (line,) = (n for n in short.notes if "trainer.scheduler.total_steps" in n)
     assert "the rate is at min_lr" in line
     assert "13 of 15" in line
+    for kind, epochs, key, end in (
+        ({"scheduler_type": "cosine-annealing", "T_max": 4}, 5, ".T_max", 4),
+        ({"scheduler_type": "lambda"}, 70, "", 50),
+    ):
+        changes = {**trainer, "trainer__epochs": epochs, "trainer__scheduler": kind}
+        (line,) = (n for n in plan(**changes).notes if "trainer.scheduler" in n)
+        start = f"trainer.scheduler{key}: the rate rises again from epoch {end} of "
+        assert line.startswith(f"{start}{epochs} on, as in CREDIT; ")
+        enough = plan(**changes | {"trainer__epochs": end}).notes
+        assert not [n for n in enough if "trainer.scheduler" in n]
     (problem,) = plan.problems(trainer__use_wandb=True)
     assert "pip install 'credit-jax[wandb]'" in problem
     stage = {"until": "5 updates", "scheduler": schedule | {"total_steps": 4}}
