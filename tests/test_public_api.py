@@ -67,8 +67,11 @@ def test_the_example_runs(name, folder, prelude, tiny_model, monkeypatch):
 
 def test_the_page_lists_the_names():
     """All of them, and no others; `python -m tools.public_api` writes the table."""
-    listed = re.findall(r"^\| `credit_jax\.(\w+)` \|", PAGE.read_text(), re.MULTILINE)
+    listed = re.findall(r"(?m)^\| \[`credit_jax\.(\w+)`\] \|", PAGE.read_text())
     assert sorted(listed) == sorted(credit_jax.__all__)
+    files = re.findall(r"(?m)^\[`credit_jax\.\w+`\]: (\S+)$", PAGE.read_text())
+    assert len(files) == len(listed)
+    assert all((PAGE.parent / file).is_file() for file in files)
     assert len(page(PAGE.read_text()).splitlines()) == len(
         PAGE.read_text().splitlines()
     )

@@ -46,10 +46,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     """Converts links between files of the repository to links between pages.
 
-    The public names are links to the reference, which the repository has not.
+    The public names are links to the reference here, and to files in the repository.
     """
     if page.file.src_uri == "api.md":
-        markdown = re.sub(r"(?m)^\| (`credit_jax\.(\w+)`)", _linked, markdown)
+        markdown = re.sub(r"(?m)^\| \[(`credit_jax\.(\w+)`)\]", _linked, markdown)
     if page.file.generated_by is None:
         markdown = re.sub(r"\]\(\.\./", "](", markdown)
     markdown = re.sub(r"\]\(((?:\.\./)*)docs/", r"](\1", markdown)

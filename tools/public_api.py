@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -82,12 +83,15 @@ def breaks(before: dict[str, list[str]], now: dict[str, list[str]]) -> list[str]
 
 def table() -> str:
     """The part of the page that follows from the names."""
-    lines = ["| name | what it is |", "|---|---|"]
+    lines, links = ["| name | what it is |", "|---|---|"], [""]
     for name in sorted(credit_jax.__all__, key=str.lower):
-        first = (inspect.getdoc(getattr(credit_jax, name)) or "").split("\n\n")[0]
+        thing = getattr(credit_jax, name)
+        first = (inspect.getdoc(thing) or "").split("\n\n")[0]
         summary = " ".join(first.split()).replace("|", "\\|")
-        lines.append(f"| `credit_jax.{name}` | {summary} |")
-    return "\n".join(lines) + "\n"
+        lines.append(f"| [`credit_jax.{name}`] | {summary} |")
+        file = Path(inspect.getfile(sys.modules[thing.__module__])).relative_to(ROOT)
+        links.append(f"[`credit_jax.{name}`]: ../{file}")
+    return "\n".join([*lines, *links]) + "\n"
 
 
 def page(text: str) -> str:
