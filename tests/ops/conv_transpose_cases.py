@@ -18,6 +18,7 @@ CASES_2D = {
         (4, 4, 2),
         {"stride": (2, 2), "padding": (1, 1)},
     ),
+    "kernel 4 by 2, stride 2": ((5, 6, 3), (4, 2, 2), {"stride": (2, 2)}),
     "kernel 3, stride 2": ((5, 6, 3), (3, 3, 2), {"stride": (2, 2)}),
     "kernel 3, stride 2, output padding": (
         (5, 6, 3),

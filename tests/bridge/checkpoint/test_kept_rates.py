@@ -70,6 +70,11 @@ def test_a_constant_rate(rng: Any, tmp_path: Path) -> None:
     back = there_and_back(mapping, checkpoint, tmp_path)
     assert back.progress == progress
     assert back.settings == {"trainer.learning_rate": 0.02}
+    pairs = {"use_scheduler": False, "scheduler": None, "grad_accum_every": 2}
+    assert from_torch(config(**pairs), tmp_path).micro_step == 60, "3 epochs"
+    unknown = {"parallelism": {"data": "ddp"}, "batches_per_epoch": 0}
+    back = from_torch(config(**pairs, **unknown), tmp_path)
+    assert back.micro_step == 120, "60 updates"
 
 
 @pytest.mark.slow
