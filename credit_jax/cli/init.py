@@ -73,6 +73,11 @@ _USUAL = {
     "2m_temperature u10 v10 10m_u_component_of_wind 10m_v_component_of_wind pressfc "
     "tmp2m spfh2m ugrd10m vgrd10m",
 }
+# Of fields on levels those that follow from others, or are products of them.
+_DERIVED = (
+    "relative_humidity relhum hur r divergence vorticity potential_vorticity pv d vo "
+    "wind_speed uu vv vu uq vq ut vt wspeed omegat omegau z3zm"
+)
 # The share of the times that are held out for validation.
 _HELD_OUT = 0.1
 # Padding is searched up to so many points more than the least.
@@ -398,12 +403,15 @@ def _assign_roles(
     example: Mapping[str, Any],
     chosen: Mapping[str, Sequence[str]],
 ) -> dict[str, str]:
-    """Finds out which variables with time are predicted, forced or diagnosed."""
+    """Finds out which variables with time are predicted, forced or diagnosed.
+
+    Others have no role: what is on levels and derived, and fields of unknown names.
+    """
     deep, flat = (
         [name for group in groups for name in group.timed[key]] for key in _DIMS
     )
     usual = {name: role for role, names in _USUAL.items() for name in names.split()}
-    roles = dict.fromkeys(deep, PROGNOSTIC)
+    roles = {x: PROGNOSTIC for x in deep if x.lower() not in _DERIVED.split()}
     roles |= {name: usual[name.lower()] for name in flat if name.lower() in usual}
     for source in ((example.get("data") or {}).get("source") or {}).values():
         for role, fields in (source.get("variables") or {}).items():
@@ -418,15 +426,14 @@ def _assign_roles(
                     f"--{OPTIONS[role]} {name}: no variable with times; there are "
                     f"{', '.join([*deep, *flat])}"
                 )
-    problems = [
-        f"the files do not say: {name}: is it a state that is fed back (prognostic), "
-        "read at every step (forcing), or made in a step (diagnostic)? Give "
-        f"--prognostic {name}, --forcing {name} or --diagnostic {name}"
-        for name in flat
-        if name not in roles
-    ]
-    if problems:
-        raise ValueError("\n".join(problems))
+    left = [name for name in (*deep, *flat) if name not in roles]
+    if left:
+        print_line(
+            f"note: left out: {', '.join(left)}; these are derived from others, or the "
+            "files do not say whether they are fed back (--prognostic NAME), read at "
+            "every step (--forcing NAME) or made in one (--diagnostic NAME)",
+            "yellow",
+        )
     return roles
 
 
@@ -486,7 +493,7 @@ def _sources(
     for group, role in product(groups, (PROGNOSTIC, FORCING, "static", DIAGNOSTIC)):
         static = group.static if role == "static" else {}
         fields = {
-            key: [*static.get(key, ()), *(n for n in names if roles[n] == role)]
+            key: [*static.get(key, ()), *(n for n in names if roles.get(n) == role)]
             for key, names in group.timed.items()
         }
         fields = {key: names for key, names in fields.items() if names}

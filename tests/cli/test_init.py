@@ -95,12 +95,16 @@ def test_the_three_commands(files, capsys):
 
 
 def test_what_the_files_do_not_say(files, capsys):
-    """An error names the option."""
-    assert init("--data", *files) == USER_ERROR
-    error = capsys.readouterr().err
-    assert "the files do not say: rain: is it a state" in error
-    assert "--prognostic rain, --forcing rain or --diagnostic rain" in error
-    assert not Path("my.yaml").exists()
+    """It is left out, and a note names the options."""
+    assert init("--data", *files) == OK
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if "left out" in x)
+    assert line.startswith("note: left out: rain; ")
+    assert "(--prognostic NAME)" in line
+    assert "(--forcing NAME)" in line
+    assert "(--diagnostic NAME)" in line
+    assert "rain" not in str(yaml.safe_load(Path("my.yaml").read_text())["data"])
+    assert preprocess(["--config", "my.yaml"]) == OK
+    assert not check_config("my.yaml", num_devices=1).problems
 
 
 def test_all_that_the_files_do_not_say_at_once(tmp_path, monkeypatch, capsys):
@@ -108,13 +112,13 @@ def test_all_that_the_files_do_not_say_at_once(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     times = pd.date_range("2000-01-01", periods=20, freq="6h")
     known = ("ps", "pr", "rsdt", "rlut", "solin")
-    fields(times, ("ta",), (*known, "rain", "snow")).to_netcdf("all.nc")
-    assert init("--data", "all.nc") == USER_ERROR
-    error = capsys.readouterr().err
-    for name in ("rain", "snow"):
-        assert f"--prognostic {name}, --forcing {name} or" in error
-    assert "ps:" not in error
+    deep = ("ta", "hur", "potential_vorticity")
+    fields(times, deep, (*known, "rain", "snow")).to_netcdf("all.nc")
+    assert init("--data", "all.nc") == OK
+    assert "left out: hur, potential_vorticity, rain, snow; " in capsys.readouterr().out
+    Path("my.yaml").unlink()
     assert init("--data", "all.nc", "--diagnostic", "rain", "snow") == OK
+    assert "left out: hur, potential_vorticity; " in capsys.readouterr().out
     source = yaml.safe_load(Path("my.yaml").read_text())["data"]["source"]["data"]
     flat = {role: own.get("vars_2D") for role, own in source["variables"].items()}
     assert flat == {
