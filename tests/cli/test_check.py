@@ -15,26 +15,10 @@ from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.plan import plan_run
 from credit_jax.plan.memory import estimate_memory, local_size
 from tests.config.example import example
+from tests.models.cases import BASE, section
 from tests.support.configs import plan_problems
 
-MODEL = {
-    "type": "wxformer",
-    "image_height": 32,
-    "image_width": 64,
-    "frames": 1,
-    "levels": 2,
-    "channels": 2,
-    "surface_channels": 1,
-    "input_only_channels": 2,
-    "output_only_channels": 1,
-    "dim": [8, 16, 32, 64],
-    "depth": [1, 1, 1, 1],
-    "dim_head": 4,
-    "global_window_size": [4, 2, 2, 1],
-    "local_window_size": 2,
-    "cross_embed_kernel_sizes": [[4, 8], [2, 4], [2, 4], [2, 4]],
-    "cross_embed_strides": [2, 2, 2, 2],
-}
+MODEL = section(BASE, (32, 64), depth=[1, 1, 1, 1], padding_conf=None)
 
 
 def plan(num_devices=None, **changes):

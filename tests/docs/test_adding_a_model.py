@@ -18,13 +18,9 @@ from credit_jax.models.registry import build, parse_model
 from credit_torch_bridge.compare.credit_import import import_credit
 from credit_torch_bridge.compare.credit_side import new_credit_model, register_models
 from tests.data.world import raw_config
-from tests.models.mesh_parity import (
-    assert_equals_one_device,
-    assert_equals_one_device_in_float64,
-)
+from tests.models.mesh_parity import assert_equals_one_device
 from tests.models.parity import (
     assert_equals_credit,
-    assert_equals_credit_in_float64,
     assert_training_forward_equals_credit,
 )
 from tests.state_dict.round_trip import assert_round_trip
@@ -111,7 +107,7 @@ def test_plain_definitions_equal_the_pytorch_class(credit):
 
 
 def test_equals_the_pytorch_class_in_float64(credit):
-    assert_equals_credit_in_float64(credit, BLOCK, "padded")
+    assert_equals_credit(credit, BLOCK, "padded", dtype="float64")
 
 
 def test_the_training_forward(credit):
@@ -126,7 +122,7 @@ def test_equals_one_device(mesh):
 
 @pytest.mark.slow
 def test_equals_one_device_in_float64():
-    assert_equals_one_device_in_float64(BLOCK, "padded", remat="full")
+    assert_equals_one_device(BLOCK, "2x2x2", "padded", dtype="float64", remat="full")
 
 
 def test_the_defaults_are_those_of_the_pytorch_class():

@@ -8,28 +8,11 @@ import pytest
 import yaml
 
 from credit_jax.cli.console import main
+from tests.models.cases import BASE, section
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "library.md"
-MODEL = {
-    "type": "wxformer",
-    "image_height": 32,
-    "image_width": 32,
-    "frames": 1,
-    "channels": 2,
-    "surface_channels": 1,
-    "input_only_channels": 2,
-    "output_only_channels": 1,
-    "levels": 2,
-    "dim": [8, 16, 32, 64],
-    "depth": [0, 1, 0, 0],
-    "dim_head": 4,
-    "global_window_size": [4, 2, 2, 1],
-    "local_window_size": 2,
-    "cross_embed_kernel_sizes": [[4, 8], [2, 4], [2, 4], [2, 4]],
-    "cross_embed_strides": [2, 2, 2, 2],
-    "use_spectral_norm": True,
-}
+MODEL = section(BASE, (32, 32), depth=[0, 1, 0, 0], padding_conf=None)
 
 
 VARIABLES = {

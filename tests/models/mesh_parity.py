@@ -23,7 +23,8 @@ from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.ops.relative_error import joint_error
 from credit_jax.parallel.params.precision import Float8, Precision
 from credit_jax.parallel.placement import batch_spec, place_batch
-from tests.support import assert_close, assert_trees_close, make_mesh
+from tests.models.parity import assert_same_state
+from tests.support import assert_close, assert_trees_close, dealt, make_mesh
 
 FORWARD, GRADIENT, FLOAT64 = 1e-5, 1e-4, 1e-11
 # Convolutions in float64 are slow on CPU, as each sample is computed separately.
@@ -36,8 +37,10 @@ MESHES = {
     "domain2": (1, 1, 2),
     "domain3": (1, 1, 3),
     "domain4": (1, 1, 4),
+    "domain5": (1, 1, 5),
     "domain8": (1, 1, 8),
-    "dp2_tp2_domain2": (2, 2, 2),
+    "tp2-domain3": (1, 2, 3),
+    "2x2x2": (2, 2, 2),
 }
 
 
@@ -105,8 +108,7 @@ def run(
         out_specs=(spec, PartitionSpec(), model.specs, model.model_state_specs),
     )
     params, model_state = _weights(_key(block), dtype)
-    # Samples are dealt to the ranks in turn, and numbered so.
-    order = np.arange(batch).reshape(-1, degrees[0]).T.ravel()
+    order = dealt(batch, degrees[0])
     data = {k: x[order] for k, x in _data(model_def, dtype, batch).items()}
     with use_implementation(implementation):
         numbers = jax.jit(body)(params, model_state, place_batch(data, mesh))
@@ -159,64 +161,41 @@ def _one_device(key: str, dtype: str, batch: int) -> Any:
 
 
 def assert_equals_one_device(
-    block: Mapping[str, Any], mesh: str, name: str, remat: str = "none"
+    block: Mapping[str, Any],
+    mesh: str,
+    name: str,
+    *,
+    dtype: str = "float32",
+    **options: Any,
 ) -> None:
-    """Asserts equal prediction, loss, gradient and state in float32.
+    """Asserts equal prediction, loss, gradient and state.
+
+    In float64, each array of the gradient; in float32, all parameters together.
 
     Args:
         block: the `model:` section.
         mesh: a key of `MESHES`.
         name: label of the printed errors.
-        remat: see `run`.
+        dtype: of parameters and inputs.
+        **options: further arguments of `run` on the mesh.
     """
-    actual = run(block, MESHES[mesh], "float32", remat=remat)
-    expected = one_device(block, "float32")
-    compare(actual, expected, (FORWARD, GRADIENT), f"{name} on {mesh}")
+    with jax.enable_x64(dtype == "float64"):
+        actual = run(block, MESHES[mesh], dtype, **options)
+        expected = one_device(block, dtype, options.get("batch", BATCH))
+    assert actual[0].dtype == dtype, f"the forward ran in {actual[0].dtype}"
+    compare(actual, expected, f"{name} on {mesh}, {dtype}")
 
 
-def assert_equals_one_device_in_float64(
-    block: Mapping[str, Any],
-    name: str,
-    remat: str = "none",
-    degrees: tuple[int, int, int] = (2, 2, 2),
-) -> Any:
-    """Asserts equal prediction, loss, gradient arrays and state in float64.
-
-    Args:
-        block: the `model:` section.
-        name: label of the printed errors.
-        remat: see `run`.
-        degrees: dp, tp and domain.
-
-    Returns:
-        The result of `run` on that mesh.
-    """
-    with jax.enable_x64(True):
-        actual = run(block, degrees, "float64", remat=remat)
-        expected = one_device(block, "float64")
-    assert actual[0].dtype == np.float64, f"the forward ran in {actual[0].dtype}"
-    what = f"{name} on {degrees}, float64"
-    compare(actual, expected, (FLOAT64, FLOAT64), what)
-    assert_trees_close(actual[2], expected[2], FLOAT64, f"{what}: each gradient")
-    return actual
-
-
-def compare(
-    actual: Any, expected: Any, tolerances: tuple[float, float], what: str
-) -> None:
+def compare(actual: Any, expected: Any, what: str) -> None:
     """Compares the results of `run` on a mesh and on one device."""
-    forward, gradient = tolerances
+    is_wide = expected[0].dtype == np.float64
+    forward, gradient = (FLOAT64, FLOAT64) if is_wide else (FORWARD, GRADIENT)
     assert_close(actual[0], expected[0], forward, f"{what}: forward")
     assert_close(actual[1], expected[1], forward, f"{what}: loss")
     error = joint_error(actual[2], expected[2])
     print(f"{what}: gradient of all parameters: relative error {error:.2e}")
     assert error <= gradient, f"{what}: gradient of all parameters: {error:.3e}"
+    if is_wide:
+        assert_trees_close(actual[2], expected[2], FLOAT64, f"{what}: each gradient")
     ours, one = (s[SPECTRAL_NORM] | s[BATCH_STATS] for s in (actual[3], expected[3]))
-    assert ours.keys() == one.keys(), f"{what}: another state"
-    for name in sorted({name for arrays in one.values() for name in arrays}):
-        assert_trees_close(
-            {path: arrays[name] for path, arrays in ours.items() if name in arrays},
-            {path: arrays[name] for path, arrays in one.items() if name in arrays},
-            forward,
-            f"{what}: {name} after the forward",
-        )
+    assert_same_state(ours, one, forward, f"{what}: the forward")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +14,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from credit_jax.kernels import use_implementation
-from credit_jax.models.conversion import from_state_dict, to_state_dict
-from credit_jax.models.diffusion.process import TIME
+from credit_jax.models.conversion import from_state_dict, key_map_for, to_state_dict
+from credit_jax.models.diffusion.process import LARGEST_SIGMA, SMALLEST_SIGMA
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
@@ -25,8 +27,6 @@ from credit_jax.parallel.params.precision import Precision
 from tests.support import assert_close, assert_trees_close, make_mesh
 
 FORWARD, GRADIENT, FLOAT64 = 1e-5, 1e-4, 1e-9
-
-BATCH = 2
 
 Tree = dict[str, np.ndarray]
 
@@ -66,154 +66,45 @@ def run_with_credits_weights(
     return np.asarray(y), np.asarray(value), by_input, named
 
 
-@dataclass(frozen=True)
-class NetworkCase:
-    """Results of CREDIT's network; see `tests.reference.cases.CreditCase`."""
-
-    model: Any
-    inputs: Tree
-    y: np.ndarray
-    loss: float
-    gradients: Tree
-    by_input: Tree
-    state: Tree
-    state_after: Tree
-
-
-def inputs_of(block: dict[str, Any], batch: int, dtype: str) -> Tree:
-    """Returns random inputs of the network, with noise steps from the last one down."""
-    model_def, rng = build(block), np.random.default_rng(0)
-    specs = model_def.network_inputs
-    arrays: Tree = {k: rng.normal(size=s.shape(batch)) for k, s in specs.items()}
-    if model_def.process is not None:
-        last = model_def.process.num_steps - 1
-        arrays[TIME] = (last - 7.0 * np.arange(batch) % last)[:, None]
-    return {name: array.astype(dtype) for name, array in arrays.items()}
-
-
-def _numpy(model: Any) -> Tree:
-    return {k: v.detach().numpy().copy() for k, v in model.state_dict().items()}
-
-
-@dataclass(frozen=True)
-class Networks:
-    """Cases of networks of any inputs, such as those of diffusion processes.
-
-    Attributes:
-        credit: the module `tests.reference.cases`.
-    """
-
-    credit: Any
-
-    def credit_case(
-        self,
-        block: dict[str, Any],
-        seed: int = 1,
-        mode: str = "eval",
-        dtype: Any = None,
-    ) -> NetworkCase:
-        """Runs a forward and backward pass of CREDIT's network, or of its process's."""
-
-        import torch
-
-        from credit_torch_bridge.compare.credit_side import (
-            call_network,
-            cast_credit,
-            floats_of,
-            network_of,
-            share_edges,
-        )
-
-        del seed
-        wide = dtype or torch.float32
-        model = self.credit.build_credit(block, seed=1)
-        share_edges(model, block)
-        cast_credit(model, wide)
-        arrays = inputs_of(block, BATCH, str(wide).removeprefix("torch."))
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-        generator = torch.Generator().manual_seed(0)
-        with floats_of(wide):
-            with torch.no_grad():
-                for p in model.parameters():
-                    p.add_(0.1 * torch.randn(p.shape, generator=generator, dtype=wide))
-                for _ in range(5):
-                    model.train()
-                    call_network(network_of(model), tensors)
-            model.train(mode == "train")
-            state = _numpy(model)
-            moved = [name for name in tensors if name != TIME]
-            for name in moved:
-                tensors[name].requires_grad_()
-            y = call_network(network_of(model), tensors)
-            loss = (y**2).mean()
-            loss.backward()
-        named = model.named_parameters()
-        return NetworkCase(
-            model,
-            arrays,
-            y.detach().numpy(),
-            float(loss.detach()),
-            {k: p.grad.numpy() for k, p in named if p.grad is not None},
-            {name: np.asarray(tensors[name].grad) for name in moved},
-            state,
-            _numpy(model),
-        )
-
-
 def assert_equals_credit(
     credit: Any,
     block: dict[str, Any],
     name: str,
     implementation: str = "cpu",
-    noise: Noise | None = None,
     *,
+    dtype: str = "float32",
     seed: int = 3,
 ) -> tuple[Tree, Tree]:
-    """Asserts equal forward, loss and gradients by inputs and parameters, in float32.
+    """Asserts equal forward, loss and gradients by inputs and parameters.
+
+    In float64, each array of the gradient; in float32, all parameters together.
 
     Args:
         credit, block, name: the reference, the `model` section and its name.
-        implementation, noise: as for `run_with_credits_weights`.
+        implementation: as for `run_with_credits_weights`.
+        dtype: of both sides.
         seed: of CREDIT's parameters and the input.
-
-    Returns:
-        Our gradients and CREDIT's, by CREDIT's names.
-    """
-    case = credit.credit_case(block, seed=seed)
-    return _compare(case, block, name, implementation, noise)
-
-
-def assert_equals_credit_in_float64(
-    credit: Any,
-    block: dict[str, Any],
-    name: str,
-    implementation: str = "cpu",
-    noise: Noise | None = None,
-) -> tuple[Tree, Tree]:
-    """Asserts that every gradient array equals CREDIT's, in float64.
 
     Returns:
         Our gradients and CREDIT's, by CREDIT's names.
     """
     import torch
 
-    case = credit.credit_case(block, seed=3, dtype=torch.float64)
-    with jax.enable_x64(True):
-        return _compare(case, block, name, implementation, noise)
+    from credit_torch_bridge.compare.credit_side import recorded_noise
 
-
-def _compare(
-    case: Any,
-    block: dict[str, Any],
-    name: str,
-    implementation: str,
-    noise: Noise | None,
-) -> tuple[Tree, Tree]:
-    y, value, by_input, named = run_with_credits_weights(
-        block, case, implementation, noise
-    )
-    is_wide = case.y.dtype == np.float64
+    wide = getattr(torch, dtype)
+    draw = mock.patch.object(torch, "randn", partial(torch.randn, dtype=wide))
+    with draw, recorded_noise() as drawn:
+        case = credit.credit_case(block, seed=seed, dtype=wide)
+    with jax.enable_x64(dtype == "float64"):
+        # What CREDIT draws last is the noise of the forward pass.
+        sites = _noise_sites(build(block).config)
+        arrays = dict(zip(sites, drawn[len(drawn) - len(sites) :], strict=True))
+        noise = Noise(jax.random.key(0), jax.tree.map(jnp.asarray, arrays))
+        y, value, by_input, named = run_with_credits_weights(
+            block, case, implementation, noise if sites else None
+        )
+    is_wide = dtype == "float64"
     forward, gradient = (FLOAT64, FLOAT64) if is_wide else (FORWARD, GRADIENT)
     assert y.dtype == case.y.dtype, f"the forward ran in {y.dtype}"
     assert y.shape == case.y.shape, f"{y.shape}, CREDIT gives {case.y.shape}"
@@ -222,6 +113,8 @@ def _compare(
     for key, expected in case.by_input.items():
         assert_close(by_input[key], expected, gradient, f"{name}: gradient of {key}")
     assert named.keys() >= case.gradients.keys(), "every gradient must be there"
+    constant = {*key_map_for(build(block)).parameters.keys} - case.gradients.keys()
+    assert not any(named[key].any() for key in constant), "CREDIT trains fewer"
     ours = {key: named[key] for key in case.gradients}
     if is_wide:
         assert_trees_close(ours, case.gradients, gradient, f"{name}: gradients")
@@ -231,19 +124,28 @@ def _compare(
     return ours, case.gradients
 
 
-def assert_training_forward_equals_credit(credit: Any, block: dict[str, Any]) -> None:
-    """Asserts equal output and model state of one training-mode forward."""
-    case, y = assert_training_state_equals_credit(credit, block)
-    assert_close(y, case.y, FORWARD, "training forward")
+def _noise_sites(config: Any) -> list[str]:
+    """Returns the call sites of noise of the ensemble, in the order of CREDIT."""
+    if not hasattr(config, "noise_latent_dim"):
+        return []
+    kinds = ("encoder", "decoder") if config.encoder_noise else ("decoder",)
+    sites = [f"{kind} {index}" for kind in kinds for index in range(3)]
+    if config.correlated:
+        return ["latent", *sites]
+    return [name for site in sites for name in (f"{site} latent", site)]
 
 
-def assert_training_state_equals_credit(
-    credit: Any, block: dict[str, Any]
-) -> tuple[Any, np.ndarray]:
-    """Asserts equal model state after one training-mode forward.
+def assert_training_forward_equals_credit(
+    credit: Any, block: dict[str, Any], *, output: bool = True
+) -> Any:
+    """Asserts equal output and model state of one training-mode forward.
+
+    Args:
+        credit, block: the reference and the `model` section.
+        output: whether the output is compared, too.
 
     Returns:
-        CREDIT's case, and our output.
+        CREDIT's case.
     """
     case = credit.credit_case(block, seed=1, mode="train")
     model_def = build(block)
@@ -268,14 +170,7 @@ def assert_training_state_equals_credit(
         after[SPECTRAL_NORM] | after[BATCH_STATS],
         before[SPECTRAL_NORM] | before[BATCH_STATS],
     )
-    assert new.keys() == after.keys(), "the state must be of the same norms"
-    for name in sorted({name for pair in after.values() for name in pair}):
-        assert_trees_close(
-            {path: pair[name] for path, pair in new.items() if name in pair},
-            {path: pair[name] for path, pair in after.items() if name in pair},
-            FORWARD,
-            f"{name} after the forward",
-        )
+    assert_same_state(new, after, FORWARD, "the forward")
     moved = [
         float(np.abs(pair[name] - before[path][name]).max())
         for path, pair in after.items()
@@ -283,18 +178,88 @@ def assert_training_state_equals_credit(
     ]
     # Without norms there is no state to compare.
     assert not moved or max(moved) > 1e-5, "the forward must move the state"
-    return case, np.asarray(y)
+    if output:
+        assert_close(np.asarray(y), case.y, FORWARD, "training forward")
+    return case
 
 
-def credits_defaults(module: str, name: str) -> dict[str, Any]:
-    """Returns the constructor defaults of a CREDIT class."""
+def assert_same_state(actual: Any, expected: Any, bound: float, what: str) -> None:
+    """Asserts equal vectors and statistics of the same norms, each kind together."""
+    assert actual.keys() == expected.keys(), f"{what}: another state"
+    for name in sorted({name for arrays in expected.values() for name in arrays}):
+        assert_trees_close(
+            {path: arrays[name] for path, arrays in actual.items() if name in arrays},
+            {path: arrays[name] for path, arrays in expected.items() if name in arrays},
+            bound,
+            f"{name} after {what}",
+        )
+
+
+@contextmanager
+def same_noise(model: Any, arrays: Tree) -> Iterator[Noise]:
+    """Makes CREDIT's process draw "start" once and then "step", as ours does.
+
+    Args:
+        model: CREDIT's process.
+        arrays: NHWC by call site.
+    """
+    import torch
+
+    kept = model.randn_like_fn
+
+    def draw(shape: Any = None, tensor: Any = None, device: Any = None) -> Any:
+        array = arrays["step"] if shape is None else arrays["start"]
+        return torch.from_numpy(array).permute(0, 3, 1, 2)[:, :, None].clone()
+
+    model.randn_like_fn = draw
+    try:
+        yield Noise(jax.random.key(0), jax.tree.map(jnp.asarray, arrays))
+    finally:
+        model.randn_like_fn = kept
+
+
+def assert_samples_equal_credit(
+    credit: Any, block: dict[str, Any], name: str, dtype: str, tolerance: float
+) -> None:
+    """Asserts equal samples by all sampler steps, with the same noise at each step."""
+    import torch
+
+    from credit_torch_bridge.compare.credit_side import floats_of
+
+    wide, made = getattr(torch, dtype), list[Any]()
+    case = credit.credit_case(block, seed=1, dtype=wide, prepare=made.append)
+    model_def, rng = build(block), np.random.default_rng(2)
+    batch, _, _, height, width = case.y.shape
+    shape = batch, height, width, model_def.output_channels
+    drawn = {site: rng.normal(size=shape).astype(dtype) for site in ("start", "step")}
+    # Of log-uniform noise, whose factors are then 1.
+    one = -np.log(SMALLEST_SIGMA) / np.log(LARGEST_SIGMA / SMALLEST_SIGMA)
+    drawn |= {f"{site} scale": np.full(shape, one, dtype) for site in drawn}
+    with (
+        jax.enable_x64(dtype == "float64"),
+        same_noise(made[0], drawn) as noise,
+        floats_of(wide),
+    ):
+        x = torch.from_numpy(case.x)
+        wanted = made[0].eval().sample(x, batch_size=batch).numpy()
+        policy = Precision.of(dtype)
+        model = build_parallel_model(model_def, make_mesh(), mp_policy=policy)
+        params, state = jax.device_put(from_state_dict(model_def, case.state_after))
+        ours = np.asarray(model.apply(params, state, {"x": jnp.asarray(case.x)}, noise))
+    assert ours.shape == wanted.shape
+    assert_close(ours, wanted, tolerance, f"{name}: sample")
+
+
+def credits_parameters(where: str) -> dict[str, Any]:
+    """Returns the defaults, or `empty`, of the constructor of a "module.Class"."""
     import inspect
 
     from tests.support.credit_modules import credit_attribute
 
+    module, _, name = where.rpartition(".")
     parameters = inspect.signature(credit_attribute(module, name).__init__).parameters
     return {
         key: parameter.default
         for key, parameter in parameters.items()
-        if parameter.default is not inspect.Parameter.empty
+        if key not in ("self", "args", "kwargs")
     }

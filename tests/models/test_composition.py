@@ -14,12 +14,12 @@ from credit_jax.models.arguments import check_inputs
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.placement import place_batch
-from tests.models.crossformer.cases import CASES
+from tests.models.cases import CASES
 from tests.support import assert_close, assert_trees_close, make_mesh
 
 # Equal numbers of input and output channels, so that outputs can be fed back.
 BLOCK = {
-    **CASES["earth"],
+    **CASES["wxformer earth"].block,
     "frames": 1,
     "dim": [4, 8, 16, 32],
     "dim_head": 2,

@@ -8,7 +8,7 @@ from credit_jax.models.model_def import float8_notes, multiplies_float8
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.parallel.params.precision import Float8, Precision, default_mp_policy
-from tests.models.crossformer.cases import BASE
+from tests.models.cases import BASE
 from tests.support import make_mesh
 
 WIDE = {**BASE, "depth": 1, "dim": [16, 32, 64, 128], "dim_head": 8}

@@ -11,9 +11,10 @@ from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.nn.model_state import SPECTRAL_NORM
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.placement import place_batch
-from tests.models.crossformer.cases import CASES
+from tests.models.cases import CASES
 from tests.support import assert_trees_close, make_mesh
 
+BLOCK = CASES["wxformer plain"].block
 KEY = jax.random.key(0)
 
 
@@ -35,9 +36,9 @@ def test_a_fresh_model_can_be_evaluated(name: str) -> None:
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 def test_every_mesh_begins_alike(jit: bool) -> None:
     """A loop of power iterations is written out where it is part of a program."""
-    expected = build_parallel_model(CASES["plain"], make_mesh()).init(KEY)
+    expected = build_parallel_model(BLOCK, make_mesh()).init(KEY)
     model = build_parallel_model(
-        CASES["plain"], make_mesh(dp=2, tp=2, domain=2), min_shard_size=1
+        BLOCK, make_mesh(dp=2, tp=2, domain=2), min_shard_size=1
     )
     params, model_state = (jax.jit(model.init) if jit else model.init)(KEY)
     for path, array in expected[0].items():

@@ -11,14 +11,14 @@ import pytest
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.nn.model_state import SPECTRAL_NORM
 from credit_jax.parallel.placement import place_batch
-from tests.models.crossformer.cases import CASES
+from tests.models.cases import CASES
 from tests.support import assert_close, make_mesh
 
 
 def _made(name: str, **degrees: int) -> Any:
     """Returns a model on a mesh, its weights and state, and an input."""
     mesh = make_mesh(**degrees)
-    model = build_parallel_model(CASES[name], mesh)
+    model = build_parallel_model(CASES[f"wxformer {name}"].block, mesh)
     params, model_state = model.init(jax.random.key(0))
     grid = model.model_def.image_height, model.model_def.image_width
     shape = (2, model.model_def.input_channels, model.model_def.frames, *grid)

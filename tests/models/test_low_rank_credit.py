@@ -23,12 +23,12 @@ from credit_jax.training.optimizer import BETAS, EPSILON, adamw
 from credit_jax.training.restore import place_weights
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
-from tests.models.crossformer.cases import CASES
+from tests.models.cases import CASES
 from tests.reference.cases import build_credit
 from tests.support import assert_close, make_mesh
 from tests.training.toy_runs import mse
 
-BLOCK = {**CASES["earth"], "depth": [2, 0, 0, 0]}
+BLOCK = {**CASES["wxformer earth"].block, "depth": [2, 0, 0, 0]}
 RANK, ALPHA, STEPS, RATE, DECAY = 2, 6.0, 20, 1e-3, 0.1
 LORA = {
     "rank": RANK,

@@ -34,7 +34,7 @@ from credit_jax.training.state import (
 from credit_jax.training.step import make_train_step
 from credit_torch_bridge.checkpoint.orbax_run import read_run
 from tests.models.toy import DEPTH, HEIGHT, TOY, toy_batch
-from tests.support import assert_close, assert_trees_close, make_mesh
+from tests.support import assert_close, assert_trees_close, dealt, make_mesh
 
 BATCH = 4
 MESHES = {
@@ -83,8 +83,7 @@ def _train(mesh: str, optimizer: Any, steps: int) -> tuple[TrainState, list[floa
         accumulate=2,
         ema_decay=0.9,
     )
-    # Samples as the sampler assigns them: rank r gets r, r + num_data, ...
-    order = np.arange(BATCH).reshape(-1, model.axes.num_data).T.ravel()
+    order = dealt(BATCH, model.axes.num_data)
     micro = [toy_batch(BATCH, seed) for seed in (0, 1)]
     stacked = {name: np.stack([b[name][order] for b in micro]) for name in micro[0]}
     batch, losses = place_batch(stacked, model.mesh), []

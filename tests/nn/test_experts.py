@@ -36,6 +36,7 @@ from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
 from tests.support import assert_close, assert_trees_close
 from tests.support.gradients import draw
+from tests.support.sharded import with_values
 
 BATCH, ROWS, COLUMNS, CHANNELS, EXPERTS, CHOICES = 8, 6, 4, 16, 8, 2
 KEY, PRECISION = jax.random.key(5), Precision.of("float64")
@@ -45,19 +46,6 @@ def layer() -> nnx.Module:
     routing = Routing(EXPERTS, CHOICES, shared=1)
     made = ExpertFeedForward(CHANNELS, routing=routing, expansion=2, dropout=0.25)
     return apply_tensor_parallel(made)
-
-
-def _bound(params: Any, stats: Any, module: nnx.Module) -> Any:
-    graph, empty, own = nnx.split(module, Parameter, nnx.BatchStat)
-    filled = [
-        (path, variable.replace(params["/".join(map(str, path))]))
-        for path, variable in nnx.to_flat_state(empty)
-    ]
-    state = [
-        (path, nnx.BatchStat(stats["/".join(map(str, path))]))
-        for path, _ in nnx.to_flat_state(own)
-    ]
-    return nnx.merge(graph, nnx.from_flat_state(filled), nnx.from_flat_state(state))
 
 
 def run(etp: int | None = None, **degrees: int) -> Any:
@@ -104,7 +92,7 @@ def _program(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
 
         def loss(params: Any) -> Any:
             spread = pvary_params(params, axes.batch, PRECISION)
-            module = _bound(spread, _zeros(), layer())
+            module = with_values(layer(), {**spread, **_zeros()})
             blocks = context.rows(ROWS)
             layout = Windows(ROWS, COLUMNS, 2, 2).layouts(blocks)[0]
             assert (layout.strips > 1) == (axes.num_domain > 1)
@@ -191,7 +179,7 @@ def test_bfloat16_stays_near_float32() -> None:
 
         @jax.jit
         def forward(weights: Any, x: Any) -> Any:
-            built = _bound(weights, _zeros(), module)
+            built: Any = with_values(module, {**weights, **_zeros()})
             return built(Field(x, context.rows(ROWS)), context).data
 
         out = forward(weights, precision.cast(x))

@@ -5,7 +5,6 @@ from functools import lru_cache
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 
 from credit_jax.models.crossformer.blocks import TransformerBlock
 from credit_jax.nn.context import Context
@@ -24,9 +23,9 @@ from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.sharding import ShardingRules
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
-from tests.support import assert_close, assert_trees_close, make_mesh
+from tests.support import assert_close, assert_trees_close, dealt, make_mesh
 from tests.support.gradients import draw
-from tests.support.sharded import output_and_gradients
+from tests.support.sharded import output_and_gradients, with_values
 
 ROWS, COLUMNS, CHANNELS, BATCH, DEPTH, WINDOW = 12, 4, 32, 4, 2, 2
 KEY = jax.random.key(11)
@@ -65,10 +64,7 @@ def program(mesh, dropout=True):
     specs = ShardingRules().specs(param_specs(), axes)
 
     def forward(params, x, key):
-        graph, state = nnx.split(blocks())
-        flat = nnx.to_flat_state(state)
-        filled = [(p, v.replace(params["/".join(map(str, p))])) for p, v in flat]
-        module = nnx.merge(graph, nnx.from_flat_state(filled))
+        module = with_values(blocks(), params)
         first = axis_index(axes.data[0]) if axes.num_data > 1 else 0
         context = Context(
             axes=axes,
@@ -84,9 +80,7 @@ def program(mesh, dropout=True):
 
 
 def run_on(mesh, dropout=True, key=KEY):
-    # The sampler gives rank r samples r, r + ranks, ...; the batch concatenates them.
-    ranks = MeshAxes.from_mesh(mesh).num_data
-    order = np.arange(BATCH).reshape(-1, ranks).T.reshape(-1)
+    order = dealt(BATCH, MeshAxes.from_mesh(mesh).num_data)
     x = draw((BATCH, ROWS, COLUMNS, CHANNELS))[order]
     out, grads = program(mesh, dropout)(parameters(), x, key)
     return np.asarray(out)[np.argsort(order)], grads

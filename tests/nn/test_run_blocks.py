@@ -8,11 +8,11 @@ from jax.extend.core import jaxprs_in_params
 
 from credit_jax.kernels import use_implementation
 from credit_jax.models.parallel_model import build_parallel_model
-from tests.models.crossformer.cases import CASES
+from tests.models.cases import CASES
 from tests.support import make_mesh
 
 DEPTH = 2
-BLOCK = {**CASES["plain"], "depth": [0, 0, DEPTH, 0]}
+BLOCK = {**CASES["wxformer plain"].block, "depth": [0, 0, DEPTH, 0]}
 
 
 @cache

@@ -25,6 +25,7 @@ from credit_jax.parallel.params.sharding import ShardingRules
 from credit_jax.parallel.rows.layout import Field, block_layout
 from tests.support import assert_close, assert_trees_close, make_mesh
 from tests.support.gradients import cotangent, draw
+from tests.support.sharded import with_values
 
 CHANNELS, HIDDEN = 6, 8
 
@@ -82,7 +83,6 @@ def _run(num_tensor: int) -> tuple[Any, Any, Any, dict[str, PartitionSpec]]:
     mesh = make_mesh(tp=num_tensor)
     axes, rules = MeshAxes.from_mesh(mesh), ShardingRules()
     block = apply_tensor_parallel(Block())
-    graph, state = nnx.split(block)
     declared = {p: param_spec_of(v) for p, v in named_variables(block, Parameter)}
     specs = rules.specs(declared, axes)
     params = {
@@ -94,11 +94,7 @@ def _run(num_tensor: int) -> tuple[Any, Any, Any, dict[str, PartitionSpec]]:
     context = Context(axes=axes, rules=rules)
 
     def loss(params: Any, x: Any) -> Any:
-        flat = [
-            (path, variable.replace(params["/".join(map(str, path))]))
-            for path, variable in nnx.to_flat_state(state)
-        ]
-        module: Any = nnx.merge(graph, nnx.from_flat_state(flat))
+        module: Any = with_values(block, params)
         out = module(Field(x, block_layout(5)), context).data
         return jnp.sum(out * cotangent(out.shape, np.float32)), out
 

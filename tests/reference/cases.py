@@ -1,4 +1,4 @@
-"""One forward and backward pass of a CREDIT model, as numpy arrays."""
+"""One forward and backward pass of a CREDIT model, or of its process's network."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -8,11 +8,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from credit_jax.models.diffusion.process import TIME
 from credit_jax.models.registry import build
 from credit_torch_bridge.compare.credit_side import (
+    call_network,
     cast_credit,
     floats_of,
+    network_of,
     new_credit_model,
+    share_edges,
 )
 
 # Running statistics converge slowly: each batch has a weight of a tenth.
@@ -24,14 +28,14 @@ State = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class CreditCase:
-    """Results of a CREDIT model on one input; names are CREDIT's.
+    """Results of a CREDIT model on one input; names of parameters are CREDIT's.
 
     Attributes:
-        x: input (batch, channel, time, lat, lon).
+        inputs: by credit_jax's names; "x" is (batch, channel, time, lat, lon).
         y: prediction (batch, channel, time, lat, lon).
         loss: mean(y**2).
         gradients: of the loss, one per parameter that took part.
-        x_gradient: of the loss, by the input.
+        by_input: gradients of the loss by the inputs, but noise steps.
         state: the state dict before the forward pass: parameters, and the vectors of
             spectral norm.
         state_after: the state dict after it; in training mode the vectors have moved by
@@ -40,24 +44,24 @@ class CreditCase:
             is the order of an optimizer's integer keys.
     """
 
-    x: np.ndarray
+    inputs: State
     y: np.ndarray
     loss: float
     gradients: State
-    x_gradient: np.ndarray
+    by_input: State
     state: State
     state_after: State
     parameters: tuple[str, ...]
 
     @property
-    def inputs(self) -> State:
-        """The inputs by name."""
-        return {"x": self.x}
+    def x(self) -> np.ndarray:
+        """The input of a model with one."""
+        return self.inputs["x"]
 
     @property
-    def by_input(self) -> State:
-        """The gradients of the loss by the inputs."""
-        return {"x": self.x_gradient}
+    def x_gradient(self) -> np.ndarray:
+        """The gradient of the loss by it."""
+        return self.by_input["x"]
 
 
 def credit_case(
@@ -79,32 +83,46 @@ def credit_case(
         model_block: the `model:` section of a CREDIT config.
         seed: of the parameters and the input.
         mode: "train" updates the vectors of spectral norm and drops out.
-        batch: samples in `x`.
+        batch: samples; noise steps are those from the last one down.
         dtype: of parameters and input.
         prepare: a function that changes the model after these forward passes.
     """
-    model = cast_credit(build_credit(model_block, seed), dtype)
+    model = build_credit(model_block, seed)
+    share_edges(model, model_block)
+    cast_credit(model, dtype)
     generator = torch.Generator().manual_seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of CREDIT's keys without effect
-        shape = build(model_block).inputs["x"].shape(batch)
-    x = torch.randn(shape, generator=generator, dtype=dtype)
+        model_def = build(model_block)
+    inputs = {
+        name: torch.randn(spec.shape(batch), generator=generator, dtype=dtype)
+        for name, spec in model_def.network_inputs.items()
+    }
+    if model_def.process is not None:
+        last = model_def.process.num_steps - 1
+        inputs[TIME] = (last - 7 * torch.arange(batch) % last)[:, None].to(dtype)
+    moved = [name for name in inputs if name != TIME]
+
+    def forward() -> torch.Tensor:
+        return call_network(network_of(model), inputs)
+
     with floats_of(dtype):
-        _settle(model, x, generator)
+        _settle(model, forward, generator)
         prepare(model)
         model.train(mode == "train")
         state = _numpy_state(model)
-        x.requires_grad_()
-        y = model(x)
+        for name in moved:
+            inputs[name].requires_grad_()
+        y = forward()
         loss = (y**2).mean()
         loss.backward()
     named = list(model.named_parameters())
     return CreditCase(
-        x=x.detach().numpy(),
+        inputs={name: x.detach().numpy() for name, x in inputs.items()},
         y=y.detach().numpy(),
         loss=float(loss.detach()),
         gradients={k: p.grad.numpy() for k, p in named if p.grad is not None},
-        x_gradient=x.grad.numpy(),
+        by_input={name: np.asarray(inputs[name].grad) for name in moved},
         state=state,
         state_after=_numpy_state(model),
         parameters=tuple(name for name, _ in named),
@@ -122,7 +140,7 @@ def build_credit(model_block: Mapping[str, Any], seed: int = 0) -> torch.nn.Modu
 
 
 def _settle(
-    model: torch.nn.Module, x: torch.Tensor, generator: torch.Generator
+    model: torch.nn.Module, forward: Callable[[], Any], generator: torch.Generator
 ) -> None:
     model.train()
     with torch.no_grad():
@@ -133,7 +151,7 @@ def _settle(
             parameter.add_(noise * _SPREAD)
         norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
         for _ in range(_WITH_BATCH_NORMS if norms else _SETTLING_FORWARDS):
-            model(x)
+            forward()
 
 
 def _numpy_state(model: torch.nn.Module) -> State:

@@ -3,9 +3,15 @@
 import math
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, TP
+
+
+def dealt(samples: int, ranks: int) -> np.ndarray:
+    """Returns the order of samples in a batch: rank r of n reads r, r + n, ..."""
+    return np.arange(samples).reshape(-1, ranks).T.ravel()
 
 
 def make_mesh(*, dp: int = 1, tp: int = 1, domain: int = 1) -> Mesh:

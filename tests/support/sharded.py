@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
@@ -201,6 +202,16 @@ def _global(x: Any, layout: Layout) -> np.ndarray:
     where = {row: i for i, row in enumerate(rows_per_shard) if row >= 0}
     index = [where[row] for row in range(layout.size)]
     return np.take(np.asarray(x), index, layout.dim)
+
+
+def with_values(module: nnx.Module, values: Mapping[str, Any]) -> Any:
+    """Returns a module whose variables have these values, by path."""
+    graph, state = nnx.split(module)
+    flat = [
+        (path, variable.replace(values["/".join(map(str, path))]))
+        for path, variable in nnx.to_flat_state(state)
+    ]
+    return nnx.merge(graph, nnx.from_flat_state(flat))
 
 
 def output_and_gradients(

@@ -27,11 +27,11 @@ from credit_jax.parallel.placement import place_batch
 from credit_jax.training.optimizer import adamw
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
-from tests.models.crossformer.cases import CASES
+from tests.models.cases import CASES
 from tests.support import make_mesh
 
 # A model with a loop over two equal blocks, and a stage with long windows of one token.
-BLOCK = {**CASES["plain"], "depth": [0, 0, 2, 1]}
+BLOCK = {**CASES["wxformer plain"].block, "depth": [0, 0, 2, 1]}
 TRAINED = {"dp4": {"dp": 4}, "tp2_domain2": {"tp": 2, "domain": 2}}
 KINDS = (
     "all-gather",

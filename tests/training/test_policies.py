@@ -25,13 +25,13 @@ from credit_jax.training.optimizer import adamw
 from credit_jax.training.restore import RunStore
 from credit_jax.training.state import init_state, packed_specs
 from credit_jax.training.step import make_train_step
-from tests.models.crossformer.cases import CASES
+from tests.models.cases import CASES
 from tests.support import assert_close
 
 # Spectral norm, whose vectors are far from converged in the first steps; two blocks in
 # stage 2, so that a policy can treat them differently; no features without policies.
 BLOCK = {
-    **CASES["plain"],
+    **CASES["wxformer plain"].block,
     "depth": [0, 0, 2, 0],
     "cross_embed_kernel_sizes": [[4, 8], [2], [2], [2]],
 }

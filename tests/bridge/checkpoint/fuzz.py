@@ -36,7 +36,7 @@ from credit_jax.models.registry import build
 from credit_torch_bridge.__main__ import main
 from tests.bridge.checkpoint.formats import with_convolutions
 from tests.bridge.checkpoint.untrusted import Creates
-from tests.models.crossformer.cases import NEXTGEN_CASES
+from tests.models.cases import NEXTGEN
 from tests.reference.training import GEN2_CONFIG
 from tests.support.memory import MemoryWatch
 from tests.support.mutations import changed_bytes, changed_json
@@ -56,7 +56,7 @@ KINDS = ("zip", *SAVED, "safetensors", "run", "run")
 def model_of(kind: str) -> dict[str, Any]:
     """Returns the model of a kind of source."""
     if kind == "nextgen":
-        return NEXTGEN_CASES["levels"]
+        return NEXTGEN["levels"].block
     return yaml.safe_load(GEN2_CONFIG.read_text())["model"]
 
 

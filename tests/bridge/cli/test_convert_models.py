@@ -15,36 +15,25 @@ from credit_jax.models.registry import build
 from credit_torch_bridge.compare.credit_side import call_network
 from tests.bridge.checkpoint.formats import with_convolutions
 from tests.bridge.cli.runs import CONFIG
-from tests.models.crossformer.cases import (
-    CAMULATOR_CASES,
-    DIFFUSION_CASES,
-    DOWNSCALING_CASES,
-    ENSEMBLE_CASES,
-    NEXTGEN_CASES,
-)
-from tests.models.debugger.cases import DEBUGGER
+from tests.models.cases import CASES, NEXTGEN
 from tests.models.graph.edges import write_edges
-from tests.models.swin.cases import DSCALE, SWIN_CASES, WRF
-from tests.models.unet.cases import CASES as UNET_CASES
-from tests.models.unet.cases import DIFFUSION_CASES as UNET_DIFFUSION_CASES
-from tests.models.unet.cases import DOWNSCALING as DOWNSCALING_UNET
 from tests.support.credit_modules import credit_attribute
 
 pytestmark = pytest.mark.reference
 
 BLOCKS = {
-    "camulator": CAMULATOR_CASES["two frames"],
-    "crossformer-diffusion": DIFFUSION_CASES["v"],
-    "unet-diffusion": UNET_DIFFUSION_CASES["padded"],
-    "crossformer_downscaling": DOWNSCALING_CASES["mirror"],
-    "nextgen_wxformer": NEXTGEN_CASES["levels"],
-    "crossformer-ensemble, frozen": ENSEMBLE_CASES["frozen"],
-    "crossformer-style": ENSEMBLE_CASES["trained"],
-    "debugger": DEBUGGER,
-    "swin": SWIN_CASES["stages"],
-    "unet_downscaling": {**DOWNSCALING_UNET, "frames": 1},
-    "wrf": WRF,
-    "dscale": DSCALE,
+    "camulator": CASES["camulator two frames"].block,
+    "crossformer-diffusion": CASES["diffusion v"].block,
+    "unet-diffusion": CASES["unet-diffusion padded"].block,
+    "crossformer_downscaling": CASES["crossformer_downscaling mirror"].block,
+    "nextgen_wxformer": CASES["nextgen levels"].block,
+    "crossformer-ensemble, frozen": CASES["ensemble frozen"].block,
+    "crossformer-style": CASES["ensemble trained"].block,
+    "debugger": CASES["debugger frames"].block,
+    "swin": CASES["swin stages"].block,
+    "unet_downscaling": {**CASES["unet downscaling"].block, "frames": 1},
+    "wrf": CASES["region wrf"].block,
+    "dscale": CASES["region dscale"].block,
 }
 
 GRAPH = {
@@ -140,8 +129,8 @@ def assert_both_ways(
 
 
 AVERAGED = {
-    "statistics": {**UNET_CASES["tendency"], "rk4_integration": False},
-    "tables of a process": UNET_DIFFUSION_CASES["padded"],
+    "statistics": {**CASES["unet tendency"].block, "rk4_integration": False},
+    "tables of a process": CASES["unet-diffusion padded"].block,
 }
 
 
@@ -188,7 +177,7 @@ def test_predictions_of_a_model_with_noise(
     credit: Any, bridge: Any, tmp_path: Path
 ) -> None:
     """Each seed gives another member; equal seeds give equal predictions."""
-    block = ENSEMBLE_CASES["frozen"]
+    block = CASES["ensemble frozen"].block
     write_run(credit, block, tmp_path / "run")
     given = "--checkpoint", tmp_path / "run", "--out", tmp_path / "jax"
     assert bridge("convert", "--to", "jax", *given)[0] == 0
@@ -228,11 +217,11 @@ def test_a_run_of_generation_1_gives_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NEXTGEN_CASES)
+@pytest.mark.parametrize("name", NEXTGEN)
 def test_a_checkpoint_with_convolutions_is_read_as_credit_reads_it(
     credit: Any, bridge: Any, tmp_path: Path, name: str
 ) -> None:
-    block = NEXTGEN_CASES[name]
+    block = NEXTGEN[name].block
     content = write_run(credit, block, tmp_path / "run")
     old = with_convolutions(content["model_state_dict"])
     assert any(".to_qkv." in key for key in old)

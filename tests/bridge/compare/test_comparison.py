@@ -12,17 +12,19 @@ from credit_torch_bridge import compare_with_credit
 from credit_torch_bridge.__main__ import main
 from credit_torch_bridge.compare import comparison
 from credit_torch_bridge.compare.jax_side import noise_of
-from tests.models.crossformer.cases import CASES, DOWNSCALING_CASES, ENSEMBLE_CASES
+from tests.models.cases import CASES, DOWNSCALING, ENSEMBLE
+
+BLOCK = CASES["wxformer uneven"].block
 
 
 @pytest.fixture(scope="module")
 def files(credit, tmp_path_factory):
     """A config and a checkpoint of CREDIT's model with 45 rows and three kernels."""
     folder = tmp_path_factory.mktemp("compared")
-    case = credit.credit_case(CASES["uneven"], seed=5)
+    case = credit.credit_case(BLOCK, seed=5)
     state = {key: torch.from_numpy(array) for key, array in case.state.items()}
     torch.save({"epoch": 0, "model_state_dict": state}, folder / "checkpoint.pt")
-    (folder / "model.yml").write_text(yaml.safe_dump({"model": CASES["uneven"]}))
+    (folder / "model.yml").write_text(yaml.safe_dump({"model": BLOCK}))
     return folder
 
 
@@ -32,7 +34,10 @@ def test_blocks_prediction_and_gradient_are_those_of_credit(files, capsys):
     mesh = "data=none,tensor=2,domain=3"
     path, config = str(files / "checkpoint.pt"), files / "finetuned.yml"
     finetune = {"from": "RUN", "freeze": ["layers.0.*"]}
-    sections = {"model": CASES["uneven"], "trainer": {"finetune": finetune}}
+    sections = {
+        "model": BLOCK,
+        "trainer": {"finetune": finetune},
+    }
     config.write_text(yaml.safe_dump(sections))
     arguments = ["compare", "--checkpoint", path, "--config", str(config)]
     arguments += ["--parallelism", mesh]
@@ -58,7 +63,10 @@ def test_a_run_is_read_with_what_it_froze(files, monkeypatch):
 
     monkeypatch.setattr(comparison, "read_weights", read)
     finetune = {"from": "RUN", "freeze": ["layers.0.*"]}
-    config = {"model": CASES["uneven"], "trainer": {"finetune": finetune}}
+    config = {
+        "model": BLOCK,
+        "trainer": {"finetune": finetune},
+    }
     with pytest.raises(ValueError, match="seen"):
         compare_with_credit(config, files)
     assert frozen
@@ -129,7 +137,7 @@ def test_blocks_of_equal_sides_are_compared_in_their_own_order():
 @pytest.mark.slow
 def test_noise_of_a_model_with_batch_norms():
     """The call sites of its noise are found without weights."""
-    block = {**ENSEMBLE_CASES["frozen"], "attention_type": "coordinate"}
+    block = {**ENSEMBLE["frozen"].block, "attention_type": "coordinate"}
     model_def = build(block)
     with pytest.raises(ValueError, match="1 times, credit_jax 12 times"):
         noise_of(model_def, [np.zeros((1, 6))])
@@ -149,7 +157,7 @@ def test_values_that_are_not_finite_are_said_to_be_so():
 @pytest.mark.slow
 def test_weights_that_amplify_rounding(credit, tmp_path):
     """Rounding to float32 changes a fresh model's gradient beyond the tolerance."""
-    block = next(iter(DOWNSCALING_CASES.values()))
+    block = DOWNSCALING["mirror"].block
     case = credit.build_credit(block, seed=5)
     torch.save({"model_state_dict": case.state_dict()}, tmp_path / "checkpoint.pt")
     found = compare_with_credit({"model": block}, tmp_path / "checkpoint.pt")
@@ -161,13 +169,13 @@ def test_weights_that_amplify_rounding(credit, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ENSEMBLE_CASES)
+@pytest.mark.parametrize("name", ENSEMBLE)
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 def test_a_model_that_draws_noise_gets_that_of_credit(credit, tmp_path, name):
-    case = credit.credit_case(ENSEMBLE_CASES[name], seed=5)
+    case = credit.credit_case(ENSEMBLE[name].block, seed=5)
     state = {key: torch.from_numpy(array) for key, array in case.state.items()}
     torch.save({"epoch": 0, "model_state_dict": state}, tmp_path / "checkpoint.pt")
-    config = {"model": ENSEMBLE_CASES[name]}
+    config = {"model": ENSEMBLE[name].block}
     mesh = {"data": "none", "domain": 3}
     path = tmp_path / "checkpoint.pt"
     found = compare_with_credit(config, path, parallelism=mesh)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tests.models.crossformer.cases import BASE
+from tests.models.cases import BASE
 
 LEVELS = BASE["levels"]
 DEEP, SURFACE = ("U", "V", "T", "Q"), ("SP",)

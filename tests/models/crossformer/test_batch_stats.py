@@ -18,11 +18,11 @@ from credit_jax.parallel.placement import place_batch
 from credit_jax.training.optimizer import adamw
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
-from tests.models.crossformer.cases import CROSSFORMER_CASES
+from tests.models.cases import CROSSFORMER
 from tests.support import assert_close, assert_trees_close, make_mesh
 
 # Without transformer blocks, which have no batch norm and are slow to compile.
-BLOCK = {**CROSSFORMER_CASES["coordinates"], "depth": 0}
+BLOCK = {**CROSSFORMER["coordinates"].block, "depth": 0}
 
 
 def _train(degrees: dict[str, int]) -> tuple[Any, Any]:

@@ -1,131 +1,38 @@
-"""CREDIT's older crossformer against serial CREDIT, and its `model:` section."""
+"""What only models of the CrossFormer family do; the rest is in `CASES`."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+import yaml
 
+from credit_jax import from_state_dict
+from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build, parse_model
-from tests.models.crossformer.cases import CROSSFORMER_CASES as CASES
-from tests.models.parity import (
-    GRADIENT,
-    assert_equals_credit,
-    assert_equals_credit_in_float64,
-    assert_training_forward_equals_credit,
-    credits_defaults,
-)
-from tests.support import assert_close
+from credit_jax.nn.context import Context
+from credit_jax.nn.noise import Noise
+from tests.models.cases import BASE, CAMULATOR, CASES, CROSSFORMER, ENSEMBLE, section
 
-BLOCK = CASES["mirror"]
+BATCH = 2
 
 
-# Without "mirror", which the next two tests use.
-@pytest.mark.slow(but=["odd"])
-@pytest.mark.parametrize("name", [name for name in CASES if name != "mirror"])
-def test_equals_credit(credit: Any, name: str) -> None:
-    ours, theirs = assert_equals_credit(credit, CASES[name], name)
-    small = [key for key in theirs if ".attention." in key]
-    assert bool(small) == bool(CASES[name].get("attention_type"))
-    for key in small:
-        assert_close(ours[key], theirs[key], GRADIENT, f"{name}: gradient of {key}")
+def test_four_frames_fail_in_credit_too(credit: Any, torch: Any) -> None:
+    model = credit.build_credit({**CAMULATOR["two frames"].block, "frames": 4})
+    x = torch.zeros(1, model.input_channels, 4, 32, 32)
+    with pytest.raises(RuntimeError):
+        model(x)
 
 
-@pytest.mark.slow
-def test_plain_definitions_equal_credit(credit: Any) -> None:
-    """Accelerators run these; the other tests run the implementations for CPU."""
-    assert_equals_credit(credit, BLOCK, "mirror, plain", "xla")
-
-
-@pytest.mark.slow
-def test_equals_credit_array_by_array_in_float64(credit: Any) -> None:
-    assert_equals_credit_in_float64(credit, BLOCK, "mirror")
-
-
-@pytest.mark.slow
-def test_training_forward_moves_the_state_like_credit(credit: Any) -> None:
-    """Spectral norm of transposed convolutions, and the batch norms' statistics."""
-    assert_training_forward_equals_credit(credit, CASES["coordinates"])
-
-
-# changes of the section, the error
-WRONG = {
-    "kernel below stride": (
-        {"cross_embed_kernel_sizes": [[1, 4], [2, 4], [2, 4], [2, 4]]},
-        r"cross_embed_kernel_sizes\[0\] is \[1, 4\] with stride 2",
-    ),
-    "kernels that make different grids": (
-        {"cross_embed_kernel_sizes": [[4, 5], [2, 4], [2, 4], [2, 4]]},
-        r"make \[32, 31\] of 64 points",
-    ),
-    "a decoder that makes half the grid": (
-        {
-            "interp": False,
-            "cross_embed_strides": [4, 2, 2, 2],
-            "cross_embed_kernel_sizes": [[4, 8], [2, 4], [2, 4], [2, 4]],
-            "depth": [0, 0, 0, 0],
-        },
-        "interp is false and the decoder makes 13 x 24 points of the 45 x 56",
-    ),
-    "no kernel": (
-        {"cross_embed_kernel_sizes": [[], [2, 4], [2, 4], [2, 4]]},
-        r"cross_embed_kernel_sizes.0: must have at least 1",
-    ),
-    "flat padding": (
-        {"padding_conf": None, "pad_lat": 80, "pad_lon": 40},
-        r"mode: mirror, pad_lat: \[80, 80\], pad_lon: \[40, 40\]",
-    ),
-    "attention that CREDIT does not know": (
-        {"attention_type": "scse"},
-        "model.attention_type: must be one of .*'scse_standard'.* got 'scse'",
-    ),
-    "denoiser": ({"diffusion": True}, r"model.diffusion: .*not available"),
-    "unknown key": (
-        {"upsample_conv": True},
-        r"upsample_conv: unknown key; the nearest known key is 'upsample_v_conv'",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_run_is_refused(name: str) -> None:
-    change, message = WRONG[name]
-    with pytest.raises(ValueError, match=message):
-        build({**BLOCK, **change})
-
-
-def test_the_defaults_are_those_of_credit(credit: Any) -> None:
-    theirs = credits_defaults("models.crossformer", "CrossFormer")
-    assert theirs.pop("local_window_size") == 10
-    config = parse_model({"type": "crossformer"})
-    assert config.local_window_size == (10,) * 4
-    assert {key: getattr(config, key) for key in theirs} == theirs
-
-
-@pytest.mark.parametrize("key", ["frame_patch_size", "static_channels"])
-def test_keys_that_only_credit_accepts_are_named_in_a_warning(key: str) -> None:
-    with pytest.warns(UserWarning, match=f"model.{key} .CREDIT's crossformer ignores"):
-        parse_model({**BLOCK, key: 1})
-
-
-def test_what_asks_for_nothing_is_accepted() -> None:
-    config = parse_model(
-        {
-            **BLOCK,
-            "attention_type": "None",
-            "post_conf": {"activate": False, "tracer_fixer": {"activate": True}},
-            "diffusion": False,
-        }
-    )
-    assert config.attention_type is None
-    assert hash(config) == hash(parse_model(BLOCK)), "equal configs, one program"
-    assert not any(config.problems())
-
-
-def test_flat_padding_beside_padding_conf_has_no_effect() -> None:
-    with pytest.warns(UserWarning, match="pad_lat .padding_conf is there and counts"):
-        config = parse_model({**BLOCK, "pad_lat": 80, "pad_lon": 80})
-    assert config.geometry() == parse_model(BLOCK).geometry()
+def test_patches_of_a_padded_grid_are_accepted() -> None:
+    """CREDIT's reshape fails there."""
+    block = CAMULATOR["patches"].block
+    block = section(block, image_height=62, pad=("earth", [1, 1], [0, 0]))
+    assert build(block).config.geometry().patched == (32, 32)
 
 
 def test_one_number_pads_both_ends() -> None:
@@ -133,3 +40,123 @@ def test_one_number_pads_both_ends() -> None:
     padding = {"activate": True, "mode": "mirror", "pad_lat": 8, "pad_lon": 4}
     config = parse_model({"type": "crossformer", "padding_conf": padding})
     assert config.pads == ((8, 8), (4, 4))
+
+
+def test_heads_that_tensor_does_not_divide_are_refused() -> None:
+    found = build(CASES["nextgen levels"].block).validate(tensor=3)
+    assert "are not divisible by tensor 3" in found[0]
+
+
+@pytest.mark.slow
+def test_dropout_noise_is_scaled() -> None:
+    """The mean over keys of the output with dropout is near the one without."""
+    block = {**CASES["wxformer plain"].block, "attn_dropout": 0.1, "ff_dropout": 0.1}
+    model_def = build(block)
+    params = jax.jit(model_def.init)(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(2), (1, 7, 1, 32, 32))
+
+    @jax.jit
+    def forward(key: Any) -> Any:
+        return model_def.apply(params, {"x": x}, Context(key=key))
+
+    still = jax.jit(lambda: model_def.apply(params, {"x": x}, Context()))()
+    noisy = np.stack([forward(key) for key in jax.random.split(jax.random.key(1), 32)])
+    spread = float(noisy.std(0).mean())
+    shift = float(np.abs(noisy.mean(0) - still).mean())
+    print(f"dropout: spread {spread:.3f}, shift of the mean {shift:.3f}")
+    assert spread > 1e-3, "dropout must change the output"
+    assert shift < spread, f"mean moved by {shift:.3f} with a spread of {spread:.3f}"
+
+
+def test_what_is_trained_is_what_credit_trains(credit: Any) -> None:
+    for name, case in ENSEMBLE.items():
+        model = credit.build_credit(case.block)
+        theirs = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        ours = sum(spec.size for spec in build(case.block).trainable.values())
+        assert ours == theirs, name
+
+
+@cache
+def _forward() -> tuple[ModelDef, Any]:
+    model_def = build(ENSEMBLE["frozen"].block)
+    params = jax.jit(model_def.init)(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), model_def.inputs["x"].shape(BATCH))
+    x = x.at[1].set(x[0])
+
+    @jax.jit
+    def forward(key: Any) -> Any:
+        return model_def.apply(params, {"x": x}, Context(noise=Noise(key)))
+
+    return model_def, forward
+
+
+@pytest.mark.slow
+def test_another_key_is_another_member() -> None:
+    """In evaluation, too; members along the batch dim have different noise."""
+    _, forward = _forward()
+    first, again, other = (np.asarray(forward(jax.random.key(i))) for i in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).mean() > 1e-5
+    assert np.abs(first[0] - first[1]).mean() > 1e-5
+
+
+def test_a_forward_without_noise_is_refused() -> None:
+    model_def, _ = _forward()
+    params = jax.jit(model_def.init)(jax.random.key(0))
+    x = jnp.zeros(model_def.inputs["x"].shape(1))
+    with pytest.raises(ValueError, match=r"draws noise .* pass Noise"):
+        model_def.apply(params, {"x": x}, Context())
+
+
+@pytest.mark.reference
+def test_weights_of_a_wxformer_are_refused(credit: Any) -> None:
+    mirror = CROSSFORMER["mirror"].block
+    state = credit.build_credit(mirror | {"type": "wxformer"}).state_dict()
+    arrays = {key: value.numpy() for key, value in state.items()}
+    with pytest.raises(ValueError, match="does not fit the architecture") as caught:
+        from_state_dict(build(mirror), arrays)
+    assert "unexpected: up_block1.sharp" in str(caught.value)
+    assert "missing: up_block4.bias" in str(caught.value)
+
+
+@pytest.mark.reference
+def test_weights_of_another_size_are_refused_with_every_key(credit: Any) -> None:
+    state = credit.build_credit(BASE | {"depth": [1, 0, 3, 0]}).state_dict()
+    arrays = {key: value.numpy() for key, value in state.items()}
+    with pytest.raises(ValueError, match="does not fit the architecture") as caught:
+        from_state_dict(build(BASE), arrays)
+    lines = str(caught.value).splitlines()[1:]
+    assert all("unexpected: layers.2.1.layers.2." in line for line in lines)
+    assert len(lines) == sum(".2.1.layers.2." in key for key in arrays)
+
+
+@pytest.mark.slow
+@pytest.mark.reference
+def test_files_carry_running_statistics_there_and_back(
+    credit: Any, torch: Any, tmp_path: Any, capsys: Any
+) -> None:
+    """Counters of batch norms are integers; other entries must not be."""
+    from credit_torch_bridge.__main__ import main
+
+    block = CROSSFORMER["coordinate"].block
+    model = credit.build_credit(block, seed=2).train()
+    with torch.no_grad():
+        model(torch.randn(build(block).inputs["x"].shape(2)))
+    state = model.state_dict()
+    assert any(key.endswith("num_batches_tracked") for key in state)
+    torch.save({"epoch": 0, "model_state_dict": state}, tmp_path / "checkpoint.pt")
+    config = tmp_path / "model.yml"
+    config.write_text(yaml.safe_dump({"model": block}))
+    for way, given in (
+        ("jax", tmp_path / "checkpoint.pt"),
+        ("torch", tmp_path / "jax"),
+    ):
+        given = ["--to", way, "--config", str(config), "--checkpoint", str(given)]
+        code = main(["convert", *given, "--out", str(tmp_path / way)])
+        assert code == 0, capsys.readouterr().err
+    back = torch.load(tmp_path / "torch" / "checkpoint.pt", weights_only=True)
+    back = back.get("model_state_dict", back)
+    assert list(back) == list(state)
+    for key, value in state.items():
+        assert back[key].dtype == value.dtype, key
+        assert torch.equal(back[key], value), key

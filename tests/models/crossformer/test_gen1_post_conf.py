@@ -17,7 +17,7 @@ from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build, parse_model
 from credit_jax.parallel.placement import place_batch
 from credit_torch_bridge import convert_config
-from tests.models.crossformer.cases import BASE
+from tests.models.cases import BASE
 from tests.models.crossformer.gen1_run import gen1_config, write_files
 from tests.models.parity import run_with_credits_weights
 from tests.support import assert_close, make_mesh

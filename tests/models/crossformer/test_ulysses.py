@@ -29,15 +29,15 @@ from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.params.sharding import ShardingRules
 from credit_jax.parallel.rows.layout import Field, block_layout
 from credit_jax.parallel.rows.reshard import reshard
-from tests.models.crossformer.cases import CASES
-from tests.models.debugger.cases import DEBUGGER
+from tests.models.cases import CASES, DEBUGGER
 from tests.support import assert_close, assert_trees_close
 from tests.support.gradients import draw
-from tests.support.sharded import output_and_gradients
+from tests.support.sharded import output_and_gradients, with_values
 
 CHANNELS, COLUMNS, BATCH = 16, 6, 2
 # Windows of 2 rows and of 3: 6 bands and 4 groups of 12 rows, 9 and 6 of 18.
 SHORT, LONG, DIM_HEAD = 2, 3, 4
+BLOCK = CASES["wxformer earth"].block
 KEY = jax.random.key(11)
 
 
@@ -64,10 +64,7 @@ def lowered(
     specs = ShardingRules().specs(param_specs, axes)
 
     def forward(params: Any, x: Any, key: Any) -> Any:
-        graph, state = nnx.split(block())
-        flat = nnx.to_flat_state(state)
-        filled = [(p, v.replace(params["/".join(map(str, p))])) for p, v in flat]
-        built: Any = nnx.merge(graph, nnx.from_flat_state(filled))
+        built: Any = with_values(block(), params)
         first = axis_index(axes.data[0]) if axes.num_data > 1 else 0
         context = Context(
             axes=axes,
@@ -212,7 +209,7 @@ def test_rows_and_heads_change_places(kind: Any, degree: int) -> None:
 
 def test_types_hold_on_the_kernels_of_gpus() -> None:
     """One kernel attends to all rows of the group."""
-    section = {**CASES["earth"], "depth": [1, 0, 0, 0]}
+    section = {**BLOCK, "depth": [1, 0, 0, 0]}
     mesh = ParallelDims(domain=2, world_size=2).build_mesh()
     model = build_parallel_model(section, mesh, ulysses_degree=2)
     x = jax.ShapeDtypeStruct((1, 7, 1, 30, 32), jnp.float32)
@@ -229,7 +226,7 @@ def test_a_whole_model() -> None:
     mesh = ParallelDims(domain=2, world_size=2).build_mesh()
 
     def forecast(degree: int | None) -> np.ndarray:
-        model = build_parallel_model(CASES["earth"], mesh, ulysses_degree=degree)
+        model = build_parallel_model(BLOCK, mesh, ulysses_degree=degree)
         return np.asarray(model.apply(*model.init(jax.random.key(0)), {"x": x}))
 
     assert_close(forecast(2), forecast(None), 1e-6, "wxformer in groups of 2")
@@ -244,7 +241,7 @@ def test_a_whole_model() -> None:
 )
 def test_degrees_that_do_not_fit(tp: int, ulysses: int, message: str) -> None:
     mesh = ParallelDims(tp=tp, domain=4, world_size=4 * tp).build_mesh()
-    section = {**CASES["earth"], "depth": [1, 1, 1, 1]}
+    section = {**BLOCK, "depth": [1, 1, 1, 1]}
     with pytest.raises(ValueError, match=message):
         build_parallel_model(section, mesh, ulysses_degree=ulysses)
     with pytest.raises(ValueError, match="debugger has no attention that trades"):

@@ -27,9 +27,10 @@ from credit_jax.plan.memory import local_size
 from credit_jax.training.restore import RunStore
 from credit_jax.training.state import TrainState, init_state
 from credit_jax.training.step import make_train_step
-from tests.models.crossformer.cases import BASE, EXPERTS
-from tests.support import assert_close, assert_trees_close
+from tests.models.cases import BASE, WXFORMER
+from tests.support import assert_close, assert_trees_close, dealt
 
+EXPERTS = WXFORMER["experts"].block
 LAYER = "stages/2/blocks/long_feed_forward"
 BATCH = 8
 
@@ -60,10 +61,7 @@ def trained(**degrees: int) -> Any:
             name: rng.normal(size=(1, BATCH, *shape)).astype(np.float32)
             for name, shape in shapes.items()
         }
-        # Rank r of n reads samples r, r + n, ...; the global batch concatenates all
-        # ranks'.
-        ranks = model.axes.num_data
-        order = np.arange(BATCH).reshape(-1, ranks).T.reshape(-1)
+        order = dealt(BATCH, model.axes.num_data)
         batch = {name: array[:, order] for name, array in arrays.items()}
         state, info = step(state, place_batch(batch, model.mesh))
         losses.append(jax.device_get(info))

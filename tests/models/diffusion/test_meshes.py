@@ -18,11 +18,11 @@ from credit_jax.nn.noise import Noise
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
-from tests.models.crossformer.cases import DIFFUSION_CASES
+from tests.models.cases import CASES
 from tests.support import assert_close, make_mesh
 
 # Nearly all values that a new network with spectral norm infers are clamped.
-TRAINED = {**DIFFUSION_CASES["v"], "dim_head": 2}
+TRAINED = {**CASES["diffusion v"].block, "dim_head": 2}
 DDIM = {
     **TRAINED,
     "use_spectral_norm": False,
@@ -65,7 +65,7 @@ def _sample(mesh: str, *, every_step: bool, key: int = 3) -> np.ndarray:
     return forecaster(_x(model), Noise(jax.random.key(key)))
 
 
-CASES = [
+MESHES = [
     ("domain3", False),
     ("domain3", True),
     ("domain8", True),
@@ -74,7 +74,7 @@ CASES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mesh", "every_step"), CASES)
+@pytest.mark.parametrize(("mesh", "every_step"), MESHES)
 def test_samples_equal_those_of_one_device(mesh: str, every_step: bool) -> None:
     """Every mesh draws the same noise; 30 rows, or 32 with padding."""
     actual = _sample(mesh, every_step=every_step)

@@ -1,4 +1,4 @@
-"""CREDIT's graph model against serial CREDIT, and on meshes against one device."""
+"""What only the graph model does; the rest is in `CASES`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from credit_jax import from_state_dict, to_state_dict
-from credit_jax.models.conversion import key_map_for
 from credit_jax.models.graph.edge_file import read_edges
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build, parse_model
@@ -21,50 +20,15 @@ from credit_jax.parallel.domain.edges import shard_edges
 from credit_jax.parallel.placement import place_batch
 from credit_jax.parallel.rows.layout import block_layout
 from credit_torch_bridge import compare_with_credit
-from tests.models.graph.edges import write_edges
-from tests.models.mesh_parity import (
-    assert_equals_one_device,
-    assert_equals_one_device_in_float64,
-)
-from tests.models.parity import (
-    FORWARD,
-    GRADIENT,
-    Networks,
-    assert_equals_credit,
-    assert_equals_credit_in_float64,
-    credits_defaults,
-)
+from tests.models.cases import CASES, GRAPH_GRID
+from tests.models.parity import FORWARD, GRADIENT
 from tests.support import assert_close, assert_trees_close, make_mesh
 
-HEIGHT, WIDTH, BATCH = 7, 8, 2
-
-
-@pytest.fixture(scope="session")
-def edge_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An edge file with neighbors over both poles; node 20 has no edge."""
-    path = tmp_path_factory.mktemp("graph") / "edges.nc"
-    return write_edges(path, HEIGHT, WIDTH, 6, alone=20)
+(HEIGHT, WIDTH), BATCH = GRAPH_GRID, 2
 
 
 def _block(edge_path: str, **changes: Any) -> dict[str, Any]:
-    return {
-        "type": "graph",
-        "n_variables": 2,
-        "n_surface_variables": 1,
-        "n_static_variables": 2,
-        "levels": 2,
-        "hidden_size": 8,
-        "dim_head": 4,
-        "n_blocks": 3,
-        "edge_path": edge_path,
-        **changes,
-    }
-
-
-CASES: dict[str, dict[str, Any]] = {
-    "attributes": {},
-    "plain": {"use_edge_attr": False, "use_spectral_norm": False, "n_blocks": 2},
-}
+    return {**CASES["graph attributes"].block, "edge_path": edge_path, **changes}
 
 
 @cache
@@ -79,7 +43,6 @@ def test_compare_in_float64(
     credit: Any, edge_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where float32 is beyond its tolerance, both sides run in float64."""
-
     import torch
 
     from credit_torch_bridge.compare import comparison
@@ -95,46 +58,16 @@ def test_compare_in_float64(
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("name", CASES)
-def test_equals_credit_in_float64(credit: Any, edge_path: str, name: str) -> None:
-    """Forward and every gradient array; layers that are not called have no gradient."""
-    block = _block(edge_path, **CASES[name])
-    if block.get("use_edge_attr", True):
-        ours, theirs = read_edges(edge_path), credit.build_credit(block, seed=1)
-        np.testing.assert_array_equal(theirs.edge_index.numpy().T, ours.edges)
-        attributes = theirs.edge_attr.numpy()
-        assert_close(ours.attributes, attributes, 1e-6, "attributes of edges")
-    _, grads = assert_equals_credit_in_float64(Networks(credit), block, name)
-    assert not any("norm" in key for key in grads), "norms have no scale"
-
-
-@pytest.mark.slow
-@pytest.mark.reference
-@pytest.mark.parametrize("name", CASES)
-def test_equals_credit(credit: Any, edge_path: str, name: str) -> None:
-    assert_equals_credit(Networks(credit), _block(edge_path, **CASES[name]), name)
-
-
-@pytest.mark.reference
-@pytest.mark.parametrize("name", CASES)
-def test_the_round_trip_of_credit_s_state_dict_is_bitwise(
-    credit: Any, edge_path: str, name: str
-) -> None:
-    block = _block(edge_path, **CASES[name])
-    model = credit.build_credit(block, seed=1)
-    state = {key: value.numpy() for key, value in model.state_dict().items()}
-    model_def = build(block)
-    back = to_state_dict(model_def, *from_state_dict(model_def, state))
-    assert list(back) == list(state), "the keys, or their order, differ"
-    for key, value in state.items():
-        np.testing.assert_array_equal(back[key], value, err_msg=key)
-    names = [name for name, _ in model.named_parameters()]
-    assert key_map_for(model_def).parameters.keys == names
+def test_edges_are_credits(credit: Any, edge_path: str) -> None:
+    ours = read_edges(edge_path)
+    theirs = credit.build_credit(_block(edge_path), seed=1)
+    np.testing.assert_array_equal(theirs.edge_index.numpy().T, ours.edges)
+    attributes = theirs.edge_attr.numpy()
+    assert_close(ours.attributes, attributes, 1e-6, "attributes of edges")
 
 
 def _train_credit(credit: Any, block: dict[str, Any], settle: int) -> Any:
     """Returns state, prediction, gradients and new state of a training forward."""
-
     import torch
 
     model = credit.build_credit(block, seed=1).train()
@@ -211,23 +144,6 @@ def test_a_training_forward_equals_credit(
         assert_trees_close(mine, theirs, FORWARD, f"{side} after the forward")
 
 
-@pytest.mark.slow(but=["dp2_tp2_domain2"])
-@pytest.mark.parametrize("mesh", ["domain3", "domain8", "dp2_tp2_domain2"])
-def test_meshes_equal_one_device(edge_path: str, mesh: str) -> None:
-    """7 rows; edges over the poles need rows of the same and of the next shard."""
-    assert_equals_one_device(_block(edge_path), mesh, "graph", remat="full")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("degrees", [(1, 1, 3), (2, 2, 2)])
-def test_meshes_equal_one_device_in_float64(
-    edge_path: str, degrees: tuple[int, int, int]
-) -> None:
-    """Every array of the gradient."""
-    block = _block(edge_path)
-    assert_equals_one_device_in_float64(block, "graph", "full", degrees)
-
-
 def test_every_edge_is_on_one_shard(edge_path: str) -> None:
     edges = read_edges(edge_path).edges
     assert not (edges == 20).any()
@@ -247,35 +163,6 @@ def test_the_grid_is_that_of_the_file(edge_path: str, tmp_path: Path) -> None:
         other.check_files()
     with pytest.raises(ValueError, match="image_height"):
         parse_model(_block(str(tmp_path / "absent.nc")))
-
-
-@pytest.mark.reference
-def test_the_defaults_are_those_of_credit(credit: Any, edge_path: str) -> None:
-    theirs = credits_defaults("models.graph", "GraphResTransfGRU")
-    assert theirs.pop("edge_path")
-    config = parse_model({"type": "graph", "edge_path": edge_path})
-    assert {key: getattr(config, key) for key in theirs} == theirs
-    assert not any(config.problems())
-
-
-WRONG = {
-    "history": ({"history_len": 1}, "history_len is 1; expected 2"),
-    "heads": ({"dim_head": 3}, "hidden_size is 8, which model.dim_head = 3 does not"),
-    "dropout": ({"dropout": 1.0}, "dropout: must be less than 1.0, got 1.0"),
-    "no channels": (
-        {"n_variables": 0, "n_surface_variables": 0},
-        "0 output channels; expected at least 1",
-    ),
-    "blocks": ({"n_blocks": 10**9}, "n_blocks: must be at most 1000, got 1000000000"),
-    "unknown key": ({"frames": 2}, "frames: unknown key"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_run_is_refused(edge_path: str, name: str) -> None:
-    change, message = WRONG[name]
-    with pytest.raises(ValueError, match=message):
-        build(_block(edge_path, **change))
 
 
 def test_a_missing_edge_file(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from credit_jax.parallel.placement import place_batch
 from credit_jax.training.optimizer import adamw
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
-from tests.models.swin.cases import BASE
-from tests.support import assert_close, make_mesh
+from tests.models.cases import FUXI_BASE
+from tests.support import assert_close, dealt, make_mesh
 
-BLOCK = {**BASE, "depth": 2}
+BLOCK = {**FUXI_BASE, "depth": 2}
 QKV = "u_transformer/blocks/attention/qkv/kernel"
 STEPS, BATCH = 20, 4
 
@@ -46,8 +46,7 @@ def _train(mesh: str, *, train_qkv: bool = False) -> tuple[Any, Any, np.ndarray]
     for _ in range(STEPS):
         batch = {k: rng.normal(size=(1, *s.shape(BATCH))) for k, s in shapes.items()}
         batch = {k: array.astype("f4") for k, array in batch.items()}
-        # Samples as the sampler assigns them: rank r gets r, r + num_data, ...
-        order = np.arange(BATCH).reshape(-1, model.axes.num_data).T.ravel()
+        order = dealt(BATCH, model.axes.num_data)
         batch = {k: array[:, order] for k, array in batch.items()}
         state, info = step(state, place_batch(batch, model.mesh))
         losses.append(np.asarray(info["loss"]).mean())

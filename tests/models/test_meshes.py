@@ -1,0 +1,68 @@
+"""Every model on meshes against one device: the checks of `CASES`.
+
+Most run the plain definitions, as accelerators do. Loops with collectives are unrolled
+in these tests, because XLA on CPU does not order collectives in loops
+(`parallel.compiler`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from credit_jax.parallel.params.precision import Float8
+from tests.models.cases import CASES, checks
+from tests.models.mesh_parity import (
+    MESHES,
+    assert_equals_one_device,
+    compare,
+    one_device,
+    run,
+)
+from tests.support import assert_close
+
+pytestmark = pytest.mark.filterwarnings("ignore::credit_jax.config.base.ConfigWarning")
+
+
+@checks(*MESHES)
+def test_equals_one_device(block: dict[str, Any], name: str, check: str) -> None:
+    """Prediction, loss, gradient and state; in float64 every array of the gradient."""
+    case, (mesh, _, how) = CASES[name], check.partition("_")
+    options: dict[str, Any] = {"remat": case.remat, "batch": case.batch}
+    options |= {"dtype": "float64"} if how == "float64" else {}
+    options |= {"implementation": "cpu"} if how == "cpu" else {}
+    assert_equals_one_device(block, mesh, name, **options)
+
+
+@pytest.mark.slow
+def test_float8_rounds_alike_on_every_mesh() -> None:
+    """Scales are powers of two from maxima, so that all meshes round equally."""
+    block, float8 = CASES["wxformer earth"].block, Float8(min_channels=16)
+    with jax.enable_x64(True):
+        actual = run(block, (2, 2, 2), "float64", float8=float8)
+        expected = run(block, (1, 1, 1), "float64", float8=float8)
+        wide = one_device(block, "float64")
+    compare(actual, expected, "float8")
+    error = assert_close(actual[0], wide[0], 0.1, "float8 against float64")
+    assert error > 1e-4, "nothing was rounded"
+
+
+@pytest.mark.slow
+def test_bfloat16_stays_near_float32() -> None:
+    """bfloat16 compute with float32 parameters, statistics and sums."""
+    block = CASES["wxformer plain"].block
+    wide = one_device(block, "float32")
+    narrow = run(block, (1, 1, 2), "bfloat16")
+    assert narrow[2]["head/out/kernel"].dtype == np.float32
+    assert_close(narrow[1], wide[1], 2e-2, "bfloat16 loss against float32")
+    assert_close(narrow[0], wide[0], 5e-2, "bfloat16 prediction against float32")
+
+
+def test_every_check_is_made() -> None:
+    """A check that no test knows would never run."""
+    known = {"float32", "float64", "training", "samples", "keys", *MESHES}
+    checked = {check for case in CASES.values() for check in case.checks.split()}
+    assert {check.partition("_")[0] for check in checked} - {"|"} <= known
