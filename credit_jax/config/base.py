@@ -243,7 +243,7 @@ def _expanded(value: Any, path: str, problems: list[str]) -> Any:
     """
     if isinstance(value, str):
         if "\0" in value:
-            problems.append(f"{path}: holds the character NUL, got {got(value)}")
+            problems.append(f"{path}: must have no character NUL, got {got(value)}")
         value = os.path.expandvars(value)
         return os.path.expanduser(value) if value.startswith("~/") else value
     if isinstance(value, int) and value.bit_length() > _BITS:

@@ -224,7 +224,7 @@ def section_conflicts(config: Config, *, training: bool = True) -> list[str]:
         problems += _date_problems("validation_data", valid, size)
         problems += [
             f"validation_data.{key}: {getattr(valid, key)} differs from data.{key} "
-            f"{getattr(config.data, key)}; the model is the same"
+            f"{getattr(config.data, key)}; the model is the same, give one value"
             for key in ("history_len", "timestep")
             if getattr(valid, key) != getattr(config.data, key)
         ]
@@ -242,7 +242,7 @@ def _source_problems(path: str, data: DataConfig) -> list[str]:
             if value not in (None, common):
                 problems.append(
                     f"{where}.{key}: {value} differs from {path}.{key} {common}; all "
-                    "sources have the same times"
+                    "sources must have the same times"
                 )
         seen: dict[str, str] = {}
         for kind in FIELD_TYPES:
@@ -251,7 +251,7 @@ def _source_problems(path: str, data: DataConfig) -> list[str]:
                 if variable in seen:
                     problems.append(
                         f"{where}.variables.{kind}: {variable} is already in "
-                        f"{seen[variable]}; a variable has one field type"
+                        f"{seen[variable]}; a variable has one field type, name it once"
                     )
                 seen.setdefault(variable, kind)
     return problems
@@ -292,7 +292,7 @@ def _curriculum_problems(config: Config, known: list[str]) -> list[str]:
         if stage.loss.learns != config.loss.learns:
             lines.append(
                 "loss.args.var_weighting: learnable has parameters that are trained in "
-                "the whole run; take it in all stages or in none"
+                "the whole run, not in some stages; take it in all stages or in none"
             )
         path = f"trainer.curriculum.{index}"
         problems += [f"{path}: {line}" for line in lines if line not in known]
@@ -308,7 +308,8 @@ def _date_problems(path: str, data: DataConfig, batch_size: int) -> list[str]:
     if count < 1:
         return [
             f"{path}: no sample fits into {when}: history_len {data.history_len} + "
-            f"forecast_len {data.forecast_len} times, {data.timestep} apart, are needed"
+            f"forecast_len {data.forecast_len} times, {data.timestep} apart, are "
+            "needed; widen the dates"
         ]
     if count < batch_size:
         return [

@@ -125,5 +125,5 @@ def check_order(stages: tuple[CurriculumStage, ...]) -> None:
         if after.number <= before.number:
             raise ValueError(
                 f"stage {number} ends at {after}, not after the stage before, at "
-                f"{before}; until counts from the start of the run and increases"
+                f"{before}; until counts from the start of the run and must increase"
             )

@@ -100,14 +100,17 @@ class DataConfig(_Window):
     @model_validator(mode="after")
     def _has_dates(self) -> "DataConfig":
         if self.date_ranges is None and not (self.start_datetime and self.end_datetime):
-            raise ValueError("needs start_datetime and end_datetime, or date_ranges")
+            raise ValueError(
+                "no dates; expected start_datetime and end_datetime, or date_ranges"
+            )
         return self
 
     @model_validator(mode="after")
     def _predicts(self) -> "DataConfig":
         if not any(source.variables.predicted for source in self.source.values()):
             raise ValueError(
-                "no source has prognostic or diagnostic variables: nothing is predicted"
+                "no source has prognostic or diagnostic variables: nothing is "
+                "predicted; name some in the variables of a source"
             )
         return self
 

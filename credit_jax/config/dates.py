@@ -74,16 +74,16 @@ def date_label(date: Any) -> pd.Timestamp:
     Raises:
         ValueError: it is none, or in a year that datetime64[ns] does not hold.
     """
-    if isinstance(date, str) and not _ISO.fullmatch(date.strip()):
-        raise ValueError(
-            f"{got(date)} is no date of ISO 8601, such as 2001-01-31 or "
-            "2001-01-31T06:00"
-        )
-    stamp: Any = pd.Timestamp(date)
-    if stamp is pd.NaT:
-        raise ValueError(f"{got(date)} is no date")
+    try:
+        iso = not isinstance(date, str) or _ISO.fullmatch(date.strip())
+        stamp: Any = pd.Timestamp(date) if iso else pd.NaT
+    except ValueError:  # a day that the month lacks, or a year that pandas lacks
+        stamp = pd.NaT
     if not FIRST_YEAR <= stamp.year <= LAST_YEAR:
-        raise ValueError(f"the year is to be from {FIRST_YEAR} to {LAST_YEAR}")
+        raise ValueError(
+            f"{got(date)} is no date of ISO 8601 in the years {FIRST_YEAR} to "
+            f"{LAST_YEAR}, such as 2001-01-31 or 2001-01-31T06:00"
+        )
     return stamp.tz_convert(None) if stamp.tz is not None else stamp
 
 

@@ -36,7 +36,7 @@ class FieldConfig(StrictModel):
             raise ValueError("must name at least one variable in vars_3D or vars_2D")
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"names a variable twice: {', '.join(twice)}")
+            raise ValueError(f"must name a variable once, got {twice} twice")
         return self
 
 

@@ -200,7 +200,7 @@ def _unread(override: str) -> Iterator[str]:
             return
         never = section.ignored.get(part) == NEVER_READ
         if never or section.is_passed_over(part):
-            yield f"--set {override}: {'.'.join(path[:index])}: unknown key"
+            yield f"--set {override}: {'.'.join(path[:index])}: unknown; leave it out"
         field = section.model_fields.get(part)
         kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
         kinds = [k for k in kinds if isinstance(k, type) and issubclass(k, StrictModel)]
@@ -338,7 +338,7 @@ def _apply(result: dict[str, Any], text: str) -> None:
     try:
         value = parse_yaml(value_text)
     except yaml.YAMLError:
-        raise ValueError(f"{value_text!r} is not valid YAML") from None
+        raise ValueError(f"must be valid YAML, got {value_text!r}") from None
     *parents, last = dotted.split(".")
     section: Any = result
     for index, part in enumerate([*parents, last]):
@@ -351,7 +351,7 @@ def _apply(result: dict[str, Any], text: str) -> None:
                 )
             key = int(part)
         elif not isinstance(section, dict):
-            raise ValueError(f"{path} is {got(section)}, not a section")
+            raise ValueError(f"{path} must be a section of keys, got {got(section)}")
         elif index < len(parents) and section.get(part) is None:
             section[part] = {}
         if index == len(parents):

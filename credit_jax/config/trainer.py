@@ -257,7 +257,9 @@ class TrainerConfig(StrictModel):
     @model_validator(mode="after")
     def _schedule_is_said(self) -> "TrainerConfig":
         if self.use_scheduler and self.scheduler is None:
-            raise ValueError("use_scheduler is true, but there is no scheduler section")
+            raise ValueError(
+                "use_scheduler is true without a scheduler section; add it"
+            )
         if self.scheduler and "use_scheduler" not in self.model_fields_set:
             raise ValueError(
                 "there is a scheduler section, but use_scheduler is not given; "

@@ -14,7 +14,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 # Sizes above which a file is no config: of its text, of its nodes with every alias in
 # full, and how deep they are.
 _MAX_BYTES, _MAX_NODES, _MAX_DEPTH = 2**22, 100_000, 100
-_TOO_DEEP = f"it is nested more than {_MAX_DEPTH} deep"
+_TOO_DEEP = f"must be nested at most {_MAX_DEPTH} deep"
 _FLOAT = re.compile(
     r"""^(?:[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?(?:[eE][-+]?[0-9]+)?
         |[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?
@@ -51,7 +51,7 @@ class _Loader(yaml.SafeLoader):
             line = key_node.start_mark.line + 1
             if key in seen:
                 raise yaml.MarkedYAMLError(
-                    problem=f"key {key!r} occurs twice (first in line {seen[key]})",
+                    problem=f"key {key!r} must occur once (first in line {seen[key]})",
                     problem_mark=key_node.start_mark,
                 )
             seen[key] = line
@@ -121,7 +121,7 @@ def parse_yaml(text: str) -> Any:
         return loader.construct_document(node)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         # Of explicit tags with other texts than they stand for: !!timestamp "abc".
-        raise yaml.YAMLError(f"a value does not fit its tag ({error!r})") from None
+        raise yaml.YAMLError(f"a value must fit its tag ({error!r})") from None
     finally:
         loader.dispose()
 
@@ -134,7 +134,7 @@ def _check_size(root: yaml.Node) -> None:
     def size(node: yaml.Node) -> tuple[int, int]:
         """The number of nodes of a node, and their depth."""
         if node in parents:
-            raise yaml.YAMLError("an alias (*) stands inside of what it names (&)")
+            raise yaml.YAMLError("an alias (*) must be outside of what it names (&)")
         if node in sizes:
             return sizes[node]
         inner = node.value if isinstance(node, yaml.CollectionNode) else ()
@@ -147,7 +147,7 @@ def _check_size(root: yaml.Node) -> None:
         depth = 1 + max((depth for _, depth in parts), default=0)
         if number > _MAX_NODES:
             raise yaml.YAMLError(
-                f"its aliases (*) stand for more than {_MAX_NODES} values"
+                f"its aliases (*) must stand for at most {_MAX_NODES} values"
             )
         if depth > _MAX_DEPTH:
             raise yaml.YAMLError(_TOO_DEEP)

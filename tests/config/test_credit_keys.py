@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from credit_jax.config import Config, build_config, load_config
+from credit_jax.config import Config, build_config
 from credit_jax.config.base import ConfigWarning
 from credit_jax.config.credit_keys import NEVER_READ
 from credit_jax.config.data import DataConfig
@@ -88,22 +88,6 @@ def _keys(tree):
             and isinstance(node.args[0], ast.Constant)
         ):
             yield node.args[0].value
-
-
-@pytest.mark.parametrize(
-    "key", ["data.valid_forecast_len", "trainer.load_sheduler", "visualization"]
-)
-def test_such_a_key_is_a_note(key):
-    with pytest.warns(ConfigWarning, match=key):
-        build_config(example(**{key.replace(".", "__"): 0}))
-    with pytest.raises(ValueError, match="nearest known key is 'load_scheduler'"):
-        build_config(example(trainer__load_schedulr=True))
-
-
-def test_such_a_key_is_an_error_on_the_command_line():
-    """What nobody reads is not set on purpose."""
-    with pytest.raises(ValueError, match=r"data\.one_shot: unknown key"):
-        load_config("configs/demo.yaml", ["data.one_shot=true"])
 
 
 def test_steps_beyond_the_forecast_are_a_note():

@@ -5,7 +5,6 @@ import pytest
 import yaml
 
 from credit_jax.config import (
-    ConfigError,
     apply_overrides,
     build_config,
     dump_config,
@@ -14,7 +13,7 @@ from credit_jax.config import (
 )
 from credit_jax.config.base import ConfigWarning
 from credit_jax.config.load import FRAMES_OF_DATA
-from credit_jax.config.yaml_file import parse_yaml, read_yaml
+from credit_jax.config.yaml_file import parse_yaml
 from tests.config.example import example
 
 
@@ -47,25 +46,6 @@ def test_overrides_reach_every_kind_of_place(config_file):
     assert config.preblocks.per_step["concat"].args == {}, config.preblocks
 
 
-def test_an_unknown_override_names_the_nearest_key(config_file):
-    with pytest.raises(ConfigError, match=r"trainer\.epoch: .* nearest .* 'epochs'"):
-        load_config(config_file, ["trainer.epoch=3"])
-
-
-def test_bad_overrides_come_at_once():
-    with pytest.raises(ConfigError) as error:
-        apply_overrides(
-            {"a": [1], "b": 2}, ["a.3=1", "b.c=1", "nothing", "a=[", "a.x.y=1"]
-        )
-    assert error.value.problems == (
-        "--set a.3=1: a is a list of 1; expected an index from 0 to 0, got '3'",
-        "--set b.c=1: b is 2, not a section",
-        "--set nothing: expected KEY=VALUE, such as trainer.epochs=3",
-        "--set a=[: '[' is not valid YAML",
-        "--set a.x.y=1: a is a list of 1; expected an index from 0 to 0, got 'x'",
-    )
-
-
 def test_overrides_leave_the_mapping_as_it_is():
     before = {"a": {"b": 1}}
     assert apply_overrides(before, ["a.b=2"]) == {"a": {"b": 2}}
@@ -88,30 +68,6 @@ def test_dump_keeps_ignored_keys_and_unexpanded_paths(monkeypatch):
         config = build_config(mapping)
     assert config.save_loc == "/data/run"
     assert dump_config(config) == mapping
-
-
-def test_a_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no\.yaml' does not exist"):
-        load_config(tmp_path / "no.yaml")
-    with pytest.raises(FileNotFoundError, match=r"is a folder; .* as .*/model\.yml of"):
-        load_config(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: 1\nb: 2\na: 3\n", r"line 3, column 1: key 'a' occurs twice .* line 1"),
-        ("a: [1, 2\nb: 3\n", r"line 2, column"),
-        ("- 1\n", r"expected a mapping of keys at the top level, got \[1\]"),
-        ("", "expected a mapping of keys at the top level, got nothing"),
-        ("a: !python/tuple [1]\n", "line 1, column 4: could not determine"),
-    ],
-)
-def test_a_bad_file_is_one_readable_error(tmp_path, text, message):
-    path = tmp_path / "bad.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=r"bad\.yaml: 1 problem\n  " + message):
-        read_yaml(path)
 
 
 def test_numbers_and_dates():

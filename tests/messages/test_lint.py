@@ -1,0 +1,106 @@
+"""Each message names the key or file, what it got, what is expected and what to do."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.messages.engine import BLOCK
+
+TEXTS = sorted(Path(__file__).parent.glob("*.txt"))
+VERBS = (
+    "add|bring|build|change|choose|complete|continue|convert|copy|count|declare|divide"
+    "|drop|exchange|fit|give|increase|install|keep|leave|lower|make|move|name|pad|pass"
+    "|put|raise|read|recompute|remove|rename|repair|repeat|replace|run|say|see|set"
+    "|shift|start|take|train|transpose|try|turn|unset|use|wait|widen|write"
+)
+RULES = {
+    "the key, option or file": re.compile(
+        r"(^|\s|--set )(--[a-z][\w-]*|[\w*/]+[\w.*/\[\]-]*(?=:( |$)))"
+        r"|FOLDER|\w\.(nc|zarr|ya?ml|json|pt|npy|py)\b|['\"`][^'\"]*['\"`]"
+        r"|\w+\.[a-z_.]+ |\b[a-z]+_[a-z_]+\b"
+    ),
+    "what it got": re.compile(
+        r"\bgot\b|'.*'|\d|\bmissing\b|\bunknown\b|\b(true|false|null|nan|twice|another)\b"
+        r"|\b(no|not|nothing|already|given|has|have|lacks?|holds?|without|differs?|both|cannot|none|None)\b"
+    ),
+    # Also by what is not as expected.
+    "what is expected": re.compile(
+        r"\b(must|expected|needs?|needed|required|nearest|there (are|is)|known keys"
+        r"|such as|but|only|differs?|than|same|would fit|one of|that of|no|not|cannot"
+        r"|missing|twice|before|unknown|already|none|without|nothing|would|outside|NaN"
+        r"|fill value|never|gives|the model has)\b"
+    ),
+    # What must be is also what to write.
+    "what to do": re.compile(
+        rf"([;:(.,]|\b(or|and|to|first))\s+`?({VERBS})\b"
+        r"|`credit-jax|pip install|there are\b|known keys|such as|would fit|can be"
+        r"|\b(must|expected|needs|nearest|required|it has|takes|those are)\b"
+        r"|is it complete\?",
+        re.IGNORECASE,
+    ),
+}
+# Messages that a rule does not fit, and why.
+EXEMPT = {
+    "does not exist": "only its user knows which file is meant",
+    "could not determine a constructor": "PyYAML's text; the file, line and column",
+}
+
+
+def faults(message: str) -> list[str]:
+    return [what for what, rule in RULES.items() if not rule.search(message)]
+
+
+def messages() -> list[tuple[str, str]]:
+    """The messages of errors, with the file and the name of the case."""
+    found = []
+    for path in TEXTS:
+        for name, block in BLOCK.findall(path.read_text()):
+            kind = ""
+            for line in block.splitlines():
+                if line.startswith("- ") and kind not in ("says", "warns", "exit 0"):
+                    source = kind.partition(" of ")[2]
+                    message = line[2:].removeprefix("error: ")
+                    found.append([f"{path.stem}: {name}", f"{source} {message}"])
+                elif line.startswith("  ") and found:
+                    found[-1][1] += line[1:]
+                elif not line.startswith(("- ", "  ")):
+                    kind = line
+    return [(name, message.strip()) for name, message in found]
+
+
+def exempt(name: str, message: str) -> list[str]:
+    return [each for each in EXEMPT if re.search(each, f"{name}: {message}")]
+
+
+def test_what_each_message_says() -> None:
+    bad = [
+        f"{name}: {message}\n  does not say {', '.join(faults(message))}"
+        for name, message in messages()
+        if faults(message) and not exempt(name, message)
+    ]
+    assert not bad, "\n".join(bad)
+
+
+def test_each_exemption_is_needed() -> None:
+    used = {
+        each
+        for name, message in messages()
+        if faults(message)
+        for each in exempt(name, message)
+    }
+    assert used == set(EXEMPT)
+
+
+@pytest.mark.parametrize(
+    ("message", "lacks"),
+    [
+        ("trainer.epochs: must be at least 1, got 0", []),
+        ("data.timestep: wrong", ["what it got", "what is expected", "what to do"]),
+        ("the value 3 must be at least 4", ["the key, option or file"]),
+        ("trainer: use_scheduler is true, but there is no section", ["what to do"]),
+        ("loss: mse is wrong", ["what it got", "what is expected", "what to do"]),
+    ],
+)
+def test_bad_messages_fail(message: str, lacks: list[str]) -> None:
+    assert faults(message) == lacks
