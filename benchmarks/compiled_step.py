@@ -19,11 +19,15 @@ from credit_jax.config.yaml_file import read_yaml
 from credit_jax.kernels import use_platform
 from credit_jax.models.common.config import FieldSpec, InputSpec
 from credit_jax.models.model_def import ModelDef
-from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
+from credit_jax.models.parallel_model import (
+    ParallelModel,
+    build_parallel_model,
+    shardings,
+)
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.precision import Float8, default_mp_policy
 from credit_jax.training.optimizer import adamw
-from credit_jax.training.state import init_state, shardings, state_specs
+from credit_jax.training.state import init_state, state_specs
 from credit_jax.training.step import make_train_step
 
 # A WXFormer whose windows and strides fit 64 rows on up to 8 shards.

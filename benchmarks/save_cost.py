@@ -24,10 +24,10 @@ from benchmarks.compiled_step import model_block
 from benchmarks.meshes import build_mesh
 from benchmarks.report import Table, add_out_option, publish
 from credit_jax.checkpoint import CheckpointStore, Progress
-from credit_jax.models.parallel_model import build_parallel_model
+from credit_jax.models.parallel_model import build_parallel_model, shardings
 from credit_jax.training.optimizer import adamw
 from credit_jax.training.restore import RunStore
-from credit_jax.training.state import TrainState, init_state, shardings, state_specs
+from credit_jax.training.state import TrainState, init_state, state_specs
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 # The default of `trainer.save_every_minutes`, in seconds.

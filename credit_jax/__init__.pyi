@@ -6,6 +6,8 @@ from .data import ChannelSchema as ChannelSchema
 from .extensions.certification.certify import Certificate as Certificate
 from .extensions.certification.certify import certify_model as certify_model
 from .forecast import Forecaster as Forecaster
+from .forecast.labeled import DatasetForecaster as DatasetForecaster
+from .forecast.labeled import open_forecaster as open_forecaster
 from .losses import build_loss as build_loss
 from .models.conversion import credit_key as credit_key
 from .models.conversion import from_state_dict as from_state_dict
@@ -14,8 +16,7 @@ from .models.model_def import ModelDef as ModelDef
 from .models.parallel_model import ParallelModel as ParallelModel
 from .models.parallel_model import build_parallel_model as build_parallel_model
 from .named_fields import FieldContext as FieldContext
-from .packages.labeled import DatasetForecaster as DatasetForecaster
-from .packages.labeled import open_forecaster as open_forecaster
+from .packages.package import restore as restore
 from .parallel.mesh.credit import build_device_mesh as build_device_mesh
 from .parallel.mesh.devices import ensure_devices as ensure_devices
 from .parallel.mesh.dims import ParallelDims as ParallelDims
@@ -25,7 +26,6 @@ from .parallel.placement import place_batch as place_batch
 from .parallel.reductions import FieldReducer as FieldReducer
 from .plan import RunPlan as RunPlan
 from .plan import plan_run as plan_run
-from .training.restore import restore as restore
 from .training.run import train_model as train_model
 from .training.state import init_state as init_state
 from .training.step import make_eval_step as make_eval_step

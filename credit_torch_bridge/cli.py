@@ -22,7 +22,8 @@ from credit_jax.config import apply_overrides
 from credit_jax.config.load import CONFIG_NAME
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.io.atomic import new_file, refuse_existing
-from credit_jax.packages.package import is_package, open_package
+from credit_jax.packages.package import open_package
+from credit_jax.plan.finetune import kind_of
 from credit_torch_bridge.config.convert import LEVEL_COORD, TARGETS, convert_config
 from credit_torch_bridge.config.yaml_io import dump, read_limited
 
@@ -77,7 +78,7 @@ class Convert(Command):
         refuse_existing(out)
         config = (
             open_package(source, self.base).resolved()
-            if self.config is None and is_package(source)
+            if self.config is None and kind_of(source) == "package"
             else config_file(self.config, source)
         )
         run_config = read_run_config(config, self.set)

@@ -25,7 +25,11 @@ from credit_jax.forecast import Forecaster
 from credit_jax.losses import build_loss
 from credit_jax.models.diffusion.process import NOISED
 from credit_jax.models.model_def import Weights
-from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
+from credit_jax.models.parallel_model import (
+    ParallelModel,
+    build_parallel_model,
+    place_weights,
+)
 from credit_jax.models.registry import build
 from credit_jax.nn import noise
 from credit_jax.nn.model_state import ModelState
@@ -39,7 +43,6 @@ from credit_jax.training.optimizer import (
     build_optimizer,
     build_schedule,
 )
-from credit_jax.training.restore import place_weights
 from credit_jax.training.state import (
     TrainState,
     place_state,

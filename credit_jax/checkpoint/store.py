@@ -45,6 +45,8 @@ FOLDER = "checkpoints"
 WEIGHTS, EMA, OPTIMIZER, PROGRESS = "weights", "ema", "optimizer", "progress"
 LOSS_SCALE, LOSS, EMA_STATS = "loss_scale", "loss", "ema_batch_stats"
 ADAPTERS = "adapters"
+# Name of the state of Adam within that of the optimizer.
+ADAM = "adam"
 ITEMS = (WEIGHTS, EMA, EMA_STATS, ADAPTERS, OPTIMIZER, LOSS_SCALE, LOSS)
 # Raised when damaged files are read, besides the bare `Exception` of Orbax.
 _OF_BAD_FILES = (ValueError, LookupError, TypeError, AttributeError)

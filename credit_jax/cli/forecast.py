@@ -13,6 +13,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from credit_jax.checkpoint.artifact import Artifact
 from credit_jax.checkpoint.store import label_of
 from credit_jax.cli.commands import (
     DIVERGED,
@@ -25,6 +26,7 @@ from credit_jax.cli.commands import (
 from credit_jax.cli.model import ModelOptions, PlannedForecasts
 from credit_jax.cli.options import StopOption, parse_shard, print_lines
 from credit_jax.cli.score import ComparisonOptions, refuse_other_scores, report
+from credit_jax.config.data import raw_ranges
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.messages import counted
 from credit_jax.data.perturbations import PERTURBATIONS
@@ -39,12 +41,10 @@ from credit_jax.forecast.online_scores import OnlineScores, online_scores
 from credit_jax.forecast.summary import Summary
 from credit_jax.io.errors import WriteError
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.packages.package import Package
 from credit_jax.parallel.compiler import compile_sooner
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.plan.forecast import ForecastPlan
-from credit_jax.training.run_weights import RunWeights
 from credit_jax.training.signals import StopRequests
 
 
@@ -52,7 +52,7 @@ def header(
     source: str | None,
     plan: ForecastPlan,
     model: ParallelModel,
-    checkpoint: RunWeights | Package,
+    checkpoint: Artifact,
 ) -> list[str]:
     """Lines printed before the forecasts: source, mesh, start dates, length."""
     schedule, axes = plan.schedule, model.axes
@@ -255,7 +255,8 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
                 if value:
                     raise ValueError(f"--{name} belongs to --score DIR")
             return None
-        plan, dates = planned.plan, planned.checkpoint.training_dates
+        plan, written = planned.plan, planned.checkpoint.files.written
+        dates = raw_ranges(written)
         scores = online_scores(
             self.score_options(plan.config, dates),
             choose_regions(in_order(self.regions)),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from credit_jax.checkpoint.artifact import Artifact
 from credit_jax.cli.commands import option
 from credit_jax.cli.options import (
     OVERRIDES,
@@ -18,6 +19,7 @@ from credit_jax.cli.options import (
     warnings_as_notes,
 )
 from credit_jax.config import Config, dump_config, load_config
+from credit_jax.config.data import raw_ranges
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.forecast.archive import TRAINING_DATES, Archive, identity_of, software
 from credit_jax.forecast.netcdf import NetcdfStore
@@ -26,12 +28,10 @@ from credit_jax.forecast.stores import ForecastStore, NoStore
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.io.netcdf import attribute_value
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.packages.channel_table import channel_groups
-from credit_jax.packages.package import Package, is_package, open_package
+from credit_jax.packages.package import Package, open_artifact, open_package
+from credit_jax.plan.channel_match import check_forecast_units
+from credit_jax.plan.finetune import kind_of
 from credit_jax.plan.forecast import ForecastPlan, plan_forecast
-from credit_jax.training.channel_match import check_forecast_units
-from credit_jax.training.restore import no_coordinates
-from credit_jax.training.run_weights import RunWeights, open_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,13 +39,13 @@ class PlannedForecasts:
     """A trained model on its mesh, and the forecasts that it is to make.
 
     Attributes:
-        checkpoint: the run or the package.
+        checkpoint: the run, the package, or the checkpoint of CREDIT.
         plan: the plan of the forecasts.
         model: the model of the plan, on its mesh.
         outputs: variables of the forecasts.
     """
 
-    checkpoint: Package | RunWeights
+    checkpoint: Artifact
     plan: ForecastPlan
     model: ParallelModel
     outputs: Outputs
@@ -80,7 +80,9 @@ class PlannedForecasts:
             "checkpoint": str(checkpoint.path),
             "checkpoint_step": checkpoint.step,
             "checkpoint_digest": checkpoint.digest,
-            TRAINING_DATES: [list(pair) for pair in checkpoint.training_dates],
+            TRAINING_DATES: [
+                list(pair) for pair in raw_ranges(checkpoint.files.written)
+            ],
             **software(),
         }
         archive = Archive(
@@ -139,7 +141,7 @@ class RunOptions(WeightsOptions, MeshOptions, ProcessOptions):
         """
         # Before a checkpoint is opened, which initializes JAX and fixes the devices.
         devices = self.mesh_devices()
-        checkpoint = package or self._open_weights(config)
+        checkpoint = package or self._open(config)
         like = checkpoint.coordinates
         plan = plan_forecast(
             config,
@@ -149,34 +151,29 @@ class RunOptions(WeightsOptions, MeshOptions, ProcessOptions):
             like=like,
             **options,
         )
-        notes = list(plan.notes)
+        notes = [*checkpoint.notes, *plan.notes]
         notes += check_forecast_units(
             checkpoint.units,
             plan.reader.units,
             plan.inference,
             "this forecast cannot start",
         )
-        if like is None:
-            notes.insert(0, no_coordinates(checkpoint.path))
         print_lines([f"note: {note}" for note in notes], "yellow")
         model = plan.model.build(devices, mp_policy=self.policy)
         outputs = outputs_of(plan, model)
-        if package is None:
-            checkpoint = replace(checkpoint, channels=plan.schema.names)
-        else:
-            groups = channel_groups(plan.schema, plan.reader.data.further)
-            package.check_data(groups, outputs.latitude, outputs.longitude)
-            outputs = package.described(outputs)
+        grid = outputs.latitude, outputs.longitude
+        checkpoint = checkpoint.of_data(plan.schema, plan.reader.data.further, *grid)
+        outputs = outputs.over(checkpoint.described)
         return PlannedForecasts(checkpoint, plan, model, outputs)
 
-    def _open_weights(self, config: Config) -> RunWeights:
+    def _open(self, config: Config) -> Artifact:
         source = self.checkpoint or config.save_loc
-        if is_package(source):
+        if kind_of(source) == "package":
             raise ValueError(
                 f"--checkpoint: {source} is a package, which has its config and "
                 f"weights; give --package {source} instead of --config and --checkpoint"
             )
-        weights = open_weights(source, self.step, self.weights, verify=self.verify)
+        weights = open_artifact(source, self.step, self.weights, verify=self.verify)
         print_lines([f"note: {note}" for note in weights.compare(config)], "yellow")
         return weights
 

@@ -22,9 +22,9 @@ from credit_jax.forecast import Forecaster
 from credit_jax.io.atomic import new_file, refuse_existing
 from credit_jax.models.model_def import ModelDef
 from credit_jax.nn.noise import Noise
+from credit_jax.packages.package import open_artifact
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.plan import plan_model
-from credit_jax.training.run_weights import open_weights
 
 INPUT = "(batch, channel, time, lat, lon)"
 
@@ -61,7 +61,7 @@ class Predict(WeightsOptions, MeshOptions):
         )
         model = plan.build(devices, mp_policy=self.policy)
         inputs = read_inputs(self.input, model.model_def)
-        weights = open_weights(
+        weights = open_artifact(
             self.checkpoint, self.step, self.weights, verify=self.verify
         )
         weights.compare({"model": section})

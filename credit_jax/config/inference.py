@@ -1,6 +1,8 @@
 """The `inference:` section: start dates, length, data and output of forecasts."""
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import pandas as pd
@@ -17,6 +19,7 @@ from credit_jax.config.data import MAX_TIMES, DataConfig
 from credit_jax.config.dates import Date, duration
 from credit_jax.config.messages import got
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
+from credit_jax.config.yaml_file import read_yaml
 
 # Accepted names of `group_by` -> the name that credit_jax uses.
 GROUPS = {
@@ -209,3 +212,59 @@ class InferenceConfig(StrictModel):
     perturbation: dict[str, Any] = Field(default_factory=dict)
 
     ignored: ClassVar = {"mode": "the forecast command has --parallelism"}
+
+
+def read_attributes(path: str | None) -> dict[str, dict[str, Any]]:
+    """CF attributes by variable.
+
+    Args:
+        path: see `find_attributes`; None is no attributes.
+
+    Raises:
+        ValueError: there is no such file, or a value is no attribute.
+    """
+    if not path:
+        return {}
+    file = find_attributes(path)
+    attributes = {name: entry or {} for name, entry in read_yaml(file).items()}
+    for name, entry in attributes.items():
+        if not isinstance(entry, Mapping):
+            raise ValueError(
+                f"inference.output.metadata: {file}: {name}: expected attributes, got "
+                f"{got(entry)}"
+            )
+        for key, value in entry.items():
+            values = value if isinstance(value, list) else [value]
+            if not all(type(x) in (str, int, float) for x in values):
+                raise ValueError(
+                    f"inference.output.metadata: {file}: {name}: {key}: an attribute "
+                    f"of a file is text, a number or a list of these, got {got(value)}"
+                )
+    return {name: dict(entry) for name, entry in attributes.items()}
+
+
+def find_attributes(path: str) -> Path:
+    """The file of CF attributes.
+
+    Args:
+        path: a YAML file; a bare file name is one shipped with the package.
+
+    Raises:
+        ValueError: there is no such file.
+
+    Differs from CREDIT: a missing file is an error instead of a warning.
+    """
+    file = Path(os.path.expandvars(path))
+    if file.parent == Path("."):
+        folder = Path(__file__).parent / "metadata"
+        file = folder / file
+        if not file.is_file():
+            available = ", ".join(sorted(entry.name for entry in folder.glob("*.yaml")))
+            raise ValueError(
+                f"inference.output.metadata: no file {path!r} comes with the package; "
+                f"there are: {available}"
+            )
+    if not file.is_file():
+        unset = "; its environment variable is not set" if "$" in str(file) else ""
+        raise ValueError(f"inference.output.metadata: {file} does not exist{unset}")
+    return file

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from credit_jax.data.dataset import Dataset
-from credit_jax.data.sources.source import BadSampleError, FileGrid, check_same_grid
+from credit_jax.data.sources.source import BadSampleError, FileGrid, check_same_files
 
 
 @runtime_checkable
@@ -77,4 +77,4 @@ def check_grid(dataset: HasGrids, grid: tuple[int, int] | None = None) -> None:
                 f"{grid[1]}; set them to {' and '.join(map(str, shape))}, or take "
                 "other files"
             )
-        check_same_grid(source_grid, first)
+        check_same_files(source_grid, first)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from credit_jax.config.inference import OutputConfig
-from credit_jax.config.messages import got, nearest
-from credit_jax.config.yaml_file import read_yaml
+from credit_jax.config.inference import OutputConfig, read_attributes
+from credit_jax.config.messages import nearest
 from credit_jax.data.calendars import STANDARD
 from credit_jax.data.forecast_reader import ForecastReader
 from credit_jax.forecast.autoregression import ForecastStep
@@ -79,6 +75,11 @@ class Outputs:
         attributes = read_attributes(config.metadata)
         described = pipeline.described(reader.data.attributes())
         return cls(variables, *grid, calendar, attributes, described)
+
+    def over(self, described: Mapping[str, Mapping[str, Any]]) -> Outputs:
+        """Returns the outputs with attributes of variables whose files give none."""
+        known = {k: v for k, v in self.described.items() if v}
+        return replace(self, described={**described, **known})
 
     @property
     def curvilinear(self) -> bool:
@@ -283,59 +284,3 @@ def _levels_of(
     if values is not None and len(values) == count:
         return LEVEL, np.array(values)
     return (LEVEL if values is None else f"{LEVEL}_{count}"), np.arange(count)
-
-
-def read_attributes(path: str | None) -> dict[str, dict[str, Any]]:
-    """CF attributes by variable.
-
-    Args:
-        path: see `find_attributes`; None is no attributes.
-
-    Raises:
-        ValueError: there is no such file, or a value is no attribute.
-    """
-    if not path:
-        return {}
-    file = find_attributes(path)
-    attributes = {name: entry or {} for name, entry in read_yaml(file).items()}
-    for name, entry in attributes.items():
-        if not isinstance(entry, Mapping):
-            raise ValueError(
-                f"inference.output.metadata: {file}: {name}: expected attributes, got "
-                f"{got(entry)}"
-            )
-        for key, value in entry.items():
-            values = value if isinstance(value, list) else [value]
-            if not all(type(x) in (str, int, float) for x in values):
-                raise ValueError(
-                    f"inference.output.metadata: {file}: {name}: {key}: an attribute "
-                    f"of a file is text, a number or a list of these, got {got(value)}"
-                )
-    return {name: dict(entry) for name, entry in attributes.items()}
-
-
-def find_attributes(path: str) -> Path:
-    """The file of CF attributes.
-
-    Args:
-        path: a YAML file; a bare file name is one shipped with the package.
-
-    Raises:
-        ValueError: there is no such file.
-
-    Differs from CREDIT: a missing file is an error instead of a warning.
-    """
-    file = Path(os.path.expandvars(path))
-    if file.parent == Path("."):
-        folder = Path(str(files("credit_jax.forecast").joinpath("metadata")))
-        file = folder / file
-        if not file.is_file():
-            available = ", ".join(sorted(entry.name for entry in folder.glob("*.yaml")))
-            raise ValueError(
-                f"inference.output.metadata: no file {path!r} comes with the package; "
-                f"there are: {available}"
-            )
-    if not file.is_file():
-        unset = "; its environment variable is not set" if "$" in str(file) else ""
-        raise ValueError(f"inference.output.metadata: {file} does not exist{unset}")
-    return file

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from credit_jax.config.parallelism import degree_problems
@@ -35,6 +35,7 @@ from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.mesh.model_fit import ULYSSES, model_problems
 from credit_jax.parallel.parallel_config import UNROLL_BLOCKS, ParallelConfig
 from credit_jax.parallel.params.fsdp import gather_over_domain
+from credit_jax.parallel.params.packing import Packing, pack_tree
 from credit_jax.parallel.params.precision import Float8, Precision
 from credit_jax.parallel.params.remat import Remat
 from credit_jax.parallel.params.sharding import ShardingRules, matrix_specs
@@ -608,3 +609,57 @@ def _check_absent(mesh: Mesh | ParallelDims, options: Mapping[str, Any]) -> None
             f"leave {'it' if len(conflicting) == 1 else 'them'} out, "
             f"or change the {kind}"
         )
+
+
+def packing_of(model: ParallelModel) -> Packing:
+    """The layout of the packed parameters of a model."""
+    return Packing.of(model.model_def.param_specs)
+
+
+def packed_specs(model: ParallelModel) -> dict[str, PartitionSpec]:
+    """PartitionSpec of the parameters of a model in a training state, by path."""
+    param_specs = packing_of(model).param_specs(model.model_def.param_specs)
+    return model.parallel_config.rules.specs(param_specs, model.axes)
+
+
+def shardings(specs: Any, mesh: Mesh) -> Any:
+    """NamedSharding of every leaf of a tree of specs, for placing it on `mesh`."""
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec),
+        specs,
+        is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
+    )
+
+
+def weight_targets(model: ParallelModel) -> tuple[Any, Any]:
+    """Shapes, dtypes and shardings of the weights of a model, small ones packed."""
+    param_specs = packing_of(model).param_specs(model.model_def.param_specs)
+    params = {
+        path: jax.ShapeDtypeStruct(d.shape, d.dtype) for path, d in param_specs.items()
+    }
+    shapes = params, model.model_def.model_state_shapes
+    specs = (packed_specs(model), model.model_state_specs)
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=place
+        ),
+        shapes,
+        shardings(specs, model.parallel_config.mesh),
+    )
+
+
+def place_weights(
+    model: ParallelModel, params: Mapping[str, Any], model_state: Mapping[str, Any]
+) -> tuple[Weights, ModelState]:
+    """Puts whole host arrays on the mesh of a model.
+
+    Args:
+        model: model on its mesh.
+        params: parameters by path; the same in every process.
+        model_state: collections of `nn.model_state`.
+    """
+    # As one vector, the small parameters are one transfer.
+    like, packing = weight_targets(model), packing_of(model)
+    packed = pack_tree((params, model_state), like, packing)
+    placed = jax.tree.map(lambda x, to: jax.device_put(x, to.sharding), packed, like)
+    return packing.unpack(placed[0]), placed[1]

@@ -444,6 +444,25 @@ def take_places(array: np.ndarray, places: np.ndarray | None, axis: int) -> np.n
     return array if places is None else np.take(array, places, axis=axis)
 
 
+def on_grid(
+    array: np.ndarray, axes: GridCoordinates, grid: GridCoordinates
+) -> np.ndarray:
+    """Puts the rows and columns of an array, its last axes, in the order of a grid.
+
+    Args:
+        array: (..., lat, lon).
+        axes: its coordinates.
+        grid: coordinates of the data.
+
+    Raises:
+        ValueError: see `places_of`.
+    """
+    where = axes.where, grid.where
+    rows = places_of(grid.latitude, axes.latitude, "latitude", *where)
+    columns = places_of(grid.longitude, axes.longitude, "longitude", *where)
+    return take_places(take_places(array, rows, -2), columns, -1)
+
+
 def grid_places(
     requested: tuple[Any, Any], available: tuple[Any, Any], where: str, origin: str
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -469,6 +488,21 @@ def grid_places(
             raise _differ(first, other, kind, where, origin)
         places.append(None)
     return places[0], places[1]
+
+
+def check_same_grid(
+    requested: tuple[Any, Any], available: tuple[Any, Any], where: str, origin: str
+) -> None:
+    """Checks that two grids are the same, in the same order.
+
+    Args:
+        requested, available, where, origin: as for `grid_places`.
+
+    Raises:
+        ValueError: values or their order differ.
+    """
+    places = grid_places(requested, available, where, origin)
+    check_order(places, "rows or columns", where, origin)
 
 
 def check_order(

@@ -10,16 +10,16 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from credit_jax.checkpoint.artifact import Artifact
 from credit_jax.config import Config
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.nn.low_rank import LowRank, is_matrix, merged
 from credit_jax.packages.manifest import AdapterRecord
 from credit_jax.packages.weights import read_adapters
-from credit_jax.plan.finetune import Base, check_type, find_base, finetuned
+from credit_jax.plan.finetune import check_type, finetuned
 from credit_jax.state_dict.arrangement import compare_shapes
 from credit_jax.state_dict.key_map import Arrays, HostModelState
-from credit_jax.training.base_weights import open_base
 
 
 def model_with_adapters(config: Config) -> ModelDef:
@@ -42,7 +42,7 @@ def model_with_adapters(config: Config) -> ModelDef:
 def adapter_record(
     config: Config, model_def: ModelDef, params: Arrays
 ) -> AdapterRecord:
-    """Returns what a package says of adapters, whose base is read and compared.
+    """Returns what a package says of adapters.
 
     `params` are those of the base as they were, and what was trained, by path.
     """
@@ -52,7 +52,7 @@ def adapter_record(
     adapters = low_rank.param_specs(model_def.param_specs)
     trained = model_def.trainable.keys() - adapters.keys()
     lacking = params.keys() - model_def.trainable.keys()
-    record = AdapterRecord(
+    return AdapterRecord(
         low_rank.rank,
         low_rank.scale,
         sorted(low_rank.targets),
@@ -61,8 +61,6 @@ def adapter_record(
         finetune.weights,
         digest_of_base({path: params[path] for path in lacking}),
     )
-    read_base(record, model_def, find_base(finetune.base))
-    return record
 
 
 def digest_of_base(params: Mapping[str, np.ndarray]) -> str:
@@ -79,7 +77,7 @@ def digest_of_base(params: Mapping[str, np.ndarray]) -> str:
 
 
 def with_base(
-    path: Path, record: AdapterRecord, model_def: ModelDef, base: Base
+    path: Path, record: AdapterRecord, model_def: ModelDef, base: Artifact
 ) -> tuple[Arrays, HostModelState]:
     """Reads adapters and adds them to the weights of their base.
 
@@ -105,16 +103,15 @@ def with_base(
     return jax.device_get(merged(weights, low_rank, specs)), model_state
 
 
-def read_base(record: AdapterRecord, model_def: ModelDef, base: Base) -> Arrays:
+def read_base(record: AdapterRecord, model_def: ModelDef, base: Artifact) -> Arrays:
     """Reads the weights that a package of adapters lacks, by path.
 
     Raises:
-        FileNotFoundError, ValueError: see `open_base`; or the base is of another type,
-            or has other weights than those that the adapters were trained on.
+        ValueError: see `Artifact.on_host`; or the base is of another type, or has other
+            weights than those that the adapters were trained on.
     """
-    check_type(base, model_def.config.type)
-    opened = open_base(base, record.base_weights)
-    weights, _ = opened.read(build(base.section))
+    check_type(base.files, model_def.config.type)
+    weights, _ = base.weights
     specs = model_def.param_specs
     lacking = {name: specs[name].shape for name in specs.keys() - model_def.trainable}
     weights = {name: x for name, x in weights.items() if name in lacking}
@@ -123,7 +120,7 @@ def read_base(record: AdapterRecord, model_def: ModelDef, base: Base) -> Arrays:
     if digest != record.base_digest:
         why = problems[0] if problems else f"their digest is {digest}"
         raise ValueError(
-            f"{base.key}: the weights of {opened.where} are not those that the "
+            f"{base.files.key}: the weights of {base.where} are not those that the "
             f"adapters were trained on: {why}, expected {record.base_digest}; give "
             f"{record.base}, as it was then"
         )

@@ -14,7 +14,6 @@ from credit_jax.data.sources.source import Source
 from credit_jax.data.sources.tisr import open_axes
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.io.open_files import OpenFiles, opened
-from credit_jax.named_fields.coordinates import check_order, grid_places
 from credit_jax.named_fields.units import DEGREES
 
 _CURVED = ("y", "x")
@@ -32,17 +31,6 @@ def write_grid(path: Path, latitude: np.ndarray, longitude: np.ndarray) -> None:
         for name, values in arrays.items()
     }
     _save(xr.Dataset(coords=coordinates), path)
-
-
-def check_same_grid(path: Path, latitude: np.ndarray, longitude: np.ndarray) -> None:
-    """Checks that a grid equals that of a file.
-
-    Raises:
-        ValueError: they differ.
-    """
-    where, origin = "the data", f"the package ({path})"
-    places = grid_places(read_grid(path), (latitude, longitude), where, origin)
-    check_order(places, "rows or columns", where, origin)
 
 
 def read_grid(path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -3,39 +3,52 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
-from credit_jax.checkpoint.store import label_of, takes_average
+from credit_jax.checkpoint.artifact import Artifact
+from credit_jax.checkpoint.run import config_in, open_run
+from credit_jax.checkpoint.store import AVERAGE, LAST, label_of
 from credit_jax.config import Config, ConfigError
 from credit_jax.config.base import nearest_key
 from credit_jax.config.custom_objects import register_objects
-from credit_jax.config.data import DateRange, raw_ranges
 from credit_jax.config.fields import FIELD_TYPES
 from credit_jax.config.inference import InferenceDataConfig
-from credit_jax.config.load import config_of, read_with_objects
+from credit_jax.config.load import (
+    CONFIG_NAME,
+    config_of,
+    read_model_section,
+    read_with_objects,
+)
 from credit_jax.config.sources.registry import source_config
 from credit_jax.config.sources.sections import LocalConfig
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.data import ChannelGroup, ChannelSchema
+from credit_jax.data import ChannelSchema
+from credit_jax.data.further_inputs import FurtherInputs
 from credit_jax.data.sources.file_source import descriptive
-from credit_jax.forecast.outputs import Outputs
-from credit_jax.models.model_def import Weights
-from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.models.model_def import ModelDef, Weights
+from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import build
-from credit_jax.named_fields.coordinates import Coordinates
+from credit_jax.named_fields.coordinates import Coordinates, check_same_grid
 from credit_jax.nn.model_state import ModelState
 from credit_jax.packages import manifest as file_names
 from credit_jax.packages.adapters import with_base
-from credit_jax.packages.channel_table import groups_of, read_channels
-from credit_jax.packages.grids import check_same_grid
+from credit_jax.packages.channel_table import (
+    channel_groups,
+    groups_of,
+    read_channels,
+)
+from credit_jax.packages.grids import read_grid
 from credit_jax.packages.manifest import Manifest, check_files, read_manifest
 from credit_jax.packages.references import (
     PathReference,
@@ -45,77 +58,41 @@ from credit_jax.packages.references import (
     static_references,
 )
 from credit_jax.packages.weights import read_weights
-from credit_jax.plan.finetune import Base, find_base
+from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.plan.finetune import Base, check_type, find_base, kind_of
 from credit_jax.plan.run_record import RunRecord
 from credit_jax.state_dict.key_map import Arrays, HostModelState
-from credit_jax.training.base_weights import BaseWeights
-from credit_jax.training.restore import place_weights
 
+_LOG = logging.getLogger("credit_jax")
 # Placeholder for the path of variables that forecasts do not read.
 _NOWHERE = "not in the package"
 
 
-@dataclass(frozen=True)
-class Package:
+@dataclass(frozen=True, kw_only=True)
+class Package(Artifact):
     """A model package whose files are checked against their digests.
 
     Attributes:
-        path: its folder.
         manifest: manifest of the folder.
-        written: contents of `model.yml`.
         channels: channels of "input", "output", and each further input, in order.
         base: weights that a package of adapters lacks; None for one with all weights.
     """
 
-    path: Path
     manifest: Manifest
-    written: Mapping[str, Any]
     channels: Mapping[str, Sequence[Mapping[str, Any]]]
     base: Base | None = None
 
-    @property
-    def step(self) -> int:
-        """Step of the checkpoint with the weights."""
-        return self.manifest.step
-
-    @property
-    def average(self) -> bool:
-        """Whether the weights are the moving average."""
-        return self.manifest.average
-
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of the weights, of adapters alone in a package of them."""
         return self.manifest.files[self.manifest.weights_file].sha256
 
     @cached_property
-    def coordinates(self) -> Coordinates | None:
-        """Of the data of the run; None if the package does not record them."""
-        recorded = self.manifest.provenance.get(file_names.COORDINATES)
-        origin = str(self.path)
-        return None if recorded is None else Coordinates.from_json(recorded, origin)
-
-    @cached_property
-    def units(self) -> dict[str, tuple[str, str]]:
-        """Key -> unit of variables of its channels, and the file that says so."""
-        where = str(self.path / file_names.CHANNELS)
-        return {
-            entry["key"]: (entry["units"], where)
-            for entries in self.channels.values()
-            for entry in entries
-            if isinstance(entry["units"], str)
-        }
-
-    @property
-    def training_dates(self) -> tuple[DateRange, ...]:
-        """Date ranges of the training; () if unknown."""
-        return raw_ranges(self.written)
-
-    def described(self, outputs: Outputs) -> Outputs:
-        """Returns the outputs with attributes of variables whose files give none."""
-        described = {k["key"]: descriptive(k) for k in self.channels["output"]}
-        described |= {k: v for k, v in outputs.described.items() if v}
-        return replace(outputs, described=described)
+    def schema(self) -> ChannelSchema:
+        """Channels of x and y; the times of a variable are not recorded."""
+        return ChannelSchema(
+            *(groups_of(self.channels[k]) for k in ("input", "output"))
+        )
 
     def config(
         self,
@@ -169,52 +146,41 @@ class Package:
         self.record.compare(RunRecord.of(changed, forecasts=True), forecasts=True)
         return changed
 
-    @property
+    @cached_property
     def record(self) -> RunRecord:
         """What its run is."""
         return RunRecord.of(self.resolved(), str(self.path))
 
     def resolved(self) -> dict[str, Any]:
         """`model.yml` with absolute paths of the files of the package."""
-        config = copy.deepcopy(dict(self.written))
+        config = copy.deepcopy(dict(self.files.written))
         for reference in _inside(config):
             reference.set(str(self.path / reference.path))
         return config
 
-    def restore(self, model: ParallelModel) -> tuple[Weights, ModelState]:
-        """Puts the weights on the mesh of a model."""
-        return place_weights(model, *self.weights)
-
     @cached_property
-    def weights(self) -> tuple[Arrays, HostModelState]:
-        """Parameters by path and model state, on the host.
+    def model_def(self) -> ModelDef:
+        """See `Artifact.model_def`."""
+        return build(self.resolved()["model"])
 
-        Raises:
-            ValueError: they are not those of the model in `model.yml`, or the base is
-                not that of the adapters.
-        """
-        model_def = build(self.resolved()["model"])
+    def on_host(self, model_def: ModelDef) -> tuple[Arrays, HostModelState]:
+        """See `Artifact.on_host`; raises, too, if the base is not that of adapters."""
         path, record = self.path / self.manifest.weights_file, self.manifest.adapters
         if record is None:
             return read_weights(path, model_def)
         assert self.base is not None, "`open_package` asks for it"
-        return with_base(path, record, model_def, self.base)
+        base = open_artifact(self.base, weights=record.base_weights)
+        return with_base(path, record, model_def, base)
 
-    def check_data(
+    def of_data(
         self,
-        groups: Mapping[str, Sequence[ChannelGroup]],
+        schema: ChannelSchema,
+        further: FurtherInputs | None,
         latitude: np.ndarray,
         longitude: np.ndarray,
-    ) -> None:
-        """Checks that the data of forecasts have the channels and grid of the package.
-
-        Args:
-            groups: groups, as returned by `channel_groups`.
-            latitude, longitude: latitude and longitude of the grid, degrees.
-
-        Raises:
-            ValueError: channels, their order, or the grid differ.
-        """
+    ) -> Package:
+        """See `Artifact.of_data`."""
+        groups = channel_groups(schema, further)
         for name in dict.fromkeys((*self.channels, *groups)):
             pair = groups_of(self.channels.get(name, ())), groups.get(name, ())
             expected, actual = (
@@ -226,12 +192,9 @@ class Package:
                     f"{_listed(expected) or 'none'}; give data with the variables of "
                     f"{self.path / file_names.CHANNELS}, in this order"
                 )
-        check_same_grid(self.path / file_names.GRID, latitude, longitude)
-
-
-def is_package(folder: str | Path) -> bool:
-    """Whether a folder has the manifest of a package."""
-    return (Path(folder) / file_names.MANIFEST).is_file()
+        path, grid = self.path / file_names.GRID, (latitude, longitude)
+        check_same_grid(read_grid(path), grid, "the data", f"the package ({path})")
+        return self
 
 
 def open_package(folder: str | Path, base: str | Path | None = None) -> Package:
@@ -267,35 +230,127 @@ def open_package(folder: str | Path, base: str | Path | None = None) -> Package:
             f"checkpoint that they were trained on ({record.base}, digest "
             f"{record.base_digest})"
         )
-    return Package(path, manifest, written, channels, opened)
+    at = manifest.provenance.get(file_names.COORDINATES)
+    where = str(path / file_names.CHANNELS)
+    return Package(
+        files=Base(path, "package", written),
+        path=path,
+        average=manifest.average,
+        step=manifest.step,
+        coordinates=None if at is None else Coordinates.from_json(at, str(path)),
+        units={
+            entry["key"]: (entry["units"], where)
+            for entry in chain.from_iterable(channels.values())
+            if isinstance(entry["units"], str)
+        },
+        described={entry["key"]: descriptive(entry) for entry in channels["output"]},
+        manifest=manifest,
+        channels=channels,
+        base=opened,
+    )
 
 
-def open_package_base(base: Base, weights: str | None) -> BaseWeights:
-    """Opens a package as the weights that a run begins with.
+def open_artifact(
+    source: str | Path | Base,
+    step: int | None = None,
+    weights: str | None = None,
+    *,
+    base: str | Path | None = None,
+    verify: bool = True,
+) -> Artifact:
+    """Opens a run, a package or a checkpoint of CREDIT; arrays are read on access.
 
     Args:
-        base: the package.
-        weights: "average", "last", or None for those that it has.
+        source: its path, or what `find_base` found there.
+        step: number of the checkpoint of a run; None is the newest undamaged one.
+        weights: "average", "last", or None for the average if there is one.
+        base: see `open_package`.
+        verify: compare files with their digests before they are read.
 
     Raises:
-        ValueError: see `open_package`; or it has others than these weights.
+        FileNotFoundError, ValueError: there is none, it is damaged, it has no such
+            weights, or PyTorch is not installed, which its files need.
     """
-    package = open_package(base.path)
-    if weights is not None:
-        takes_average(weights, has_average=package.average, where=base.path)
-        if weights == "last" and package.average:
-            raise ValueError(f"{base.path} has the average alone; leave weights out")
-    # The times of a variable are not recorded.
-    channels = [groups_of(package.channels[name]) for name in ("input", "output")]
-    return BaseWeights(
-        base,
-        f"package {base.path}, {label_of(average=package.average)}",
-        lambda _: package.weights,  # of the model of model.yml
-        ChannelSchema(*channels),
-        package.coordinates,
-        package.units,
-        trained=package.record,
-    )
+    is_base = isinstance(source, Base)
+    path, kind = (source.path, source.kind) if is_base else (source, kind_of(source))
+    if kind == "package":
+        package = open_package(path, base)
+        held = AVERAGE if package.average else LAST
+        if weights not in (None, held) or step not in (None, package.step):
+            raise ValueError(
+                f"{path} is a package of the {label_of(average=package.average)} "
+                f"of checkpoint {package.step}; got weights={weights!r}, "
+                f"step={step}: leave them out, or open the run"
+            )
+        return package
+    if base is not None:
+        raise ValueError(f"base: {path} is a run with all its weights; leave it out")
+    if kind == "run":
+        return open_run(path, step, weights, verify=verify)
+    files = source if is_base else find_base(path, "checkpoint")
+    try:
+        # By name, since it imports torch.
+        bridge = import_module("credit_torch_bridge.checkpoint.base")
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{files.key}: {path} is a checkpoint of CREDIT, which "
+            f"needs {error.name}: install credit_jax[bridge], or convert it where that "
+            "is installed (credit-jax convert --to jax) and give the run"
+        ) from None
+    return bridge.TorchArtifact.open(files, weights)
+
+
+def base_of_run(config: Config) -> Artifact | None:
+    """Opens the base that `trainer.finetune` names; None without that section."""
+    finetune = config.trainer.finetune
+    if finetune is None:
+        return None
+    base = find_base(finetune.base)
+    check_type(base, config.model["type"])
+    return open_artifact(base, weights=finetune.weights)
+
+
+def restore(
+    folder: str | Path,
+    mesh: Mesh | ParallelDims,
+    *,
+    step: int | None = None,
+    weights: str | None = None,
+    **options: Any,
+) -> tuple[ParallelModel, Weights, ModelState]:
+    """The model of a run on a mesh, with the weights of one of its checkpoints.
+
+    Its `channels` are those of the run's data, by channel_schema.yaml or model.yml.
+
+    Args:
+        folder: folder of a trained or converted run; its model.yml describes the model.
+            Or a package, or the folder of a checkpoint of CREDIT with its model.yml.
+        mesh: a mesh or degrees, as for `build_parallel_model`; may be another one than
+            that which wrote the checkpoint.
+        step: step of the checkpoint; None takes the newest.
+        weights: "average", "last", or None for the moving average if there is one.
+        options: options of `build_parallel_model`.
+
+    Raises:
+        FileNotFoundError: there is no model.yml or no checkpoint.
+        ValueError: the model does not fit the mesh, the checkpoint not the model,
+            model.yml is not that of the training, or there is no moving average.
+
+    >>> model, params, model_state = credit_jax.restore("RUN", mesh)
+    >>> sorted(params)
+    ['dense/bias', 'dense/down', 'dense/up']
+    >>> [model.channels.describe(channel) for channel in range(6)]
+    ['U 1', 'U 4.6', 'T 1', 'T 4.6', 'SP', 'TP']
+    """
+    written = Path(folder) / CONFIG_NAME
+    section: Any = read_model_section(written)
+    artifact = open_artifact(folder, step, weights)
+    is_package = isinstance(artifact, Package)
+    for note in [] if is_package else artifact.compare(config_in(written)):
+        _LOG.warning("note: %s", note)
+    section = artifact.model_def if is_package else section
+    model = build_parallel_model(section, mesh, **options)
+    return replace(model, channels=artifact.schema), *artifact.restore(model)
 
 
 def _check_config(path: Path, manifest: Manifest, written: dict[str, Any]) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 from credit_jax.config.components import file_fields, files_within
 from credit_jax.config.custom_objects import SECTION
 from credit_jax.config.data import DataConfig
+from credit_jax.config.inference import find_attributes
 from credit_jax.config.sources.registry import source_config
-from credit_jax.forecast.outputs import find_attributes
 from credit_jax.physics.files import find_file
 from credit_jax.transforms import TRANSFORMS, Transform
 

@@ -17,6 +17,7 @@ from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.coordinates import (
     UNKNOWN,
     GridCoordinates,
+    on_grid,
     places_of,
     take_places,
 )
@@ -54,12 +55,10 @@ class PhysicsGrid:
         Raises:
             ValueError: the file has another grid or other pressure levels.
         """
-        axes, other = self.axes, (self.axes.where, data.where)
-        rows = places_of(data.latitude, axes.latitude, "latitude", *other)
-        columns = places_of(data.longitude, axes.longitude, "longitude", *other)
-        order = places_of(data.levels, axes.levels, "level", *other)
+        axes = self.axes
+        weights = on_grid(self.weights, axes, data)
+        order = places_of(data.levels, axes.levels, "level", axes.where, data.where)
         a, b = (take_places(x, order, 0) for x in (self.levels.a, self.levels.b))
-        weights = take_places(take_places(self.weights, rows, 0), columns, 1)
         levels = replace(self.levels, a=a, b=b)
         known = GridCoordinates(
             data.latitude or axes.latitude,

@@ -37,6 +37,8 @@ from credit_jax.state_dict.arrangement import compare_shapes
 _KEY = "trainer.finetune"
 _FROM = f"{_KEY}.from"
 _CHECKPOINTS = "checkpoints"
+# Files in the folder of a checkpoint of CREDIT, of which `.metadata` is refused.
+_TORCH = ("*.pt", "*.safetensors", ".metadata")
 _LISTED = 4
 # What keys of `model` mean for position biases, whose parameters are carried.
 _OFFSETS = (
@@ -68,6 +70,11 @@ class Base:
     kind: BaseKind
     written: Mapping[str, Any]
     key: str = _FROM
+
+    @property
+    def folder(self) -> Path:
+        """The folder with its model.yml."""
+        return self.path if self.path.is_dir() else self.path.parent
 
     @property
     def section(self) -> Mapping[str, Any]:
@@ -103,12 +110,17 @@ def find_base(named: str | Path, key: str = _FROM) -> Base:
     section = written.get("model")
     if not isinstance(section, Mapping) or not isinstance(section.get("type"), str):
         raise ValueError(f"{key}: {config}: has no model section with a type")
-    kind: BaseKind = "torch"
-    if path.is_dir() and (path / PACKAGE_NAME).is_file():
-        kind = "package"
-    elif path.is_dir() and (path / _CHECKPOINTS).is_dir():
-        kind = "run"
-    return Base(path, kind, written, key)
+    return Base(path, kind_of(path), written, key)
+
+
+def kind_of(path: str | Path) -> BaseKind:
+    """What there is, by the names of files; a run where nothing says so."""
+    path = Path(path)
+    if (path / PACKAGE_NAME).is_file():
+        return "package"
+    names = [file for pattern in _TORCH for file in path.glob(pattern)]
+    is_torch = path.is_file() or (names and not (path / _CHECKPOINTS).is_dir())
+    return "torch" if is_torch else "run"
 
 
 def check_base(base: Base, model_def: ModelDef, finetune: FinetuneConfig) -> None:
@@ -176,8 +188,7 @@ def base_channels(
     Returns:
         Those of channel_schema.yaml, or else of model.yml; None if neither has them.
     """
-    folder = base.path if base.path.is_dir() else base.path.parent
-    data = config_data(base)
+    folder, data = base.folder, config_data(base)
     if (folder / SCHEMA_FILE).is_file():
         schema = ChannelSchema.load(folder / SCHEMA_FILE)
     elif data is not None:

@@ -27,7 +27,7 @@ from credit_jax.models.common.config import ModelConfig
 from credit_jax.named_fields.coordinates import (
     Coordinates,
     check_order,
-    grid_places,
+    check_same_grid,
     listed,
     places_of,
 )
@@ -399,8 +399,7 @@ def _check_grid_of(like: Coordinates, pipeline: Pipeline, data: Coordinates) -> 
     if pipeline.grid is not None:
         axes, where = pipeline.grid, "the regrid block of preblocks"
     trained, grid = (like.latitude, like.longitude), (axes.latitude, axes.longitude)
-    places = grid_places(trained, grid, where, like.where)
-    check_order(places, "rows or columns", where, like.where)
+    check_same_grid(trained, grid, where, like.where)
 
 
 def _check_levels_of(like: Coordinates, schema: ChannelSchema) -> None:

@@ -22,6 +22,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
+from credit_jax.checkpoint.store import ADAM
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.ops.packed import pack
 from credit_jax.ops.vma import varying_axes
@@ -160,8 +161,6 @@ CLIP_EPSILON = 1e-6
 # Fewest elements of a gradient, or of that of a block, whose squares are summed by
 # themselves: on an H100 a copy takes longer than the launches of a sum.
 _LARGE = 2**18
-# Name of Adam's state in the state of the chain.
-ADAM = "adam"
 
 
 def build_optimizer(trainer: TrainerConfig) -> optax.GradientTransformationExtraArgs:

@@ -10,11 +10,11 @@ import jax
 
 from credit_jax.data import Loader, build_loader
 from credit_jax.nn.noise import Noise
+from credit_jax.packages.package import base_of_run
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan import RunPlan
 from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.objective import together
-from credit_jax.training.base_weights import base_of_run
 from credit_jax.training.step import make_eval_step
 from credit_jax.transforms import Rollout
 
@@ -65,7 +65,7 @@ def _check_base(plan: RunPlan) -> None:
     """Compares the data of a run with its base, if it has one.
 
     Raises:
-        ValueError: see `base_of_run`, `build_loader` and `BaseWeights.match`.
+        ValueError: see `base_of_run`, `build_loader` and `Artifact.match`.
     """
     finetune, config = plan.config.trainer.finetune, plan.config
     base = base_of_run(config)

@@ -102,7 +102,7 @@ def best_state(setup: Setup, folder: Path, state: TrainState) -> TrainState:
         definition, names = setup.model_def, setup.schema.names
         specs, low_rank = definition.param_specs, definition.low_rank
         run_store = RunStore(store, specs, names, low_rank=low_rank)
-        state = run_store.restore_weights(best, state)
+        state = run_store.restore_parts(best, state, optimizer=False, position=False)
     store.close()
     return state
 

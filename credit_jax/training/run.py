@@ -13,6 +13,8 @@ import jax
 from rich.console import Console
 
 from credit_jax.checkpoint import CheckpointStore
+from credit_jax.checkpoint.artifact import Artifact
+from credit_jax.checkpoint.run import run_at
 from credit_jax.config import Config, dump_config, write_config
 from credit_jax.config.components import extensions
 from credit_jax.config.load import CONFIG_NAME, is_written_config
@@ -22,12 +24,12 @@ from credit_jax.io.atomic import move_aside
 from credit_jax.io.errors import WriteError, writable_folder
 from credit_jax.io.folder_lock import folder_lock
 from credit_jax.models.flops import gradient_flops
+from credit_jax.packages.package import base_of_run
 from credit_jax.parallel.mesh.devices import training_devices
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.plan import plan_run
 from credit_jax.plan.run_record import RunRecord
-from credit_jax.training.base_weights import BaseWeights, base_of_run
 from credit_jax.training.curriculum import Stage, summary_of
 from credit_jax.training.display import Display
 from credit_jax.training.earlier_run import (
@@ -53,12 +55,7 @@ from credit_jax.training.records import (
     Tracker,
 )
 from credit_jax.training.report import report_scores
-from credit_jax.training.restore import (
-    RunStore,
-    coordinates_at,
-    no_coordinates,
-    record_at,
-)
+from credit_jax.training.restore import RunStore
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.start import (
     Start,
@@ -169,20 +166,21 @@ def _train_in(
     if not begins:
         store = CheckpointStore(folder, verify=False)
         step = required_step(store, asked_by(resume=resume))
-        like = coordinates_at(store, step)
-        notes += [no_coordinates(store.path(step))] if like is None else []
-        trained = record_at(store, step)
-        if trained is not None:
-            notes += trained.compare(RunRecord.of(config))
+        trained = run_at(store, step)
+        like = trained.coordinates
+        notes += trained.notes
+        if trained.record is not None:
+            notes += trained.record.compare(RunRecord.of(config))
     elif (finetune := config.trainer.finetune) and (base := base_of_run(config)):
         like = base.like(finetune)
-        notes += [] if base.coordinates else [no_coordinates(base.where)]
+        notes += base.notes
     if config.demo is not None and jax.process_index() == 0:
         extensions("data")["demo"].load()(config.demo, console)
     wait_for_all("the demo data")
     plan = planned(like=like)
     setup = prepare(plan, devices)
     if base is not None:
+        assert base.record is not None, "a base has model.yml"
         notes += base.record.compare(plan.record, begins=True)
         calendar = plan.loaders["train"].coordinates().calendar
         of_base = base.coordinates and base.coordinates.calendar
@@ -249,7 +247,7 @@ def run_training(
     verify: bool = True,
     stop_at: float | None = None,
     profile: tuple[int, int] | None = None,
-    base: BaseWeights | None = None,
+    base: Artifact | None = None,
     source: str = "config",
 ) -> Outcome:
     """Trains to the last epoch, from fresh weights or the checkpoints of `folder`.

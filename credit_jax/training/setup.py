@@ -13,10 +13,11 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from credit_jax.checkpoint.artifact import Artifact
 from credit_jax.config import Config
 from credit_jax.data import Batch, ChannelSchema, Loader
 from credit_jax.models.model_def import ModelDef
-from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.models.parallel_model import ParallelModel, place_weights
 from credit_jax.parallel.compiler import check_options, compile_program
 from credit_jax.parallel.mesh.credit import (
     data_parallel_coords,
@@ -30,8 +31,7 @@ from credit_jax.parallel.placement import (
     rows_of,
 )
 from credit_jax.plan import Objective, RunPlan
-from credit_jax.training.base_weights import BaseWeights
-from credit_jax.training.channel_match import ChannelMatch
+from credit_jax.plan.channel_match import ChannelMatch
 from credit_jax.training.optimizer import (
     build_loss_optimizer,
     build_optimizer,
@@ -39,7 +39,6 @@ from credit_jax.training.optimizer import (
     counted_from,
     with_first_rate_at,
 )
-from credit_jax.training.restore import place_weights
 from credit_jax.training.state import (
     TrainState,
     init_loss_state,
@@ -214,23 +213,24 @@ class Setup:
             return None
         return rows_of(self.mesh, self.model_def.image_height)
 
-    def match_channels(self, base: BaseWeights) -> ChannelMatch | None:
-        """See `BaseWeights.match`."""
+    def match_channels(self, base: Artifact) -> ChannelMatch | None:
+        """See `Artifact.match`."""
         return base.match(self.schema, self.config, self.plan.units, self.model_def)
 
-    def fresh_state(self, base: BaseWeights | None = None) -> TrainState:
+    def fresh_state(self, base: Artifact | None = None) -> TrainState:
         """The state before the first update, with new weights from `seed`.
 
         Args:
             base: weights to begin with instead.
 
         Raises:
-            ValueError: see `BaseWeights.match` and `BaseWeights.on_host`.
+            ValueError: see `Artifact.match` and `Artifact.weights_for`.
         """
         key, weights = jax.random.key(self.config.seed), None
         match = None if base is None else self.match_channels(base)
         if base is not None:
-            weights = place_weights(self.model, *base.on_host(self.model_def, match))
+            arrays = base.weights_for(self.model_def, match)
+            weights = place_weights(self.model, *arrays)
         state = init_state(
             self.model,
             self.optimizer,
@@ -242,7 +242,7 @@ class Setup:
         finetune = self.config.trainer.finetune
         if base is None or finetune is None or not finetune.moments:
             return state
-        return with_moments(state, base.moments_on_host(self.model_def, match))
+        return with_moments(state, base.moments_for(self.model_def, match))
 
 
 def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:

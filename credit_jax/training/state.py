@@ -12,24 +12,31 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, PyTree
 
+from credit_jax.checkpoint.store import ADAM
 from credit_jax.losses import Loss, initial_parameters
 from credit_jax.models.arguments import name_problems
 from credit_jax.models.model_def import Weights
-from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.nn.model_state import BATCH_STATS, ModelState
+from credit_jax.models.parallel_model import (
+    ParallelModel,
+    packed_specs,
+    packing_of,
+    shardings,
+)
+from credit_jax.nn.model_state import (
+    BATCH_STATS,
+    ModelState,
+    wide_statistics,
+    with_averaged_statistics,
+)
 from credit_jax.parallel.compiler import is_outermost
 from credit_jax.parallel.joint import joint
 from credit_jax.parallel.params.packing import Packing, pack_tree, unpack_on_host
 from credit_jax.parallel.params.spec import trainable
 from credit_jax.training.loss_scale import LossScale
-from credit_jax.training.optimizer import (
-    ADAM,
-    UniformTransformation,
-    optimizer_state_specs,
-)
+from credit_jax.training.optimizer import UniformTransformation, optimizer_state_specs
 
 
 @jax.tree_util.register_dataclass
@@ -130,17 +137,6 @@ class TrainState:
         return with_averaged_statistics(self.model_state, self.ema_stats)
 
 
-def packing_of(model: ParallelModel) -> Packing:
-    """The layout of the packed parameters of a model."""
-    return Packing.of(model.model_def.param_specs)
-
-
-def packed_specs(model: ParallelModel) -> dict[str, PartitionSpec]:
-    """PartitionSpec of the parameters of a model in a training state, by path."""
-    param_specs = packing_of(model).param_specs(model.model_def.param_specs)
-    return model.parallel_config.rules.specs(param_specs, model.axes)
-
-
 def state_specs(
     model: ParallelModel,
     optimizer: optax.GradientTransformation,
@@ -221,15 +217,6 @@ def _paths(tree: Any) -> dict[str, Any]:
 
 def _is_spec(leaf: Any) -> bool:
     return isinstance(leaf, PartitionSpec)
-
-
-def shardings(specs: Any, mesh: Mesh) -> Any:
-    """NamedSharding of every leaf of a tree of specs, for placing it on `mesh`."""
-    return jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec),
-        specs,
-        is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
-    )
 
 
 def init_state(
@@ -382,21 +369,3 @@ def update_ema(
     return jax.tree.map(
         lambda e, p: keep * e + (1.0 - keep) * p.astype(e.dtype), ema, params
     )
-
-
-def wide_statistics(model_state: Any) -> Any:
-    """Returns the batch-norm statistics in float32, the initial value of their average.
-
-    Counts of batches are averaged like the other statistics, as in CREDIT; nothing
-    reads them.
-    """
-    return jax.tree.map(lambda x: x.astype("float32"), model_state[BATCH_STATS])
-
-
-def with_averaged_statistics(model_state: Any, averaged: Any) -> Any:
-    """Returns the model state with averaged batch-norm statistics, if given."""
-    if averaged is None:
-        return model_state
-    batch_stats = model_state[BATCH_STATS]
-    taken = jax.tree.map(lambda x, mean: mean.astype(x.dtype), batch_stats, averaged)
-    return {**model_state, BATCH_STATS: taken}

@@ -22,7 +22,7 @@ from credit_jax.losses import Loss
 from credit_jax.metrics import Measure
 from credit_jax.models.arguments import check_batch, on_mesh
 from credit_jax.models.model_def import Weights
-from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.models.parallel_model import ParallelModel, packing_of
 from credit_jax.named_fields import FieldContext
 from credit_jax.nn.model_state import BATCH_STATS, ModelState
 from credit_jax.nn.noise import Noise
@@ -43,7 +43,6 @@ from credit_jax.training.state import (
     TrainState,
     check_state,
     init_loss_state,
-    packing_of,
     state_specs,
     update_ema,
 )

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import PrivateAttr, field_validator, model_validator
 
 from credit_jax.config.components import FilePath
-from credit_jax.named_fields.coordinates import GridCoordinates, places_of, take_places
+from credit_jax.named_fields.coordinates import GridCoordinates, on_grid
 from credit_jax.physics import conservation as physics
 from credit_jax.physics.arrays import SECONDS_PER_HOUR, clip
 from credit_jax.physics.files import read_grid, read_surface
@@ -253,12 +253,7 @@ class _EnergyFixer(_OnLevels):
 
     def at(self, schema: TreeSchema, grid: GridCoordinates) -> _OnLevels:
         """Returns the block with its grid and surface in the order of the data."""
-        axes = self._grid.axes
-        files = axes.where, grid.where
-        rows = places_of(grid.latitude, axes.latitude, "latitude", *files)
-        columns = places_of(grid.longitude, axes.longitude, "longitude", *files)
-        surface = take_places(self._surface_geopotential, rows, 0)
-        surface = take_places(surface, columns, 1)
+        surface = on_grid(self._surface_geopotential, self._grid.axes, grid)
         located = super().at(schema, grid)
         return located.with_values(_surface_geopotential=surface)
 

@@ -48,7 +48,7 @@ Ground: TypeAlias = Float[np.ndarray, "lat lon"]
 
 # Values for padding rows, for which all formulas are finite.
 KELVIN, PASCAL = 280.0, 1e5
-# CF attributes, with CREDIT's names (`forecast/metadata/era5.yaml`).
+# CF attributes, with CREDIT's names (`config/metadata/era5.yaml`).
 GEOPOTENTIAL = {
     "standard_name": "geopotential",
     "long_name": "Geopotential",

@@ -19,8 +19,7 @@ from credit_jax.named_fields.coordinates import (
     UNKNOWN,
     GridCoordinates,
     as_values,
-    places_of,
-    take_places,
+    on_grid,
 )
 from credit_jax.transforms.base import (
     FieldTree,
@@ -107,10 +106,7 @@ class WetMask(Transform):
 
     def at(self, schema: TreeSchema, grid: GridCoordinates) -> WetMask:
         """Returns the block with its mask in the order of the data."""
-        axes, files = self._axes, (self._axes.where, grid.where)
-        rows = places_of(grid.latitude, axes.latitude, "latitude", *files)
-        columns = places_of(grid.longitude, axes.longitude, "longitude", *files)
-        mask = take_places(take_places(self._mask, rows, 1), columns, 2)
+        mask = on_grid(self._mask, self._axes, grid)
         return self.with_values(_mask=mask, _axes=UNKNOWN)
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:

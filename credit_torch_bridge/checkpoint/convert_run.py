@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
-from credit_jax.checkpoint.store import AVERAGE, DIGESTS, LAST, label_of, takes_average
+from credit_jax.checkpoint.store import AVERAGE, DIGESTS, label_of, takes_average
 from credit_jax.data.opened_data import open_data
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_folder
 from credit_jax.io.digests import record_files, write_records
 from credit_jax.io.errors import write_errors
 from credit_jax.io.remote import is_url
-from credit_jax.packages.package import is_package, open_package
+from credit_jax.packages.package import open_artifact, open_package
+from credit_jax.plan.finetune import kind_of
 from credit_jax.training.loggers import LOG_NAME
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
 from credit_torch_bridge.checkpoint.jax_to_torch import (
@@ -170,7 +171,7 @@ class RunConversion:
     def _weights_line(self, checkpoint: JaxCheckpoint) -> str:
         """Says which weights are converted."""
         average = self.weights == AVERAGE
-        if is_package(self.source):
+        if kind_of(self.source) == "package":
             average = open_package(self.source, self.base).average
         beside = checkpoint.ema is not None
         more = " and their moving average" if beside else ""
@@ -256,14 +257,8 @@ class RunConversion:
             yield f"credit rollout -c {file} forecasts with it"
 
     def _read_ours(self, step: int | None) -> JaxCheckpoint:
-        if is_package(self.source):
-            package = open_package(self.source, self.base)
-            held = AVERAGE if package.average else LAST
-            if self.weights not in (None, held):
-                raise ValueError(
-                    f"--weights {self.weights}: the package {self.source} has only the "
-                    f"{label_of(average=package.average)}; leave --weights out"
-                )
+        if kind_of(self.source) == "package":
+            package = open_artifact(self.source, None, self.weights, base=self.base)
             return JaxCheckpoint(*package.weights)
         model_def, verify = self.run_config.model_def, self.verify
         checkpoint = read_run(self.source, model_def, step, verify=verify)

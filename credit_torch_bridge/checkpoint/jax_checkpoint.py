@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from credit_jax.checkpoint import Progress
+from credit_jax.nn.model_state import with_averaged_statistics
 from credit_jax.state_dict.key_map import Arrays, HostModelState
-from credit_jax.training.state import with_averaged_statistics
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,9 @@ from credit_jax.checkpoint import (
     WEIGHTS,
     CheckpointStore,
 )
+from credit_jax.checkpoint.store import ADAM
 from credit_jax.models.model_def import ModelDef
-from credit_jax.nn.model_state import COLLECTIONS
-from credit_jax.training.optimizer import ADAM
-from credit_jax.training.state import wide_statistics
+from credit_jax.nn.model_state import COLLECTIONS, wide_statistics
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint, Moments
 from credit_torch_bridge.checkpoint.run_config import CONFIG_FILE, RunConfig
 from credit_torch_bridge.config.yaml_io import dump

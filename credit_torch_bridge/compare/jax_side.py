@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from credit_jax.forecast import Forecaster
 from credit_jax.models.conversion import to_state_dict
 from credit_jax.models.model_def import ModelDef
-from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.models.parallel_model import ParallelModel, place_weights
 from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS
 from credit_jax.nn.noise import Noise
@@ -30,7 +30,6 @@ from credit_jax.parallel.placement import batch_spec, place_batch
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
 from credit_jax.state_dict.key_map import Arrays, HostModelState
-from credit_jax.training.restore import place_weights
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ import jax
 import numpy as np
 import torch
 
+from credit_jax.forecast.stepping import StateForecaster, load_forecaster
 from credit_jax.packages.manifest import MANIFEST, read_manifest
 from credit_jax.packages.package import Package, open_package
-from credit_jax.packages.stepping import StateForecaster, load_forecaster
 
 Coords = OrderedDict[str, np.ndarray]
 # (variable, level, number of the level) -> a name of Earth2Studio's lexicon.

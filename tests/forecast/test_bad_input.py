@@ -12,8 +12,8 @@ import yaml
 
 from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.cli.commands import OK, USER_ERROR
+from credit_jax.config.inference import read_attributes
 from credit_jax.forecast import autoregression, forecaster
-from credit_jax.forecast.outputs import read_attributes
 from credit_jax.models.registry import build
 from tests.data.damaged import rewrite
 from tests.forecast.tiny_run import forecast, make_run

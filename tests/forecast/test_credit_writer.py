@@ -11,10 +11,10 @@ import xarray as xr
 
 from credit_jax.config import parse
 from credit_jax.config.dates import duration
-from credit_jax.config.inference import InferenceConfig, OutputConfig
+from credit_jax.config.inference import InferenceConfig, OutputConfig, read_attributes
 from credit_jax.data.schedule import ForecastSchedule, Task, make_schedule
 from credit_jax.forecast.netcdf import NetcdfStore
-from credit_jax.forecast.outputs import Outputs, choose_outputs, read_attributes
+from credit_jax.forecast.outputs import Outputs, choose_outputs
 from credit_jax.transforms import Pipeline
 from tests.forecast.layouts import assert_same_layout
 from tests.support.credit_modules import credit_attribute

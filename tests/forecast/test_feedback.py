@@ -8,7 +8,7 @@ import yaml
 
 from credit_jax.forecast import Forecaster
 from credit_jax.models import registry
-from credit_jax.training.restore import restore
+from credit_jax.packages.package import restore
 from tests.forecast.tiny_run import forecast, make_run, read
 from tests.support import assert_close, make_mesh
 from tests.training.tiny import Tiny, TinyConfig

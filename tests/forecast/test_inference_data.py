@@ -9,7 +9,7 @@ import yaml
 
 from credit_jax.cli import score
 from credit_jax.cli.commands import OK, USER_ERROR
-from credit_jax.packages.labeled import open_forecaster
+from credit_jax.forecast.labeled import open_forecaster
 from credit_jax.physics.files import read_coefficients
 from tests.forecast.tiny_run import BATCH, forecast, make_run, read
 from tests.support import assert_close

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from credit_jax.checkpoint.run import open_run
 from credit_jax.cli.commands import DIVERGED, OK, USER_ERROR
 from credit_jax.cli.score import main as score
 from credit_jax.config import load_config
@@ -17,7 +18,6 @@ from credit_jax.forecast.outputs import outputs_of
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.plan.forecast import plan_forecast
-from credit_jax.training.run_weights import open_weights
 from tests.forecast.tiny_run import forecast, make_run, read
 
 BOUND = 1e-6
@@ -82,9 +82,9 @@ def test_scores_from_python(config, tmp_path):
     given = {"num_devices": 1, "init_times": ["2000-01-01"], "num_steps": 2}
     plan = plan_forecast(read_config, parallelism, **given)
     model = plan.model.build(jax.devices()[:1], mp_policy=default_mp_policy("float32"))
-    checkpoint = open_weights(
-        read_config.save_loc, None, None, plan.schema.names
-    ).restore(model)
+    checkpoint = open_run(read_config.save_loc, None, None, plan.schema.names).restore(
+        model
+    )
     weights = Forecaster(model, *checkpoint).weights
     python = tmp_path / "python"
     store = ZarrStore(python, outputs_of(plan, model), plan.schedule)

@@ -15,6 +15,7 @@ import pytest
 import xarray as xr
 from rich.console import Console
 
+from credit_jax.checkpoint.run import open_run
 from credit_jax.cli.check import main as check
 from credit_jax.cli.commands import OK
 from credit_jax.cli.forecast import main as forecast_main
@@ -27,7 +28,6 @@ from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import read_log
 from credit_jax.training.run import run_training
-from credit_jax.training.run_weights import open_weights
 from credit_jax.training.setup import prepare
 from tests.data.region import WRF, region, region_config
 from tests.data.world import NUM_LAT, NUM_LON
@@ -138,7 +138,7 @@ def test_forecasts_are_those_of_credit(
     raw["data"]["forecast_len"] = 1
     config = build_config(raw)
     model_def = build(raw["model"])
-    weights = open_weights(folder / f"{name}-1" / "run", None, "last", None)
+    weights = open_run(folder / f"{name}-1" / "run", None, "last", None)
     state = to_state_dict(model_def, *weights.on_host(model_def))
     model = credit.build_credit(raw["model"], seed=0).eval()
     model.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in state.items()})

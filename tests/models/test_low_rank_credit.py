@@ -15,12 +15,11 @@ from credit_jax.config import parse
 from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.models.conversion import from_state_dict, key_map_for
 from credit_jax.models.model_def import ModelDef
-from credit_jax.models.parallel_model import build_parallel_model
+from credit_jax.models.parallel_model import build_parallel_model, place_weights
 from credit_jax.models.registry import build
 from credit_jax.nn.low_rank import LowRank, merged
 from credit_jax.plan.finetune import frozen_parameters, low_rank_of
 from credit_jax.training.optimizer import BETAS, EPSILON, adamw
-from credit_jax.training.restore import place_weights
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
 from tests.models.cases import CASES

@@ -14,6 +14,7 @@ import optax
 import pytest
 
 from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.checkpoint.run import open_run
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.named_fields import FieldContext
 from credit_jax.nn.context import Context
@@ -23,7 +24,6 @@ from credit_jax.nn.spectral_norm import after_calls, iterate
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.optimizer import adamw
 from credit_jax.training.restore import RunStore
-from credit_jax.training.run_weights import open_weights
 from credit_jax.training.state import (
     TrainState,
     init_state,
@@ -200,10 +200,11 @@ def test_an_average_has_its_own_running_statistics(tmp_path: Path) -> None:
     store.save(4, jax.tree.map(jnp.asarray, one), Progress())
     checkpoints.wait()
     other = _model("dp2_tp2_domain2")
-    last = store.restore_model(4, other)[1][BATCH_STATS]
+    last = open_run(tmp_path, 4, "last").restore(other)[1][BATCH_STATS]
     assert_trees_close(_flat(last), live, 0, "last statistics")
-    forecast = store.restore_model(4, other, average=True)[1][BATCH_STATS]
-    on_host = open_weights(tmp_path, 4, "average").on_host(TOY)[1][BATCH_STATS]
+    average = open_run(tmp_path, 4, "average")
+    forecast = average.restore(other)[1][BATCH_STATS]
+    on_host = average.on_host(TOY)[1][BATCH_STATS]
     for taken in (_flat(forecast), _flat(on_host)):
         for key, value in averaged.items():
             wanted = np.trunc(value) if key.endswith("count") else value

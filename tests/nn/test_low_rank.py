@@ -11,12 +11,11 @@ import optax
 import pytest
 
 from credit_jax.models.model_def import ModelDef
-from credit_jax.models.parallel_model import build_parallel_model
+from credit_jax.models.parallel_model import build_parallel_model, place_weights
 from credit_jax.nn.low_rank import LowRank, is_adapter, is_matrix, merged
 from credit_jax.nn.model_state import SPECTRAL_NORM
 from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.training.optimizer import adamw
-from credit_jax.training.restore import place_weights
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
 from tests.support import assert_close, assert_trees_close, make_mesh

@@ -10,7 +10,7 @@ import yaml
 
 from credit_jax.cli.commands import OK
 from credit_jax.extensions.packaging import command as package
-from credit_jax.packages.labeled import open_forecaster
+from credit_jax.forecast.labeled import open_forecaster
 from tests.forecast.tiny_run import make_run
 from tests.training.conftest import compiled_once, world
 from tests.training.tiny import Tiny, TinyConfig

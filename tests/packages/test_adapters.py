@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit_jax.checkpoint.run import open_run
 from credit_jax.cli import forecast
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.train import main as train
 from credit_jax.extensions.packaging import command as package
+from credit_jax.forecast.labeled import open_forecaster
 from credit_jax.models.registry import build
-from credit_jax.packages.labeled import open_forecaster
 from credit_jax.packages.manifest import ADAPTERS, WEIGHTS
 from credit_jax.packages.package import open_package
-from credit_jax.training.run_weights import open_weights
 from tests.data.world import MODEL
 from tests.training.tiny import tiny_config, write_yaml
 
@@ -70,7 +70,7 @@ def test_with_its_base_it_is_the_run_bit_for_bit(
 ) -> None:
     assert (adapters / ADAPTERS).is_file()
     assert not (adapters / WEIGHTS).exists()
-    expected, state = open_weights(tuned).on_host(build({**MODEL, "type": "tiny"}))
+    expected, state = open_run(tuned).on_host(build({**MODEL, "type": "tiny"}))
     params, model_state = open_package(adapters, base).weights
     assert params.keys() == expected.keys()
     for path, value in expected.items():

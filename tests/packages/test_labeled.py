@@ -11,10 +11,10 @@ import xarray as xr
 import yaml
 
 from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.checkpoint.run import open_run
 from credit_jax.cli import forecast
 from credit_jax.cli.commands import OK
-from credit_jax.packages.labeled import open_forecaster
-from credit_jax.training.run_weights import open_weights
+from credit_jax.forecast.labeled import open_forecaster
 from tests.data.world import GRID, MODEL, NUM_LAT, NUM_LON, raw_config
 from tests.forecast.tiny_run import make_run
 from tests.support import assert_close
@@ -255,7 +255,7 @@ def test_only_what_is_needed_of_dask_arrays_is_read(forecaster, initial):
 def test_files_of_states_are_not_needed(forecaster, folder, tmp_path, initial):
     """Where a checkpoint records coordinates, the data of the run may be elsewhere."""
     located = forecaster.states.reader.data.coordinates()
-    last = open_weights(folder, None, "average")
+    last = open_run(folder, None, "average")
     params, state = last.on_host(forecaster.states.step.model.model_def)
     progress = Progress(epoch=0, coordinates=located.to_json())
     store = CheckpointStore(tmp_path / "run")

@@ -13,15 +13,15 @@ import xarray as xr
 import yaml
 from safetensors.numpy import load_file
 
+from credit_jax.checkpoint.run import open_run
 from credit_jax.cli import forecast, model
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.config.components import file_fields
 from credit_jax.extensions.packaging import command as package
 from credit_jax.models.registry import build
 from credit_jax.packages.manifest import CONFIG, GRID, MANIFEST, WEIGHTS
-from credit_jax.packages.package import open_package
+from credit_jax.packages.package import open_package, restore
 from credit_jax.packages.weights import read_weights, write_weights
-from credit_jax.training.run_weights import open_weights
 from credit_jax.transforms import TRANSFORMS
 
 START = ("--init-time", "2000-01-01", "--steps", "3", "--format", "zarr")
@@ -35,7 +35,7 @@ def run_forecast(out, *options):
 def test_the_weights_are_those_of_the_checkpoint_bit_for_bit(run, made):
     raw = yaml.safe_load(run.read_text())
     model_def = build(raw["model"])
-    params, state = open_weights(run.parent / "run").on_host(model_def)
+    params, state = open_run(run.parent / "run").on_host(model_def)
     found, own = open_package(made).weights
     assert found.keys() == params.keys()
     for path, array in params.items():
@@ -159,6 +159,13 @@ def test_a_package_needs_data(made, data, tmp_path, capsys):
     assert "--data" in error
 
 
+def test_a_package_is_restored_on_a_mesh(made, make_mesh):
+    model, params, _ = restore(made, make_mesh())
+    expected, _ = open_package(made).weights
+    assert model.channels == open_package(made).schema
+    assert all(np.array_equal(params[path], x) for path, x in expected.items())
+
+
 def test_a_package_in_place_of_a_checkpoint(run, made, tmp_path, capsys):
     options = ("--config", str(run), "--checkpoint", str(made))
     assert run_forecast(tmp_path / "a", *options, *START) == USER_ERROR
@@ -219,7 +226,7 @@ def test_a_folder_that_is_not_empty_is_not_written_to(run, made, capsys):
 
 def test_weights_that_are_not_finite_are_not_packaged(run, tmp_path):
     model_def = build(yaml.safe_load(run.read_text())["model"])
-    params, state = open_weights(run.parent / "run").on_host(model_def)
+    params, state = open_run(run.parent / "run").on_host(model_def)
     path = next(iter(params))
     params[path] = np.full_like(params[path], np.nan)
     with pytest.raises(ValueError, match="NaN or infinite weights"):

@@ -19,7 +19,7 @@ from tools.imports import distances
         ("credit_jax/models/registry.py", "tests/models/test_meshes.py", 1),
         ("credit_jax/models/swin/swin.py", "tests/models/test_meshes.py", 2),
         # Names that a package hands on at their first use.
-        ("credit_jax/packages/labeled.py", "tests/packages/test_labeled.py", 1),
+        ("credit_jax/forecast/labeled.py", "tests/packages/test_labeled.py", 1),
         ("credit_jax/models/swin/fuxi.py", "tests/models/swin/test_files.py", 2),
         # A command and a config, by their names.
         ("credit_torch_bridge/cli.py", "tests/cli/test_console.py", 2),

@@ -13,6 +13,7 @@ import pytest
 import xarray as xr
 
 from credit_jax.checkpoint import EMA, CheckpointStore
+from credit_jax.checkpoint.run import open_run
 from credit_jax.cli import check, forecast
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.train import main
@@ -21,10 +22,8 @@ from credit_jax.config.yaml_file import read_yaml
 from credit_jax.extensions.packaging import command as package
 from credit_jax.models.channel_change import CHANNELS_FIRST
 from credit_jax.models.registry import build
-from credit_jax.plan.finetune import find_base
+from credit_jax.packages.package import open_artifact
 from credit_jax.plan.run_record import RunRecord
-from credit_jax.training.base_weights import open_base
-from credit_jax.training.run_weights import open_weights
 from tests.data.world import EXACT, MODEL
 from tests.forecast.tiny_run import make_run
 from tests.training.tiny import tiny_config, write_yaml
@@ -69,7 +68,7 @@ def run(world: Path, tmp_path: Path, capsys: Any) -> Run:
 
 
 def weights_of(folder: Path, weights: str | None = None) -> tuple[Any, Any]:
-    opened = open_weights(folder, weights=weights)
+    opened = open_run(folder, weights=weights)
     return opened.on_host(build({**MODEL, "type": "tiny"}))
 
 
@@ -103,7 +102,8 @@ def test_a_run_begins_with_another_and_needs_it_no_more(
 
 def test_other_files_than_those_of_the_base_are_noted(base: Path) -> None:
     raw = read_yaml(base / "model.yml")
-    record = open_base(find_base(base), None).record
+    record = open_artifact(base).record
+    assert record is not None
     here = RunRecord.of(build_config(raw))
     assert not record.compare(here, begins=True)
     args, other = raw["preblocks"]["per_step"]["norm"]["args"], base / "other.nc"

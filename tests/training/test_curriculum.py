@@ -14,8 +14,8 @@ import pytest
 
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import build_config
+from credit_jax.packages.package import base_of_run
 from credit_jax.plan import plan_run
-from credit_jax.training.base_weights import base_of_run
 from credit_jax.training.loggers import read_log
 from credit_jax.training.loop import Outcome
 from credit_jax.training.records import read_records

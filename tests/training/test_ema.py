@@ -3,13 +3,12 @@
 import jax.numpy as jnp
 import numpy as np
 
-from credit_jax.nn.model_state import BATCH_STATS
-from credit_jax.training.state import (
-    effective_decay,
-    update_ema,
+from credit_jax.nn.model_state import (
+    BATCH_STATS,
     wide_statistics,
     with_averaged_statistics,
 )
+from credit_jax.training.state import effective_decay, update_ema
 from tests.support import assert_close
 
 

@@ -13,11 +13,11 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from credit_jax.checkpoint.store import ADAM
 from credit_jax.models.model_def import ModelDef
 from credit_jax.nn.low_rank import LowRank
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, TP
 from credit_jax.training.optimizer import (
-    ADAM,
     adamw,
     build_optimizer,
     clip_by_global_norm,

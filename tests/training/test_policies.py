@@ -15,7 +15,7 @@ import optax
 import pytest
 
 from credit_jax.checkpoint import CheckpointStore, Progress
-from credit_jax.models.parallel_model import build_parallel_model
+from credit_jax.models.parallel_model import build_parallel_model, packed_specs
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.precision import Precision, default_mp_policy
@@ -23,7 +23,7 @@ from credit_jax.parallel.placement import place_batch
 from credit_jax.training.loss_scale import INITIAL_SCALE, LossScale
 from credit_jax.training.optimizer import adamw
 from credit_jax.training.restore import RunStore
-from credit_jax.training.state import init_state, packed_specs
+from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
 from tests.models.cases import CASES
 from tests.support import assert_close

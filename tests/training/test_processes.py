@@ -16,13 +16,13 @@ import pytest
 import xarray as xr
 
 from credit_jax.checkpoint import CheckpointStore
+from credit_jax.checkpoint.run import open_run
 from credit_jax.cli.train import main
 from credit_jax.evaluation.scores import read_scores
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.training.loop import TIME_COLUMNS
-from credit_jax.training.restore import RunStore, open_run
 from tests.data.world import MODEL
 from tests.support import make_mesh
 from tests.support.processes import on_processes, outputs, start_processes
@@ -62,9 +62,7 @@ def weights(folder: Path) -> np.ndarray:
     """Returns all weights of the last checkpoint."""
     model_def = ModelDef(TinyConfig.model_validate(MODEL), Tiny)
     model = build_parallel_model(model_def, make_mesh())
-    store, newest = open_run(folder / "run")
-    run = RunStore(store, model_def.param_specs)
-    params, _ = run.restore_model(newest, model, average=False)
+    params, _ = open_run(folder / "run", weights="last").restore(model)
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
 
 

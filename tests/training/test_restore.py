@@ -10,8 +10,8 @@ import pytest
 from credit_jax.config import ConfigError
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.forecast import Forecaster
+from credit_jax.packages.package import restore
 from credit_jax.plan.run_record import RunRecord
-from credit_jax.training.restore import restore
 from tests.cli.test_predict import AVERAGED, expected, run, x
 from tests.support import assert_close
 
@@ -54,7 +54,7 @@ def test_another_config_is_refused_as_in_forecasts(folder, make_mesh, monkeypatc
     config = read_yaml(folder / "model.yml")
     recorded = {**config, "data": {**config["data"], "timestep": "12h"}}
     record = RunRecord.of(recorded, "checkpoint 2", forecasts=True)
-    monkeypatch.setattr("credit_jax.training.restore.record_at", lambda *_: record)
+    monkeypatch.setattr("credit_jax.checkpoint.run.RunArtifact.record", record)
     with pytest.raises(ConfigError, match=r"data.timestep \('12h' there, '6h' here"):
         restore(folder, make_mesh())
 

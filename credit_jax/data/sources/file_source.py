@@ -31,7 +31,7 @@ from credit_jax.data.sources.source import (
     BadSampleError,
     FileGrid,
     SourceFields,
-    check_same_grid,
+    check_same_files,
     field_key,
     join_times,
     variables_of,
@@ -352,7 +352,7 @@ class FileSource:
                 _check_units(variable, units)
                 grid = self._grid(variable)
                 first = first or grid
-                check_same_grid(grid, first)
+                check_same_files(grid, first)
                 timed = timed or variable.is_timed
             if timed:
                 missing += self._missing_times(opened, files, times[places == path])

@@ -13,7 +13,7 @@ from credit_jax.named_fields.coordinates import (
     GridCoordinates,
     as_values,
     check_order,
-    grid_places,
+    check_same_grid,
     places_of,
 )
 
@@ -44,7 +44,7 @@ class FileGrid:
         return f"{text} points" if len(self.shape) == 1 else text
 
 
-def check_same_grid(grid: FileGrid, first: FileGrid) -> None:
+def check_same_files(grid: FileGrid, first: FileGrid) -> None:
     """Checks that two files have the same grid in the same order.
 
     Args:
@@ -56,8 +56,7 @@ def check_same_grid(grid: FileGrid, first: FileGrid) -> None:
     """
     check_same_shape(grid, first)
     expected, axes = ((x.latitude, x.longitude) for x in (first, grid))
-    places = grid_places(expected, axes, grid.where, first.where)
-    check_order(places, "rows or columns", grid.where, first.where)
+    check_same_grid(expected, axes, grid.where, first.where)
 
 
 def check_same_shape(grid: FileGrid, first: FileGrid) -> None:
@@ -222,7 +221,7 @@ class AnyTime:
         """See `Source.at`; the order of coordinates must be the same."""
         grid = next(iter(self.grids()))
         expected = (None if x is None else np.array(x) for x in axes.values[:2])
-        check_same_grid(grid, FileGrid(axes.where, grid.shape, *expected))
+        check_same_files(grid, FileGrid(axes.where, grid.shape, *expected))
         levels = self.axes().levels
         pair = grid.where, axes.where
         places = places_of(axes.levels, levels, "level", *pair, of_run=True)

@@ -60,11 +60,11 @@ from credit_jax.io.atomic import new_file, refuse_existing
 from credit_jax.io.digests import record_of
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build, parse_model
+from credit_jax.packages.package import open_artifact
 from credit_jax.parallel.compiler import CACHE_HELP
 from credit_jax.parallel.mesh.devices import required_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan import plan_run
-from credit_jax.training.run_weights import open_weights
 
 _NOT_CERTIFIED = (
     f"meshes of more than {MAX_DEVICES} devices, and several processes",
@@ -118,7 +118,7 @@ class Certify(ConfigOptions):
             )
         if not out.parent.is_dir():
             raise ValueError(f"--out: there is no folder {out.parent}; make it first")
-        weights = None if self.checkpoint is None else open_weights(self.checkpoint)
+        weights = None if self.checkpoint is None else open_artifact(self.checkpoint)
         for name in _names(self) or ():
             dims_of(name)
         mapping = apply_overrides(read_yaml(self.config), self.set)

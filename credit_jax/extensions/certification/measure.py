@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from credit_jax.checkpoint import Progress
+from credit_jax.checkpoint.artifact import first_adapters
 from credit_jax.extensions.certification.meshes import dims_of
 from credit_jax.extensions.certification.runs import train_config
 from credit_jax.extensions.certification.states import (
@@ -30,14 +31,16 @@ from credit_jax.extensions.certification.states import (
     trained_arrays,
 )
 from credit_jax.extensions.certification.subject import NUM_STEPS, Subject, mean_square
-from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
+from credit_jax.models.parallel_model import (
+    ParallelModel,
+    build_parallel_model,
+    place_weights,
+)
 from credit_jax.named_fields import FieldContext
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.spec import trainable
 from credit_jax.parallel.placement import place_batch
-from credit_jax.training.base_weights import first_adapters
-from credit_jax.training.restore import place_weights
 from credit_jax.training.rollout import evaluation_step
 from credit_jax.training.state import TrainState
 from credit_jax.training.step import make_train_step, make_update

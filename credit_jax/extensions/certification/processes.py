@@ -29,9 +29,9 @@ from credit_jax.extensions.certification.meshes import dims_of
 from credit_jax.extensions.certification.place import block_outputs, first_difference
 from credit_jax.extensions.certification.subject import Subject, subject_of_config
 from credit_jax.extensions.certification.verdict import bounds_of
+from credit_jax.packages.package import open_artifact
 from credit_jax.parallel.compiler import compile_quickly, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import ensure_devices
-from credit_jax.training.run_weights import open_weights
 
 
 @dataclass(frozen=True)
@@ -194,6 +194,6 @@ def _begun(job: Job) -> Subject:
 def _subject(path: Path, checkpoint: str | None, x64: bool) -> Subject:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        weights = None if checkpoint is None else open_weights(checkpoint)
+        weights = None if checkpoint is None else open_artifact(checkpoint)
         config = load_config(path)
         return subject_of_config(config, path, x64=x64, weights=weights)

@@ -21,6 +21,8 @@ import optax
 from rich.console import Console
 
 from credit_jax.checkpoint import CheckpointStore
+from credit_jax.checkpoint.artifact import Artifact
+from credit_jax.checkpoint.run import open_run
 from credit_jax.config import Config, build_config
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.extensions.certification.meshes import dims_of
@@ -40,13 +42,11 @@ from credit_jax.extensions.certification.states import (
 from credit_jax.extensions.certification.subject import wide
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.plan import plan_run
-from credit_jax.training.base_weights import BaseWeights
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME
 from credit_jax.training.loop import TIME_COLUMNS
 from credit_jax.training.records import RECORDS_NAME, read_records
 from credit_jax.training.run import run_training
-from credit_jax.training.run_weights import open_weights
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.state import TrainState, init_loss_state
 from credit_jax.training.steps import CompiledSteps, grouped
@@ -141,7 +141,7 @@ def _numbers(
         numbers["written"] = read_back(store, step, state)
     numbers["saved"] = numbers["written"] if reference is None else checkpointed(state)
     numbers["restored"] = {} if reference is None else setup.begun
-    weights = open_weights(reference or folder)
+    weights = open_run(reference or folder)
     # A checkpoint has the sums of weights and adapters.
     alone = replace(model, model_def=replace(model.model_def, low_rank=None))
     return numbers | {"opened": flat(*weights.restore(alone))}
@@ -194,7 +194,7 @@ class CertifiedSetup(Setup):
             self._programs[key] = replace(steps, train=train)
         return self._programs[key]
 
-    def fresh_state(self, base: BaseWeights | None = None) -> TrainState:
+    def fresh_state(self, base: Artifact | None = None) -> TrainState:
         if self.start is None:
             state = super().fresh_state(base)
         else:

@@ -23,10 +23,10 @@ from credit_jax.checkpoint import (
     CheckpointStore,
 )
 from credit_jax.checkpoint.trees import is_key
-from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.models.parallel_model import ParallelModel, place_weights
 from credit_jax.nn.model_state import COLLECTIONS
 from credit_jax.training.optimizer import UniformTransformation
-from credit_jax.training.restore import RunStore, place_weights
+from credit_jax.training.restore import RunStore
 from credit_jax.training.state import TrainState, place_state, state_of, state_specs
 
 Arrays = dict[str, np.ndarray]

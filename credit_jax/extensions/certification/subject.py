@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from credit_jax.checkpoint.artifact import Artifact
 from credit_jax.config import Config
 from credit_jax.extensions.certification.small_config import MIN_SHARD_SIZE
 from credit_jax.models.model_def import ModelDef
@@ -22,7 +23,6 @@ from credit_jax.parallel.params.precision import Precision
 from credit_jax.plan import plan_run
 from credit_jax.plan.run import model_options
 from credit_jax.training.optimizer import adamw, build_optimizer
-from credit_jax.training.run_weights import RunWeights
 from credit_jax.transforms import ONE_STEP, FieldTree, Rollout
 
 # Samples of a batch: the degrees of data parallelism up to 8 divide them.
@@ -68,7 +68,7 @@ class Subject:
     precision: Precision = field(default_factory=Precision)
     shared: bool = False
     seed: int = 0
-    weights: RunWeights | None = None
+    weights: Artifact | None = None
     config: Path | None = None
 
     @property
@@ -120,7 +120,7 @@ def subject_of_model(
 
 
 def subject_of_config(
-    config: Config, path: Path, *, x64: bool = False, weights: RunWeights | None = None
+    config: Config, path: Path, *, x64: bool = False, weights: Artifact | None = None
 ) -> Subject:
     """Returns the model, the optimizer and the data of a config and of its file.
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from credit_jax.checkpoint.run import open_run
 from credit_jax.checkpoint.store import CHOICES, label_of
 from credit_jax.cli.commands import OK, Command, option, print_line
 from credit_jax.cli.options import OVERRIDES, WEIGHTS, warnings_as_notes
 from credit_jax.config import load_config
 from credit_jax.extensions.packaging.write import open_contents, write_package
 from credit_jax.packages.package import open_package
-from credit_jax.training.restore import no_coordinates
-from credit_jax.training.run_weights import open_weights
 
 
 class MakePackage(Command):
@@ -48,11 +47,9 @@ class MakePackage(Command):
         source = self.config or str(Path(self.checkpoint) / "model.yml")
         with warnings_as_notes():
             config = load_config(source, self.set)
-        weights = open_weights(self.checkpoint, self.step, self.weights)
-        for note in weights.compare(config):
+        weights = open_run(self.checkpoint, self.step, self.weights)
+        for note in (*weights.compare(config), *weights.notes):
             print_line(f"note: {note}", "yellow")
-        if weights.coordinates is None:
-            print_line(f"note: {no_coordinates(weights.path)}", "yellow")
         with warnings_as_notes():
             contents = open_contents(config, weights.coordinates)
         weights = replace(weights, channels=contents.schema.names)

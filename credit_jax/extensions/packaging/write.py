@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import yaml
 
+from credit_jax.checkpoint.run import RunArtifact
 from credit_jax.checkpoint.store import label_of
 from credit_jax.config import Config, dump_config
-from credit_jax.config.inference import InferenceConfig
+from credit_jax.config.inference import InferenceConfig, read_attributes
 from credit_jax.config.messages import counted
 from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.data.forecast_data import (
@@ -28,7 +29,6 @@ from credit_jax.data.forecast_data import (
 from credit_jax.data.sources.file_source import descriptive
 from credit_jax.extensions.packaging.card import data_lines, write_card
 from credit_jax.forecast.archive import software
-from credit_jax.forecast.outputs import read_attributes
 from credit_jax.io.activity import activity
 from credit_jax.io.anemoi import DATA, is_anemoi
 from credit_jax.io.atomic import new_folder
@@ -38,15 +38,11 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.named_fields.coordinates import Coordinates, as_values
 from credit_jax.packages import manifest as file_names
-from credit_jax.packages.adapters import adapter_record, model_with_adapters
+from credit_jax.packages.adapters import adapter_record, model_with_adapters, read_base
 from credit_jax.packages.channel_table import channel_groups, write_channels
 from credit_jax.packages.grids import write_axes, write_grid, write_static
-from credit_jax.packages.manifest import (
-    COORDINATES,
-    AdapterRecord,
-    Manifest,
-    kind_of,
-)
+from credit_jax.packages.manifest import COORDINATES, AdapterRecord, Manifest, kind_of
+from credit_jax.packages.package import base_of_run
 from credit_jax.packages.references import (
     file_references,
     grid_references,
@@ -65,7 +61,6 @@ from credit_jax.plan.forecast import (
     forecast_pipeline,
     forecast_schema,
 )
-from credit_jax.training.run_weights import RunWeights
 from credit_jax.transforms import Pipeline
 
 _UNSAFE = re.compile(r"[^\w.+-]")
@@ -126,7 +121,7 @@ def open_contents(config: Config, like: Coordinates | None = None) -> Contents:
 @activity("writing the package")
 def write_package(
     contents: Contents,
-    weights: RunWeights,
+    weights: RunArtifact,
     out: str | Path,
     *,
     name: str | None = None,
@@ -159,6 +154,9 @@ def write_package(
         model_def, write = model_with_adapters(contents.config), write_adapters
         arrays = weights.parts_on_host(model_def)
         record = adapter_record(contents.config, model_def, arrays[0])
+        base = base_of_run(contents.config)
+        assert base is not None, "`model_with_adapters` asks for it"
+        read_base(record, model_def, base)
     else:
         arrays = weights.on_host(model_def)
     facts = _facts(contents, weights, record, name or target.name, license)
@@ -320,7 +318,7 @@ def _inputs(contents: Contents) -> str:
 
 def _facts(
     contents: Contents,
-    weights: RunWeights,
+    weights: RunArtifact,
     record: AdapterRecord | None,
     name: str,
     license: str,

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from credit_jax.models.conversion import key_map_for
+from credit_jax.packages.package import open_artifact, restore
 from credit_jax.plan.finetune import find_base
-from credit_jax.training.base_weights import open_base
 from credit_torch_bridge import Moments, from_torch, to_torch
 from tests.bridge.cli.conftest import checkpoint, credit_run_folder
 from tests.bridge.cli.runs import CONFIG, MODEL_DEF
@@ -26,14 +26,21 @@ __all__ = ["checkpoint", "credit_run_folder"]
 def test_a_file_and_a_folder(
     credit_run_folder: Path, checkpoint: Any, name: str, weights: str | None
 ) -> None:
-    base = open_base(find_base(credit_run_folder / name), weights)
-    params, model_state = base.read(MODEL_DEF)
+    base = open_artifact(find_base(credit_run_folder / name), weights=weights)
+    params, model_state = base.on_host(MODEL_DEF)
     expected = checkpoint.params if weights == "last" else checkpoint.ema
     assert params.keys() == expected.keys()
     assert all(np.array_equal(params[path], expected[path]) for path in expected)
     vectors = model_state["spectral_norm"]
     for path, pair in checkpoint.model_state["spectral_norm"].items():
         assert all(np.array_equal(vectors[path][side], pair[side]) for side in "uv")
+
+
+def test_a_folder_is_restored_on_a_mesh(
+    credit_run_folder: Path, checkpoint: Any, make_mesh: Any
+) -> None:
+    _, params, _ = restore(credit_run_folder, make_mesh(), weights="last")
+    assert all(np.array_equal(params[path], x) for path, x in checkpoint.params.items())
 
 
 def test_a_run_with_frozen_parameters_goes_to_torch_and_back(

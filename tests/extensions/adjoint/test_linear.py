@@ -14,7 +14,7 @@ from credit_jax.extensions.adjoint import (
     linearized,
     tangent_linear,
 )
-from credit_jax.packages.labeled import open_forecaster
+from credit_jax.forecast.labeled import open_forecaster
 from tests.support import assert_close
 
 START = np.datetime64("2000-01-01", "ns")

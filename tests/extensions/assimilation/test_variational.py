@@ -13,7 +13,7 @@ from credit_jax.extensions.assimilation.variational import (
     MissingFieldError,
     gauss_newton_step,
 )
-from credit_jax.packages.labeled import open_forecaster
+from credit_jax.forecast.labeled import open_forecaster
 from tests.data.world import GRID
 from tests.extensions.assimilation.windows import (
     START,

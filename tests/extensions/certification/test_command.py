@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.checkpoint.run import open_run
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.train import main as train
 from credit_jax.config import build_config
@@ -27,7 +28,6 @@ from credit_jax.extensions.certification.page import page_of
 from credit_jax.extensions.certification.small_config import SAMPLES, certified_mapping
 from credit_jax.extensions.certification.verdict import FLOAT32, Check
 from credit_jax.models.registry import build
-from credit_jax.training.run_weights import open_weights
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -150,7 +150,7 @@ def test_the_config_as_it_is_with_the_weights_of_a_run(run_folder, tmp_path, cap
     with contextlib.chdir(config.parent):
         assert main([*given, str(run)]) == OK
         facts = json.loads(out.with_suffix(".json").read_text())
-        weights = open_weights(run)
+        weights = open_run(run)
         recorded = facts["provenance"]["checkpoint"]
         assert recorded.startswith(f"{run}, step {weights.step}, ")
         assert recorded.endswith(weights.digest)

@@ -14,13 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from credit_jax.checkpoint import run
 from credit_jax.data import Sampler
 from credit_jax.data.preparation import Preparation
 from credit_jax.extensions.certification.command import small_config, write_plain
 from credit_jax.extensions.certification.measure import Measured
 from credit_jax.extensions.certification.runs import train_config
 from credit_jax.extensions.certification.verdict import FLOAT32, compare
-from credit_jax.training import run_weights, setup, step
+from credit_jax.training import setup, step
 from credit_jax.training.epoch_end import EpochNumbers
 from credit_jax.training.loop import TrainingLoop
 from credit_jax.training.restore import RunStore
@@ -130,7 +131,7 @@ def first_ranks_twice(batches):
 
 def last_weights(is_taken):
     """Forecasts do not read the average."""
-    return lambda store, step, weights: False
+    return lambda choice, *, has_average, where: False
 
 
 def last_batch_alone(add):
@@ -210,7 +211,7 @@ FAULTS = {
     ),
     "the last weights": (
         "fsdp2",
-        (run_weights, "average_is_taken", last_weights),
+        (run, "takes_average", last_weights),
         ("weights of a forecast", ""),
     ),
     "the mean of an epoch": (

@@ -15,25 +15,23 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from credit_jax.checkpoint.store import AVERAGE, LAST, label_of
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.data import ChannelGroup
 from credit_jax.data.calendars import calendar_of, names_of_times, to_labels
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset
 from credit_jax.forecast.outputs import Outputs
-from credit_jax.named_fields.axes import horizontal, level_values
-from credit_jax.named_fields.coordinates import LevelValues, grid_places, places_of
-from credit_jax.named_fields.units import conversion, differ, text_of
-from credit_jax.packages.package import Package, is_package, open_package
-from credit_jax.packages.stepping import (
+from credit_jax.forecast.stepping import (
     LatLon,
     StateBatch,
     StateForecaster,
     load_forecaster,
 )
+from credit_jax.named_fields.axes import horizontal, level_values
+from credit_jax.named_fields.coordinates import LevelValues, grid_places, places_of
+from credit_jax.named_fields.units import conversion, differ, text_of
+from credit_jax.packages.package import open_artifact
 from credit_jax.plan.forecast import levels_of
-from credit_jax.training.run_weights import open_weights
 
 TIME, MEMBER = "time", "number"
 _WHERE = "initial"
@@ -169,8 +167,7 @@ class DatasetForecaster:
         grid = states.latitude, states.longitude
         calendar = reader.data.calendar
         outputs = Outputs.of(config, counts, levels, reader, grid, calendar)
-        is_of_package = isinstance(checkpoint, Package)
-        return checkpoint.described(outputs) if is_of_package else outputs
+        return outputs.over(checkpoint.described)
 
     @cached_property
     def _groups(self) -> dict[str, ChannelGroup]:
@@ -366,20 +363,7 @@ def open_forecaster(
     >>> credit_jax.open_forecaster("RUN").variables
     ('U', 'T', 'SP')
     """
-    checkpoint: Any
-    if is_package(source):
-        checkpoint = open_package(source, base)
-        held = AVERAGE if checkpoint.average else LAST
-        if weights not in (None, held) or step not in (None, checkpoint.step):
-            raise ValueError(
-                f"{source} is a package of the {label_of(average=checkpoint.average)} "
-                f"of checkpoint {checkpoint.step}; got weights={weights!r}, "
-                f"step={step}: leave them out, or open the run"
-            )
-    elif base is not None:
-        raise ValueError(f"base: {source} is a run with all its weights; leave it out")
-    else:
-        checkpoint = open_weights(source, step, weights)
+    checkpoint = open_artifact(source, step, weights, base=base)
     states = load_forecaster(
         checkpoint,
         data,

@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from credit_jax.config import Config, load_config
+from credit_jax.checkpoint.artifact import Artifact
+from credit_jax.config import Config
 from credit_jax.config.dates import date_label
 from credit_jax.config.inference import InferenceConfig
-from credit_jax.config.load import CONFIG_NAME
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.data import ChannelSchema
 from credit_jax.data.forecast_data import (
@@ -34,12 +34,12 @@ from credit_jax.data.perturbations import (
 )
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.data.sources.source import SourceFields
-from credit_jax.forecast import Forecaster
 from credit_jax.forecast.autoregression import ForecastStep
+from credit_jax.forecast.forecaster import Forecaster
 from credit_jax.forecast.members import MemberNoise, member_noise, members_of
 from credit_jax.named_fields.coordinates import GridCoordinates, as_values
 from credit_jax.named_fields.tree import by_source
-from credit_jax.packages.channel_table import channel_groups, groups_of
+from credit_jax.packages.channel_table import groups_of
 from credit_jax.packages.grids import read_grid
 from credit_jax.packages.manifest import GRID
 from credit_jax.packages.package import Package
@@ -47,12 +47,11 @@ from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.placement import place_batch
 from credit_jax.plan import plan_model
+from credit_jax.plan.channel_match import check_forecast_units
 from credit_jax.plan.forecast import (
     forecast_pipeline,
     forecast_schema,
 )
-from credit_jax.training.channel_match import check_forecast_units
-from credit_jax.training.run_weights import RunWeights
 from credit_jax.transforms import Pipeline, Rollout
 
 _LOG = logging.getLogger("credit_jax")
@@ -71,7 +70,7 @@ class StateForecaster:
     config; a package has its static fields.
 
     Attributes:
-        checkpoint: the package or the run, opened.
+        checkpoint: the run, package or checkpoint of CREDIT, opened.
         config: config of the forecasts.
         schema: channels of x and y.
         reader: makes the input of the model from prognostic variables and forcing.
@@ -81,7 +80,7 @@ class StateForecaster:
         grids: source -> the grid of its states, another one where preblocks regrid.
     """
 
-    checkpoint: Package | RunWeights
+    checkpoint: Artifact
     config: Config
     schema: ChannelSchema
     reader: ForecastReader
@@ -282,7 +281,7 @@ class StateBatch:
 
 
 def load_forecaster(
-    checkpoint: Package | RunWeights,
+    checkpoint: Artifact,
     data: str | Path | None = None,
     overrides: Sequence[str] = (),
     *,
@@ -294,7 +293,7 @@ def load_forecaster(
     """Builds the model of a package or a run on a mesh.
 
     Args:
-        checkpoint: the package or the run, opened.
+        checkpoint: the run, package or checkpoint of CREDIT, opened.
         data: path of the YAML file with the paths of dynamic forcing of a package, if
             it is in files.
         overrides: texts "KEY=VALUE" that replace values of the config.
@@ -316,19 +315,9 @@ def load_forecaster(
         unread.append(_PROGNOSTIC)
         groups = groups_of(checkpoint.channels["input"])
         num_levels = {k.source: k.n_levels for k in groups if "/3d/" in k.var_key}
-        config = checkpoint.config(overrides, data, unread=unread)
     else:
         num_levels = {k: len(axes.levels) for k, axes in sources.items() if axes.levels}
-        if data is not None:
-            raise ValueError(
-                f"data={str(data)!r} belongs to a package; {checkpoint.path} is of a "
-                "run, whose config names its data: give overrides, such as "
-                "'data.source.NAME.variables.KIND.path=PATTERN'"
-            )
-        written = checkpoint.folder / CONFIG_NAME
-        config = load_config(written, overrides, forecasts=True)
-        for note in checkpoint.compare(config):
-            _LOG.warning("note: %s", note)
+    config = checkpoint.config(overrides, data, unread=unread)
     inference = config.inference or InferenceConfig()
     pipeline = forecast_pipeline(config, inference)
     section = inference.data or config.data
@@ -361,11 +350,7 @@ def load_forecaster(
     schema = forecast_schema(config, inference, model.model_def.config, pipeline, state)
     pipeline, (latitude, longitude) = _located(checkpoint, pipeline, opened)
     grids = _grids(checkpoint, opened, pipeline, (latitude, longitude), unread)
-    if is_package:
-        groups = channel_groups(schema, opened.further)
-        checkpoint.check_data(groups, latitude, longitude)
-    else:
-        checkpoint = replace(checkpoint, channels=schema.names)
+    checkpoint = checkpoint.of_data(schema, opened.further, latitude, longitude)
     no_dates = np.array([], "datetime64[ns]")
     schedule = ForecastSchedule(no_dates, 1, opened.timestep, opened.calendar)
     reader = ForecastReader(state, pipeline, schedule, schema)
@@ -382,7 +367,7 @@ def load_forecaster(
 
 
 def _located(
-    checkpoint: Package | RunWeights, pipeline: Pipeline, opened: ForecastData
+    checkpoint: Artifact, pipeline: Pipeline, opened: ForecastData
 ) -> tuple[Pipeline, LatLon]:
     """The transforms at the grid of the data, and the grid of the model."""
     tree_schema, like = opened.schema.as_read(), checkpoint.coordinates
@@ -409,7 +394,7 @@ def _located(
 
 
 def _grids(
-    checkpoint: Package | RunWeights,
+    checkpoint: Artifact,
     opened: ForecastData,
     pipeline: Pipeline,
     of_model: LatLon,
