@@ -286,7 +286,9 @@ def open_artifact(
     if base is not None:
         raise ValueError(f"base: {path} is a run with all its weights; leave it out")
     if kind == "run":
-        return open_run(path, step, weights, verify=verify)
+        run = open_run(path, step, weights, verify=verify)
+        # Errors name the key or the option that the base is from.
+        return replace(run, files=source) if is_base else run
     files = source if is_base else find_base(path, "checkpoint")
     try:
         # By name, since it imports torch.

@@ -71,10 +71,9 @@ def test_units_of_the_package_describe_what_data_files_do_not(
     opened = open_package(made)
     rain = {"units": "m", "long_name": "Precipitation"}
     known = {"T": {"units": "K"}, "TP": rain}
-    output = [
-        {**own, **known.get(own["variable"], {})} for own in opened.channels["output"]
-    ]
-    opened = replace(opened, channels={**opened.channels, "output": output})
+    output = opened.channels["output"]
+    described = {each["key"]: known.get(each["variable"], {}) for each in output}
+    opened = replace(opened, described=described)
     monkeypatch.setattr(model, "open_package", lambda *_: opened)
     given = ("--package", str(made), "--data", str(data), *START)
     assert run_forecast(tmp_path, *given) == OK
