@@ -354,7 +354,7 @@ def _plot(errors: Mapping[str, pd.DataFrame], path: Path) -> None:
             for values in [errors[system][name]]
         ]
         label = f"error of {name} ({unit})"
-        looks = {"y_label": label, "x_is_whole": True, "y_from": 0.0}
+        looks = {"y_label": label, "has_integer_x": True, "y_from": 0.0}
         panels.append(Chart(name, "window", lines, **looks).panel)
     save_figure(panels_figure(panels, title="Root mean square errors"), path)
 

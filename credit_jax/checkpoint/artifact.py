@@ -233,15 +233,15 @@ class Artifact:
             return None
         problems = channel_differences(self.schema.names, channels.names)
         if new is not None or not problems:
-            base, ours = self._by_levels(self.schema, channels, config)
+            base, current = self._by_levels(self.schema, channels, config)
             if new is not None:
-                match = match_channels(base, ours, new)
+                match = match_channels(base, current, new)
                 frozen = frozen_layers(model_def, match.change)
                 if frozen:
                     raise ConfigError([*map(_stay, frozen, frozen.values())])
                 return match
             is_read_alike = self.coordinates is not None
-            problems = level_differences(base, ours, in_order=not is_read_alike)
+            problems = level_differences(base, current, in_order=not is_read_alike)
         if problems:
             raise ConfigError(
                 [
@@ -253,19 +253,19 @@ class Artifact:
         return None
 
     def _by_levels(
-        self, base: ChannelSchema, ours: ChannelSchema, config: Config
+        self, base: ChannelSchema, current: ChannelSchema, config: Config
     ) -> tuple[ChannelSchema, ChannelSchema]:
         """Channels of the base and of a run, of the levels that are most alike."""
         # Levels of files, or as a config asks for them, of which these may be nearest.
         read = {} if self.coordinates is None else levels_read(self.coordinates)
         asked = levels_asked(config_data(self.files))
         bases = (base, with_levels(base, read), with_levels(base, asked))
-        listed = with_levels(ours, levels_asked(config.data))
+        listed = with_levels(current, levels_asked(config.data))
         finetune = config.trainer.finetune
         # Data that are read at the coordinates of the base have its levels, whatever
         # the config asks for.
         is_free = self.coordinates is None or (finetune and finetune.new_channels)
-        pairs = product(bases, (ours, listed) if is_free else (listed,))
+        pairs = product(bases, (current, listed) if is_free else (listed,))
         return max(pairs, key=lambda pair: num_in_common(*pair))
 
     @activity("reading the base")

@@ -210,7 +210,12 @@ def open_manager(
         clean: remove what earlier processes left incomplete.
         written: called when a checkpoint is written, but not renamed yet.
     """
-    _write_replicas_once()
+    # Makes Orbax write a replicated array from its first replica. By default each
+    # replica writes a slice of the array, cut by a separate program that XLA compiles
+    # at the first save: 600 of them for the demo on 8 devices.
+    register_handler(
+        jax.Array, ocp.type_handlers.ArrayHandler(use_replica_parallel=False)
+    )
     # Orbax locks the manifests of its arrays, and file systems without locks cannot
     # save. No two processes write one manifest: the folder of a run has its own lock
     # (`io.folder_lock`), and each process a folder in it.
@@ -223,17 +228,6 @@ def open_manager(
         async_options=ocp.options.AsyncOptions(post_finalization_callback=written),
     )
     return Manager(folder, options=options)
-
-
-def _write_replicas_once() -> None:
-    """Makes Orbax write a replicated array from its first replica.
-
-    By default each replica writes a slice of the array, cut by a separate program that
-    XLA compiles at the first save: 600 of them for the demo on 8 devices.
-    """
-    register_handler(
-        jax.Array, ocp.type_handlers.ArrayHandler(use_replica_parallel=False)
-    )
 
 
 def register_handler(kind: type, handler: Any) -> None:

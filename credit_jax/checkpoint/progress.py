@@ -90,8 +90,8 @@ class Progress:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Progress:
         """The inverse of `to_json`; unknown keys are ignored."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        fields = {key: value for key, value in values.items() if key in known}
+        available = {field.name for field in dataclasses.fields(cls)}
+        fields = {key: value for key, value in values.items() if key in available}
         fields["epoch_losses"] = tuple(map(float, fields.get("epoch_losses", ())))
         if fields.get("plateau") is not None:
             fields["plateau"] = PlateauState(**fields["plateau"])
@@ -111,13 +111,13 @@ def channel_differences(
     """
     lines = []
     for direction, names in current.items():
-        before = stored.get(direction, names)
-        if before == names:
+        previous = stored.get(direction, names)
+        if previous == names:
             continue
-        pairs = enumerate(zip_longest(before, names, fillvalue="nothing"), 1)
-        place, (old, new) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+        pairs = enumerate(zip_longest(previous, names, fillvalue="nothing"), 1)
+        index, (old, new) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
         lines.append(
-            f"{direction}: variable {place} is {new}, in the checkpoint it is {old}; "
-            f"there the order is {', '.join(before)}"
+            f"{direction}: variable {index} is {new}, in the checkpoint it is {old}; "
+            f"there the order is {', '.join(previous)}"
         )
     return lines

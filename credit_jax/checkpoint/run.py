@@ -165,7 +165,7 @@ def run_at(
 ) -> RunArtifact:
     """A run at one of its checkpoints."""
     folder, has_average = store.folder.parent, EMA in store.item_names(step)
-    average = takes_average(weights, has_average=has_average, where=store.path(step))
+    average = takes_average(weights, has_average=has_average, origin=store.path(step))
     config = folder / CONFIG_NAME
     written = read_yaml(config) if config.is_file() else {}
     progress, origin = store.progress(step), f"checkpoint {store.path(step)}"
@@ -242,11 +242,11 @@ def check_channels(
             another unit.
     """
     progress, path = store.progress(step), store.path(step)
-    trained, ours = (
-        {key: (unit, where) for key, unit in units.items()}
-        for units, where in ((progress.units, str(path)), (units, "data"))
+    trained, current = (
+        {key: (unit, origin) for key, unit in units.items()}
+        for units, origin in ((progress.units, str(path)), (units, "data"))
     )
-    if others := unit_problems(trained, ours):
+    if others := unit_problems(trained, current):
         raise ConfigError(others)
     if progress.channels is None or channels is None:
         return

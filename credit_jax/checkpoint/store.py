@@ -120,7 +120,8 @@ class CheckpointStore:
                     written=self._record,
                 )
             )
-            self._recall_best()
+            if self._keep_best:
+                self._preservation.best_step = self.best_step()
         return self._manager
 
     def _listed(self, read: Callable[[], T]) -> T:
@@ -131,10 +132,6 @@ class CheckpointStore:
             except FileNotFoundError:
                 if not (self._pins and self.folder.is_dir()):
                     raise
-
-    def _recall_best(self) -> None:
-        if self._keep_best:
-            self._preservation.best_step = self.best_step()
 
     @cached_property
     def _temporary(self) -> set[int]:
@@ -372,8 +369,8 @@ class CheckpointStore:
             return reader.restore(self.path(step) / item, args=args)[name]
 
     def _manager_with(self, step: int) -> Manager:
-        known = self._manager is not None and step in self.steps()
-        if self._manager is None or not (known and self._exists(step)):
+        is_listed = self._manager is not None and step in self.steps()
+        if self._manager is None or not (is_listed and self._exists(step)):
             have = self.steps() or "none"
             raise FileNotFoundError(
                 f"no checkpoint {step} in {self.folder}; there are: {have}"
@@ -429,7 +426,7 @@ AVERAGE, LAST = "average", "last"
 CHOICES = (AVERAGE, LAST)
 
 
-def takes_average(choice: str | None, *, has_average: bool, where: object) -> bool:
+def takes_average(choice: str | None, *, has_average: bool, origin: object) -> bool:
     """Returns whether the moving average of the weights is taken.
 
     >>> takes_average(None, has_average=True, where="RUN")
@@ -440,7 +437,7 @@ def takes_average(choice: str | None, *, has_average: bool, where: object) -> bo
     Args:
         choice: "average", "last", or None for the average if there is one.
         has_average: whether the checkpoint has a moving average.
-        where: path of the checkpoint, for the error.
+        origin: path of the checkpoint, for the error.
 
     Raises:
         ValueError: the average is asked for and there is none, or the choice is
@@ -453,7 +450,7 @@ def takes_average(choice: str | None, *, has_average: bool, where: object) -> bo
         )
     if choice == AVERAGE and not has_average:
         raise ValueError(
-            f"weights average: {where} has no moving average of the weights; take "
+            f"weights average: {origin} has no moving average of the weights; take "
             "weights last"
         )
     return has_average and choice != LAST

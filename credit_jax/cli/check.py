@@ -152,7 +152,11 @@ class CheckReport:
     def document(self) -> dict[str, Any]:
         """Returns the report as JSON values; see docs/checking.md."""
         data, schema, plan = self.data, self.schema, self.plan
-        levels = {} if data is None else _level_values(data)
+        levels = (
+            {}
+            if data is None
+            else {name: source.level_values for name, source in data.source.items()}
+        )
         parts = {} if plan is None else _document_of(plan, levels, self.bound)
         return {
             "schema_version": SCHEMA_VERSION,
@@ -364,11 +368,6 @@ def _document_of(
         "memory": {"bytes_a_device": memory.total, "parts": memory.parts},
         "curriculum": stages,
     }
-
-
-def _level_values(data: DataConfig) -> dict[str, Sequence[float] | None]:
-    """Levels of each source; None if only its files define them."""
-    return {name: source.level_values for name, source in data.source.items()}
 
 
 def _each_channel(

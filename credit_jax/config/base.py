@@ -202,11 +202,13 @@ def parse(
     return section
 
 
-def not_available(what: str, value: object, available: Iterable[object]) -> ValueError:
+def not_available(
+    subject: str, value: object, available: Iterable[object]
+) -> ValueError:
     """Makes the error for a value that is not available.
 
     Args:
-        what: kind of the value, such as "preblock type".
+        subject: kind of the value, such as "preblock type".
         value: the value.
         available: the values that are available.
 
@@ -214,7 +216,7 @@ def not_available(what: str, value: object, available: Iterable[object]) -> Valu
         A ValueError that names the value, the available ones, and the nearest of them.
     """
     names = [str(name) for name in available]
-    text = f"{what} {got(value)} is not available; there are: {', '.join(names)}"
+    text = f"{subject} {got(value)} is not available; there are: {', '.join(names)}"
     return ValueError(text + hint(value, names))
 
 
@@ -263,18 +265,18 @@ def _lines(error: ValidationError, mapping: Any, path: str) -> Iterator[str]:
     for detail in error.errors(include_url=False):
         if detail["type"] == "default_factory_not_called":
             continue
-        where = _dotted(detail["loc"], mapping, path, detail["type"])
+        origin = _dotted(detail["loc"], mapping, path, detail["type"])
         if detail["type"].startswith("union_tag"):
-            where = join(where, detail.get("ctx", {})["discriminator"].strip("'"))
+            origin = join(origin, detail.get("ctx", {})["discriminator"].strip("'"))
         refused = detail["input"]
         if isinstance(refused, Refused):
             text = refused.text
         else:
             text = describe(detail["type"], refused, detail)
-        if text not in lines.setdefault(where, []):
-            lines[where].append(text)
-    for where, texts in lines.items():
-        yield f"{where}: " + " or ".join(texts) if where else " or ".join(texts)
+        if text not in lines.setdefault(origin, []):
+            lines[origin].append(text)
+    for origin, texts in lines.items():
+        yield f"{origin}: " + " or ".join(texts) if origin else " or ".join(texts)
 
 
 def _dotted(loc: Sequence[Any], value: Any, path: str, kind: str) -> str:

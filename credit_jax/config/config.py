@@ -234,14 +234,14 @@ def section_conflicts(config: Config, *, training: bool = True) -> list[str]:
 def _source_problems(path: str, data: DataConfig) -> list[str]:
     problems = []
     for name, source in data.source.items():
-        where = f"{path}.source.{name}"
+        origin = f"{path}.source.{name}"
         for key in ("history_len", "forecast_len"):
             value, common = getattr(source, key), getattr(data, key)
             if key == "history_len" and source.input != MAIN_INPUT:
                 continue
             if value not in (None, common):
                 problems.append(
-                    f"{where}.{key}: {value} differs from {path}.{key} {common}; all "
+                    f"{origin}.{key}: {value} differs from {path}.{key} {common}; all "
                     "sources must have the same times"
                 )
         seen: dict[str, str] = {}
@@ -250,7 +250,7 @@ def _source_problems(path: str, data: DataConfig) -> list[str]:
             for variable in field.vars_3D + field.vars_2D if field else ():
                 if variable in seen:
                     problems.append(
-                        f"{where}.variables.{kind}: {variable} is already in "
+                        f"{origin}.variables.{kind}: {variable} is already in "
                         f"{seen[variable]}; a variable has one field type, name it once"
                     )
                 seen.setdefault(variable, kind)
@@ -283,7 +283,7 @@ def _step_problems(config: Config) -> list[str]:
     ]
 
 
-def _curriculum_problems(config: Config, known: list[str]) -> list[str]:
+def _curriculum_problems(config: Config, available: list[str]) -> list[str]:
     """Checks each stage as a run by itself; problems of the run are not repeated."""
     problems = []
     for index, stage in enumerate(config.stages):
@@ -295,7 +295,7 @@ def _curriculum_problems(config: Config, known: list[str]) -> list[str]:
                 "the whole run, not in some stages; take it in all stages or in none"
             )
         path = f"trainer.curriculum.{index}"
-        problems += [f"{path}: {line}" for line in lines if line not in known]
+        problems += [f"{path}: {line}" for line in lines if line not in available]
     return problems
 
 

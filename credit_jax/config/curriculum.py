@@ -116,14 +116,14 @@ def check_order(stages: tuple[CurriculumStage, ...]) -> None:
             f"{len(stages)}, leaves out; say when it ends, such as until: 20000"
         )
     known = [end for end in ends if end is not None]
-    for number, (before, after) in enumerate(pairwise(known), 2):
-        if before.unit != after.unit:
+    for number, (previous, after) in enumerate(pairwise(known), 2):
+        if previous.unit != after.unit:
             raise ValueError(
                 f"stage {number} ends by {after.unit}, the stage before by "
-                f"{before.unit}; count all stages in one of them"
+                f"{previous.unit}; count all stages in one of them"
             )
-        if after.number <= before.number:
+        if after.number <= previous.number:
             raise ValueError(
                 f"stage {number} ends at {after}, not after the stage before, at "
-                f"{before}; until counts from the start of the run and must increase"
+                f"{previous}; until counts from the start of the run and must increase"
             )

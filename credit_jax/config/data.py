@@ -115,15 +115,15 @@ class DataConfig(_Window):
         return self
 
     @model_validator(mode="after")
-    def _encodes_known_times(self) -> "DataConfig":
+    def _encodes_times(self) -> "DataConfig":
         inputs = [k for k, source in self.source.items() if source.input != MAIN_INPUT]
-        known = (INPUT_TIMES, TARGET_TIME, *inputs)
+        available = (INPUT_TIMES, TARGET_TIME, *inputs)
         for name, times in self.time_encoding.items():
-            unknown = [time for time in times if time not in known]
+            unknown = [time for time in times if time not in available]
             if unknown or not times:
                 raise ValueError(
                     f"time_encoding.{name} has {', '.join(unknown) or 'no times'}; "
-                    f"expected some of {', '.join(known)}"
+                    f"expected some of {', '.join(available)}"
                 )
         return self
 

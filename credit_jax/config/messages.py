@@ -81,29 +81,29 @@ def describe(kind: str, value: Any, detail: Mapping[str, Any] | None = None) -> 
         return expected
     if kind == "union_tag_invalid":
         value = context["tag"]
-    known = re.findall("'([^']*)'", expected)
-    return f"{expected}, got {got(value)}{hint(value, known)}"
+    available = re.findall("'([^']*)'", expected)
+    return f"{expected}, got {got(value)}{hint(value, available)}"
 
 
-def hint(value: Any, known: Iterable[str]) -> str:
+def hint(value: Any, available: Iterable[str]) -> str:
     """The end of an error: the known value that a value begins, or is like, if any.
 
     >>> hint("cosine", ["lambda", "cosine-annealing"]), hint("xyz", ["lambda"])
     (" (nearest: 'cosine-annealing')", '')
     """
-    names = sorted(known)
+    names = sorted(available)
     begun = [name for name in names if value and name.startswith(str(value))]
     candidate = begun[0] if begun else nearest(str(value), names)
     return "" if candidate is None else f" (nearest: {candidate!r})"
 
 
-def nearest(value: str, known: Iterable[str]) -> str | None:
+def nearest(value: str, available: Iterable[str]) -> str | None:
     """The known value that is most like a value in any case; None if none is like it.
 
     >>> nearest("t2M", ["SP", "T2m"]), nearest("xyz", ["SP"])
     ('T2m', None)
     """
-    names = {name.casefold(): name for name in sorted(known, reverse=True)}
+    names = {name.casefold(): name for name in sorted(available, reverse=True)}
     close = difflib.get_close_matches(value.casefold(), names, n=1, cutoff=0.6)
     return names[close[0]] if close else None
 

@@ -127,12 +127,12 @@ class CosineAnnealingRestartsConfig(Schedule):
         row = xp.searchsorted(starts, count, side="right") - 1
         length = lengths[row]
         beyond = count - starts[row]
-        cycle, place = row + beyond // length, beyond % length
+        cycle, index = row + beyond // length, beyond % length
         top = self.max_lr * xp.power(self.gamma, cycle.astype(xp.float32))
-        warm = place / max(1, warmup)
-        fall = _cosine(place - warmup, length - warmup, xp)
+        warm = index / max(1, warmup)
+        fall = _cosine(index - warmup, length - warmup, xp)
         low = self.min_lr
-        rate = low + (top - low) * xp.where(place < warmup, warm, fall)
+        rate = low + (top - low) * xp.where(index < warmup, warm, fall)
         return xp.where(count == 0, low, rate)
 
     def _cycles(self) -> tuple[list[int], list[int]]:
@@ -167,8 +167,8 @@ class CosineAnnealingConfig(Schedule):
     def rate(self, base: float, count: Any, xp: Any) -> Any:
         """`eta_min + (base - eta_min) (1 + cos(pi count / T_max)) / 2`."""
         phase = count % (2 * self.T_max)
-        place = xp.minimum(phase, 2 * self.T_max - phase)
-        return self.eta_min + (base - self.eta_min) * _cosine(place, self.T_max, xp)
+        index = xp.minimum(phase, 2 * self.T_max - phase)
+        return self.eta_min + (base - self.eta_min) * _cosine(index, self.T_max, xp)
 
 
 class LambdaConfig(Schedule):

@@ -161,7 +161,7 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return f"not valid YAML: {error}"
-    what = getattr(error, "problem", None) or str(error)
+    subject = getattr(error, "problem", None) or str(error)
     context = getattr(error, "context", None)
-    where = f"line {mark.line + 1}, column {mark.column + 1}"
-    return f"{where}: {what}" + (f" ({context})" if context else "")
+    origin = f"line {mark.line + 1}, column {mark.column + 1}"
+    return f"{origin}: {subject}" + (f" ({context})" if context else "")

@@ -65,14 +65,14 @@ def build_loader(
     train = split == "train"
     if pipeline is None:
         pipeline = build_pipeline(config.preblocks, config.postblocks)
-    same_grid = pipeline.grid is None
+    shared_grid = pipeline.grid is None
     dataset = open_dataset(
         config.data if train else config.validation_data,
         open_files,
         like=like,
-        same_grid=same_grid,
+        shared_grid=shared_grid,
     )
-    lines = check_dataset(dataset, grid, same_grid=same_grid)
+    lines = check_dataset(dataset, grid, shared_grid=shared_grid)
     _check_new_grid(pipeline.grid, grid)
     check_schema(pipeline, dataset.schema.as_read())
     pipeline = pipeline.at(dataset.schema.as_read(), dataset.coordinates().grid)

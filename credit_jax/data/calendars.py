@@ -26,12 +26,12 @@ STANDARD = "standard"
 ROUNDING = np.timedelta64(60, "s")
 
 
-def calendar_of(times: np.ndarray, where: str) -> str:
+def calendar_of(times: np.ndarray, origin: str) -> str:
     """Returns the calendar of a decoded time coordinate.
 
     Args:
         times: (time,) datetime64 or cftime objects, as xarray decodes them.
-        where: origin of the times, for the error.
+        origin: origin of the times, for the error.
 
     Raises:
         ValueError: the times have no unit, or a calendar that is not available.
@@ -41,13 +41,13 @@ def calendar_of(times: np.ndarray, where: str) -> str:
     name = getattr(times[0], "calendar", None) if times.size else STANDARD
     if name is None:
         raise ValueError(
-            f"{where}: the time coordinate holds {times.dtype} ({times[0]}, ...) and "
+            f"{origin}: the time coordinate holds {times.dtype} ({times[0]}, ...) and "
             "no dates; give it units such as 'hours since 1979-01-01'"
         )
     if name not in CALENDARS:
         why = f" ({DAYS_360})" if name == "360_day" else ""
         raise ValueError(
-            f"{where}: the time coordinate has calendar {name!r}, which is not "
+            f"{origin}: the time coordinate has calendar {name!r}, which is not "
             f"available{why}; there are: {', '.join(CALENDARS)}"
         )
     return CALENDARS[name]
@@ -65,7 +65,7 @@ def names_of_times(dataset: xr.Dataset) -> list[str]:
     return names
 
 
-def to_labels(times: Iterable, where: str = "times") -> np.ndarray:
+def to_labels(times: Iterable, origin: str = "times") -> np.ndarray:
     """Converts decoded times, datetime64 or cftime, to (time,) datetime64[ns] labels.
 
     Raises:
@@ -75,10 +75,10 @@ def to_labels(times: Iterable, where: str = "times") -> np.ndarray:
     if np.issubdtype(times.dtype, np.datetime64):
         seconds = times.astype("datetime64[s]")
         years = seconds.astype("datetime64[Y]").astype(np.int64) + 1970
-        _check_years(years[~np.isnat(seconds)], where)
+        _check_years(years[~np.isnat(seconds)], origin)
         return times.astype("datetime64[ns]")
-    _check_years(np.array([t.year for t in times.ravel()], dtype=np.int64), where)
-    return np.array([_label(t, where) for t in times.ravel()], dtype="datetime64[ns]")
+    _check_years(np.array([t.year for t in times.ravel()], dtype=np.int64), origin)
+    return np.array([_label(t, origin) for t in times.ravel()], dtype="datetime64[ns]")
 
 
 def as_dates(labels: np.ndarray, calendar: str) -> list[Any]:
@@ -148,22 +148,22 @@ def most_restrictive(calendars: Iterable[str]) -> str:
     return others[0] if others else STANDARD
 
 
-def _label(time: Any, where: str) -> np.datetime64:
+def _label(time: Any, origin: str) -> np.datetime64:
     text = f"{time.year:04d}{time.strftime('-%m-%dT%H:%M:%S')}"
     try:
         return np.datetime64(text, "ns")
     except ValueError:
         raise ValueError(
-            f"{where}: {text} of the calendar {time.calendar} is no date of the "
+            f"{origin}: {text} of the calendar {time.calendar} is no date of the "
             "standard calendar, and files are found by such dates; leave it out"
         ) from None
 
 
-def _check_years(years: np.ndarray, where: str) -> None:
+def _check_years(years: np.ndarray, origin: str) -> None:
     bad = years[(years < FIRST_YEAR) | (years > LAST_YEAR)]
     if bad.size:
         raise ValueError(
-            f"{where}: has times in the year {bad[0]}, outside of {FIRST_YEAR} to "
+            f"{origin}: has times in the year {bad[0]}, outside of {FIRST_YEAR} to "
             f"{LAST_YEAR}, which is what datetime64[ns] holds; shift the years of the "
             "time axis"
         )
@@ -187,7 +187,7 @@ def _timestamp(label: np.datetime64) -> pd.Timestamp:
 
 
 def near_times(
-    requested: np.ndarray, available: np.ndarray, where: str
+    requested: np.ndarray, available: np.ndarray, origin: str
 ) -> Int[np.ndarray, " requested"]:
     """Positions of times in a time axis whose rounding may be up to a minute.
 
@@ -198,7 +198,7 @@ def near_times(
     Args:
         requested: (requested,) labels.
         available: (available,) labels of the axis.
-        where: file of the axis, for the error.
+        origin: file of the axis, for the error.
 
     Returns:
         Positions; -1 for a time that is not there.
@@ -213,7 +213,7 @@ def near_times(
     if (steps == np.timedelta64(0, "ns")).any():
         twice = ordered[1:][steps == np.timedelta64(0, "ns")][0]
         raise ValueError(
-            f"{where}: the time {str(twice)[:19]} occurs more than once; which "
+            f"{origin}: the time {str(twice)[:19]} occurs more than once; which "
             "of its fields is meant cannot be known, remove the others"
         )
     if not available.size:
@@ -227,20 +227,20 @@ def near_times(
     return np.where(is_near, order[near], -1)
 
 
-def rounding_of(requested: np.ndarray, times: np.ndarray, where: str) -> str | None:
+def rounding_of(requested: np.ndarray, times: np.ndarray, origin: str) -> str | None:
     """A note on times that a file has with a rounding; None if they are exact.
 
     Args:
         requested: (time,) labels.
         times: (time,) those of the file that are taken for them.
-        where: the file.
+        origin: the file.
     """
     off = np.abs(times.astype("datetime64[ns]") - requested)
     if not off.size or not off.max():
         return None
-    place = int(off.argmax())
-    seconds = off[place] / np.timedelta64(1, "s")
+    index = int(off.argmax())
+    seconds = off[index] / np.timedelta64(1, "s")
     return (
-        f"{where}: its times are rounded, by up to {seconds:.3g} s: "
-        f"{str(times[place])[:19]} is taken for {str(requested[place])[:19]}"
+        f"{origin}: its times are rounded, by up to {seconds:.3g} s: "
+        f"{str(times[index])[:19]} is taken for {str(requested[index])[:19]}"
     )

@@ -110,7 +110,7 @@ class ChannelChecks:
         """
         if any(forcing.values()):
             preblocks, checks = self._forcing
-            tree: FieldTree = preblocks.named_as_before({"input": forcing})
+            tree: FieldTree = preblocks.with_input_names({"input": forcing})
             x = preblocks.before_step(tree)["x"]
             checks.check(x, None, times, check_raw, names)
 
@@ -122,10 +122,13 @@ class ChannelChecks:
     def _forcing(self) -> tuple[Pipeline, ChannelChecks]:
         """Preblocks of forcing by itself, and the checks of what they make."""
         groups = (g for g in self.read.input if g.field_type == DYNAMIC_FORCING)
-        before, pipeline = ChannelSchema(tuple(groups), ()), for_forcing(self.pipeline)
+        previous, pipeline = (
+            ChannelSchema(tuple(groups), ()),
+            for_forcing(self.pipeline),
+        )
         # Outliers are on the grid and by the names of all transforms.
         checks = dataclasses.replace(
-            self, read=before, schema=before.after(pipeline), scaling=pipeline
+            self, read=previous, schema=previous.after(pipeline), scaling=pipeline
         )
         return after_aligned(pipeline), checks
 
@@ -151,7 +154,7 @@ class ChannelChecks:
         label = None if field_type == "static" else label
         _, _, row, column = outlier.place
         row += self.first_row
-        place = ", ".join(
+        location = ", ".join(
             f"{axis} {values[i]:g}"
             for axis, i in (("latitude", row), ("longitude", column))
             if (values := getattr(self._grid, axis)) is not None
@@ -159,9 +162,9 @@ class ChannelChecks:
         text = (
             f"{name}{'' if label is None else f' at {str(label)[:16]}'} has a value "
             f"that is {outlier.value:.4g} deviations from the mean, at row {row}, "
-            f"column {column}{f' ({place})' if place else ''}; more than {OUTLIER:g} "
-            "are implausible: compare the field with its neighbors in time "
-            "(data.on_outlier: note, raise or skip)"
+            f"column {column}{f' ({location})' if location else ''}; more than "
+            f"{OUTLIER:g} are implausible: compare the field with its neighbors in "
+            "time (data.on_outlier: note, raise or skip)"
         )
         error = OutlierError(text, key, start, step)
         if not self.noted:

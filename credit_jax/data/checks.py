@@ -20,14 +20,14 @@ class HasGrids(Protocol):
 
 
 def check_dataset(
-    dataset: Dataset, grid: tuple[int, int] | None = None, *, same_grid: bool = True
+    dataset: Dataset, grid: tuple[int, int] | None = None, *, shared_grid: bool = True
 ) -> list[str]:
     """Checks times, grids and variables of all files against each other.
 
     Args:
         dataset: the opened data set.
         grid: (latitudes, longitudes) of the model; None skips the comparison.
-        same_grid: whether all files must have the same grid; False if preblocks regrid.
+        shared_grid: whether all files must have one grid; False if preblocks regrid.
 
     Returns:
         The notes of the sources; for a data set that skips bad samples, also one line
@@ -36,7 +36,7 @@ def check_dataset(
     Raises:
         ValueError: a check failed; names the file, its content and the expected one.
     """
-    if same_grid:
+    if shared_grid:
         check_grid(dataset, grid)
     checks = [
         partial(source.check, kind, np.unique(dataset.window(name, kind)))

@@ -145,7 +145,15 @@ class SourceClock:
     def keep(self, starts: np.ndarray) -> np.ndarray:
         """Selects the starts of the master clock for which this source has fields."""
         if self.mode == "next":
-            times = self._steps_of(starts)
+            # (starts, times) input times of all steps of a forecast.
+            step = self.master_step or self.step
+            moved = [
+                shift_all(starts, k * step, self.master)
+                for k in range(self.forecast_len)
+            ]
+            times = np.concatenate(
+                [self.input_times(step_starts) for step_starts in moved], axis=-1
+            )
             inside = [(times >= first) & (times <= last) for first, last in self.ranges]
             return starts[np.any(inside, axis=0).all(axis=-1)]
         source_starts = self.starts()
@@ -156,40 +164,27 @@ class SourceClock:
         last = shift(source_starts[-1], self.step, self.master).to_datetime64()
         return starts[(starts >= source_starts[0]) & (starts <= last)]
 
-    def _steps_of(self, starts: np.ndarray) -> np.ndarray:
-        """(starts, times) input times of all steps of a forecast."""
-        step = self.master_step or self.step
-        moved = [
-            shift_all(starts, k * step, self.master) for k in range(self.forecast_len)
-        ]
-        return np.concatenate(
-            [self.input_times(step_starts) for step_starts in moved], axis=-1
-        )
-
-    def _next(self, starts: np.ndarray) -> np.ndarray:
-        """The first multiple of `step` after the target of each start."""
-        target = shift_all(starts, self.master_step or self.step, self.master)
-        day = target.astype("datetime64[D]").astype("datetime64[ns]")
-        step = self.step.to_timedelta64()
-        passed = np.asarray(day + (target - day) // step * step)
-        return shift_all(passed, self.step, self.master)
-
     def _at(self, starts: np.datetime64 | np.ndarray, steps: range) -> np.ndarray:
         base = np.asarray(starts, dtype="datetime64[ns]")
         calendar = self.master
         if self.mode == "next":
-            base = self._next(base)
+            # The first multiple of `step` after the target of each start.
+            target = shift_all(base, self.master_step or self.step, self.master)
+            day = target.astype("datetime64[D]").astype("datetime64[ns]")
+            step = self.step.to_timedelta64()
+            passed = np.asarray(day + (target - day) // step * step)
+            base = shift_all(passed, self.step, self.master)
         if self.mode == "persist":
-            base, calendar = self._last_before(base), self.calendar
+            base, calendar = self._latest(base), self.calendar
         columns = [shift_all(base, k * self.step, calendar) for k in steps]
         times = np.stack(columns, axis=-1)
         if self.mode == "cyclic":
             assert self.cycle_year is not None
             times = to_cycle_year(times, self.cycle_year, self.calendar)
-            return self._last_before(times)
+            return self._latest(times)
         return times
 
-    def _last_before(self, times: np.ndarray) -> np.ndarray:
+    def _latest(self, times: np.ndarray) -> np.ndarray:
         """The last start of this source at or before each time, else its last start.
 
         Raises:

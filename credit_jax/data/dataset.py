@@ -193,7 +193,7 @@ def open_dataset(
     open_files: OpenFiles | None = None,
     *,
     like: Coordinates | None = None,
-    same_grid: bool = True,
+    shared_grid: bool = True,
 ) -> Dataset:
     """Opens the files of a data section, without reading fields.
 
@@ -202,12 +202,12 @@ def open_dataset(
         open_files: cache of open files, shared with other data sets.
         like: coordinates of a run, at which fields are read; None takes those of the
             first file.
-        same_grid: whether the sources of x have one grid.
+        shared_grid: whether the sources of x have one grid.
 
     Raises:
         FileNotFoundError, ValueError: see `open_data` and `common_starts`.
     """
-    opened = open_data(data, open_files, like=like, same_grid=same_grid)
+    opened = open_data(data, open_files, like=like, shared_grid=shared_grid)
     starts = common_starts(data, opened.clocks, opened.calendar)
     x = opened.only(data.sources_of())
     num_levels = {name: source.num_levels for name, source in x.sources.items()}

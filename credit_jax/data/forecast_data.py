@@ -212,12 +212,12 @@ class GivenState(ForecastData):
     ) -> dict[str, SourceFields]:
         """Returns fields that are read for a date, and those that are arrays."""
         dates = [self.time(start, k) for k in range(1 - self.history_len, 1)]
-        places = [[*self.times].index(date) for date in dates if self.state]
+        indices = [[*self.times].index(date) for date in dates if self.state]
         order = [*self.state, *(name for name in read if name not in self.state)]
         return {
             name: {
                 **read.get(name, {}),
-                **{k: x[:, places] for k, x in self.state.get(name, {}).items()},
+                **{k: x[:, indices] for k, x in self.state.get(name, {}).items()},
             }
             for name in order
         }
@@ -251,7 +251,7 @@ def open_forecast_data(
     unread: Sequence[str] = (DIAGNOSTIC,),
     num_levels: Mapping[str, int] = MappingProxyType({}),
     like: Coordinates | None = None,
-    same_grid: bool = True,
+    shared_grid: bool = True,
 ) -> ForecastData:
     """Opens the files of a data section for forecasts, without reading fields.
 
@@ -267,7 +267,7 @@ def open_forecast_data(
             section nor an opened file determines it.
         like: coordinates of the run, at which fields are read; None takes those of the
             first file.
-        same_grid: whether the sources of x have one grid.
+        shared_grid: whether the sources of x have one grid.
 
     Raises:
         FileNotFoundError, ValueError: see `open_data`.
@@ -281,7 +281,7 @@ def open_forecast_data(
         data = data.model_copy(update=dates)
     data = data.model_copy(update={"forecast_len": num_steps})
     read = _keeping(data, [kind for kind in READ_ORDER if kind not in unread])
-    opened = open_data(read, open_files, like=like, same_grid=same_grid)
+    opened = open_data(read, open_files, like=like, shared_grid=shared_grid)
     x = opened.only(data.sources_of())
     levels = {
         name: (x.sources[name].num_levels if name in x.sources else 0)
@@ -289,8 +289,8 @@ def open_forecast_data(
         or num_levels.get(name, 0)
         for name, section in data.source.items()
     }
-    known = {} if like is None else like.sources
-    axes = {name: known.get(name, GridCoordinates()) for name in data.source}
+    expected = {} if like is None else like.sources
+    axes = {name: expected.get(name, GridCoordinates()) for name in data.source}
     axes |= {name: source.axes() for name, source in x.sources.items()}
     schema = ChannelSchema.from_config(data, levels, axes=axes)
     return ForecastData(

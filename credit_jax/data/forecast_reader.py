@@ -104,7 +104,7 @@ class ForecastReader:
             # Perturbations have the names and the grid of the fields of a step.
             aligned = {**aligned, "input": perturb(aligned["input"], tasks)}
             steps = after_aligned(steps)
-            done = steps.named_as_before(aligned)
+            done = steps.with_input_names(aligned)
         physical = aligned["input"]
         x = steps.before_step(done)["x"]
         if self.state is not None and {*starts} != {self.state}:

@@ -21,8 +21,8 @@ from credit_jax.named_fields.coordinates import (
     GridCoordinates,
     Kind,
     as_values,
-    places_of,
-    take_places,
+    indices_of,
+    take_indices,
 )
 
 
@@ -51,10 +51,10 @@ def read_fields(
         ValueError: there is no such file, or a variable has other dims or other
             coordinates.
     """
-    place = Path(os.path.expandvars(str(path)))
-    if not place.exists():
-        raise ValueError(f"{key}: {place} does not exist")
-    dataset = open_files.dataset(place)
+    file = Path(os.path.expandvars(str(path)))
+    if not file.exists():
+        raise ValueError(f"{key}: {file} does not exist")
+    dataset = open_files.dataset(file)
     fields = {
         str(name): np.asarray(values.values, np.float32)
         for name, values in dataset.data_vars.items()
@@ -64,35 +64,35 @@ def read_fields(
     }
     if wrong:
         raise ValueError(
-            f"{key}: {place}: expected (lat, lon) or (level, lat, lon) fields, got "
+            f"{key}: {file}: expected (lat, lon) or (level, lat, lon) fields, got "
             f"{wrong}"
         )
     space_axes: dict[Kind, Any] = dict(
         zip(
             ("latitude", "longitude"),
-            horizontal(dataset, f"{key}: {place}"),
+            horizontal(dataset, f"{key}: {file}"),
             strict=True,
         )
     )
     for name, field in fields.items():
         axes = dataset[name]
-        where = f"{key}: {place}: {name}", data.where
+        origin = f"{key}: {file}: {name}", data.where
         coordinates = levels.get(name), data.latitude, data.longitude
         kinds: tuple[Kind, ...] = ("level", "latitude", "longitude")
         first = len(kinds) - field.ndim
-        for axis, (kind, known) in enumerate(
+        for axis, (kind, expected) in enumerate(
             list(zip(kinds, coordinates, strict=True))[first:]
         ):
             dim = axes.dims[axis]
             space_axis, stored = space_axes.get(kind), None
             if kind == "level" and dim in axes.coords:
-                stored = level_values(axes[dim], where[0])
+                stored = level_values(axes[dim], origin[0])
             elif space_axis is not None and space_axis.dims == (dim,):
                 stored = as_values(space_axis.values)
             elif dim in axes.coords:
                 stored = as_values(axes[dim].values)
-            places = places_of(known, stored, kind, *where)
-            fields[name] = take_places(fields[name], places, axis)
+            indices = indices_of(expected, stored, kind, *origin)
+            fields[name] = take_indices(fields[name], indices, axis)
     return fields
 
 

@@ -24,7 +24,7 @@ def arrange(
     sources: Mapping[str, Source],
     like: Coordinates | None = None,
     *,
-    same_grid: bool = True,
+    shared_grid: bool = True,
 ) -> dict[str, Source]:
     """Returns sources whose fields have the same rows, columns and levels, in order.
 
@@ -32,33 +32,37 @@ def arrange(
         sources: opened sources by name.
         like: the coordinates of a run; None takes those of the first source with known
             ones.
-        same_grid: whether all sources have one grid; False if preblocks regrid, and
+        shared_grid: whether all sources have one grid; False if preblocks regrid, and
             each has its own.
 
     Raises:
         ValueError: see `Source.at`.
     """
-    grid = GridCoordinates() if like is None or not same_grid else like.grid
+    grid = GridCoordinates() if like is None or not shared_grid else like.grid
     arranged: dict[str, Source] = {}
     for name, source in sources.items():
-        known = (
+        expected = (
             GridCoordinates()
             if like is None
             else like.sources.get(name, GridCoordinates())
         )
-        if known.levels is not None:
-            source = source.at(GridCoordinates(None, None, known.levels, known.where))
-            _check_level_values(source, known)
+        if expected.levels is not None:
+            source = source.at(
+                GridCoordinates(None, None, expected.levels, expected.where)
+            )
+            _check_level_values(source, expected)
         axes = source.axes()
-        if same_grid:
-            levels = GridCoordinates(None, None, known.levels, known.where)
+        if shared_grid:
+            levels = GridCoordinates(None, None, expected.levels, expected.where)
             grid = grid.over(axes.grid)
-            known = grid.over(levels) if known.levels is None else levels.over(grid)
-        arranged[name] = source.at(known.over(axes))
+            expected = (
+                grid.over(levels) if expected.levels is None else levels.over(grid)
+            )
+        arranged[name] = source.at(expected.over(axes))
     return arranged
 
 
-def _check_level_values(source: Source, known: GridCoordinates) -> None:
+def _check_level_values(source: Source, expected: GridCoordinates) -> None:
     """Refuses files whose levels have no values, of a run that knows its levels.
 
     Raises:
@@ -71,8 +75,8 @@ def _check_level_values(source: Source, known: GridCoordinates) -> None:
     if deep and not by_position and all(v.level_values is None for v in deep):
         raise ValueError(
             f"{deep[0].opened.path}: the levels of {deep[0].name} have no values, "
-            f"expected {listed(known.levels)} as in {known.where}; give the file its "
-            f"level coordinate, or name data.source.{source.name}.levels"
+            f"expected {listed(expected.levels)} as in {expected.where}; give the file "
+            f"its level coordinate, or name data.source.{source.name}.levels"
         )
 
 
@@ -178,7 +182,7 @@ def open_data(
     open_files: OpenFiles | None = None,
     *,
     like: Coordinates | None = None,
-    same_grid: bool = True,
+    shared_grid: bool = True,
 ) -> OpenedData:
     """Opens all sources of a data section, without reading fields.
 
@@ -187,7 +191,7 @@ def open_data(
         open_files: cache of open files, shared with other data.
         like: coordinates of a run, at which fields are read; None takes those of the
             first file.
-        same_grid: whether the sources of x have one grid, see `arrange`; each further
+        shared_grid: whether the sources of x have one grid, see `arrange`; each further
             input has its own.
 
     Raises:
@@ -195,10 +199,10 @@ def open_data(
             `common_calendar`.
     """
     x, sources = data.sources_of(), {}
-    for names, one_grid in ((x, same_grid), (data.source.keys() - x, False)):
+    for names, one_grid in ((x, shared_grid), (data.source.keys() - x, False)):
         ordered = [name for name in data.source if name in names]
         opened = {name: open_source(name, data, open_files) for name in ordered}
-        sources |= arrange(opened, like, same_grid=one_grid)
+        sources |= arrange(opened, like, shared_grid=one_grid)
     clocks = {name: _clock(data, source) for name, source in sources.items()}
     calendar = common_calendar(data, clocks)
     if any(clock.mode != "cyclic" for clock in clocks.values()):

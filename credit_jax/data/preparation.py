@@ -143,7 +143,7 @@ class Preparation:
             arrays = new[name], batch[RAW[name]], np.concatenate(scaled)
             suspects.append(_suspects(*arrays, context))
         if forcing := batch.get(FORCING):
-            named = self.forcing.named_as_before({"input": forcing}, context)
+            named = self.forcing.with_input_names({"input": forcing}, context)
             after = by_key(self.forcing.before_step(named, context)["input"])
             for key, x in after.items():
                 scaled = np.full(x.shape[1], key in self.normalized)

@@ -63,7 +63,15 @@ class SampleReader:
             ValueError, OSError: a value is NaN, infinite or a fill value, unless the
                 step checks it; a time is missing, or a file cannot be read.
         """
-        x, y = self._allocated(len(indices))
+        num_samples = len(indices)
+        history = self.schema.input[0].n_time
+        times = history, self.dataset.num_steps
+        channels = self.schema.num_input_channels, self.schema.num_target_channels
+        arrays = [
+            BUFFERS.empty((num_samples, *shape, *self._space), np.float32)
+            for shape in zip(channels, times, strict=True)
+        ]
+        x, y = arrays[0], arrays[1]
         samples = [
             self._sample(int(i), x[n : n + 1], y[n : n + 1], thorough=thorough)
             for n, i in enumerate(indices)
@@ -89,16 +97,6 @@ class SampleReader:
             further=further,
             is_raw=self.preparation is not None,
         )
-
-    def _allocated(self, num_samples: int) -> tuple[np.ndarray, np.ndarray]:
-        history = self.schema.input[0].n_time
-        times = history, self.dataset.num_steps
-        channels = self.schema.num_input_channels, self.schema.num_target_channels
-        arrays = [
-            BUFFERS.empty((num_samples, *shape, *self._space), np.float32)
-            for shape in zip(channels, times, strict=True)
-        ]
-        return arrays[0], arrays[1]
 
     @cached_property
     def _space(self) -> tuple[int, ...]:

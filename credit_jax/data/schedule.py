@@ -216,24 +216,24 @@ def _num_steps(length: str, timestep: pd.Timedelta) -> int:
     return count
 
 
-def steps_of(length: str, timestep: pd.Timedelta, where: str) -> int:
+def steps_of(length: str, timestep: pd.Timedelta, origin: str) -> int:
     """Number of steps of a duration.
 
     Args:
         length: the duration.
         timestep: time step of the model.
-        where: key or option of the duration, for errors.
+        origin: key or option of the duration, for errors.
 
     Raises:
         ValueError: it is no duration, or no whole number of steps.
     """
     try:
-        whole = duration(length)
+        full = duration(length)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    if whole % timestep != duration("0h"):
+        raise ValueError(f"{origin}: {error}") from None
+    if full % timestep != duration("0h"):
         raise ValueError(
-            f"{where}: {length} is no multiple of the time step, "
+            f"{origin}: {length} is no multiple of the time step, "
             f"{duration_text(timestep)}"
         )
-    return int(whole / timestep)
+    return int(full / timestep)

@@ -178,7 +178,7 @@ class ChannelSchema:
         Raises:
             IndexError: there is no such channel.
         """
-        group, _ = self._place_of(channel, which)
+        group, _ = self._channels_of(channel, which)
         return group.var_key
 
     def describe(self, channel: int, which: str = "target") -> str:
@@ -189,20 +189,20 @@ class ChannelSchema:
         Raises:
             IndexError: there is no such channel.
         """
-        group, index = self._place_of(channel, which)
+        group, index = self._channels_of(channel, which)
         if group.levels is not None:
             return f"{group.variable} {group.levels[index]:g}"
         if group.n_levels == 1:
             return group.variable
         return f"{group.variable} (level {index + 1} of {group.n_levels})"
 
-    def _place_of(self, channel: int, which: str) -> tuple[ChannelGroup, int]:
+    def _channels_of(self, channel: int, which: str) -> tuple[ChannelGroup, int]:
         """The group of a channel, and its index within the group."""
         slices = _slices(self.groups(which))
         for group in self.groups(which):
-            place = slices[group.var_key]
-            if place.start <= channel < place.stop:
-                return group, channel - place.start
+            part = slices[group.var_key]
+            if part.start <= channel < part.stop:
+                return group, channel - part.start
         raise IndexError(f"channel {channel} of {[*slices.values()][-1].stop}")
 
     def advance(self, x: Array | np.ndarray, y: Array | np.ndarray) -> Array:
@@ -231,8 +231,8 @@ class ChannelSchema:
                     f"x has {group.var_key}, which y lacks, so that y is no next x; y "
                     f"has: {', '.join(targets)}"
                 )
-            place = self.input_slices()[group.var_key]
-            newest = newest.at[:, place].set(y[:, targets[group.var_key]])
+            part = self.input_slices()[group.var_key]
+            newest = newest.at[:, part].set(y[:, targets[group.var_key]])
         return jnp.concatenate([x[:, :, 1:], newest], axis=2)
 
     def save(self, path: str | os.PathLike) -> None:

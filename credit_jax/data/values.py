@@ -189,10 +189,10 @@ def check_finite(
             if schema.key_of(channel, which) in normalized:
                 values = array[:, channel]
                 worst = int(np.abs(values).argmax())
-                place: Any = np.unravel_index(worst, values.shape)
-                sample, time, row, column = (int(index) for index in place)
-                where = sample, time, row, column
-                outliers.append(Outlier(which, channel, where, float(values[where])))
+                point: Any = np.unravel_index(worst, values.shape)
+                sample, time, row, column = (int(index) for index in point)
+                origin = sample, time, row, column
+                outliers.append(Outlier(which, channel, origin, float(values[origin])))
     return Suspects(plateau, tuple(outliers))
 
 
@@ -250,13 +250,13 @@ def scale_notes(
         ("input", x, schema.input_slices()),
         ("target", y, schema.target_slices()),
     ):
-        for key, place in slices.items():
-            size = np.sqrt(np.square(array[:, place], dtype=float).mean((0, 2, 3, 4)))
+        for key, point in slices.items():
+            size = np.sqrt(np.square(array[:, point], dtype=float).mean((0, 2, 3, 4)))
             worst = int(np.argmax(size))
             if key in notes or size[worst] <= OUTSTANDING:
                 continue
-            name = schema.describe(place.start + worst, part)
-            mean = array[:, place.start + worst].mean(dtype=float)
+            name = schema.describe(point.start + worst, part)
+            mean = array[:, point.start + worst].mean(dtype=float)
             notes[key] = (
                 f"{name} ({key}) is {mean:.3g} on average and {size[worst]:.3g} in "
                 f"root mean square after the preblocks, in the {part} of the sample at "

@@ -56,15 +56,15 @@ class FileClimatology:
     ) -> Float[np.ndarray, "channel lat lon"]:
         variables = self.file.variables
         selected = {k if k in variables else k + _MEAN: v for k, v in selection.items()}
-        return self.file.channels(self._places(pd.Timestamp(time)), selected)
+        return self.file.channels(self._indices(pd.Timestamp(time)), selected)
 
-    def _places(self, time: Any) -> dict[str, int]:
+    def _indices(self, time: Any) -> dict[str, int]:
         """Positions of the fields of a time, by dim.
 
         The label is that of its month and day, and the last hour at or before it. In a
         file of 365 days 29 February is 28 February, and all later days are one less.
         """
-        places = {}
+        indices = {}
         for dim, labels in self.labels.items():
             day = time.day_of_year
             if time.is_leap_year and labels.max() < _DAYS_OF_LEAP_YEAR:
@@ -76,8 +76,8 @@ class FileClimatology:
                     f"{self.file.where}: has no {dim} {value} of "
                     f"{time.isoformat()[:16]}; it has {_listed(labels)}"
                 )
-            places[dim] = int(np.argmax(np.where(matches, labels, -1)))
-        return places
+            indices[dim] = int(np.argmax(np.where(matches, labels, -1)))
+        return indices
 
     @cached_property
     def labels(self) -> dict[str, np.ndarray]:
@@ -151,8 +151,8 @@ def open_climatology(path: str, open_files: OpenFiles | None = None) -> FileClim
 
 
 def _listed(labels: np.ndarray) -> str:
-    shown = ", ".join(str(label) for label in labels[:20].tolist())
-    return shown + (", ..." if labels.size > 20 else "")
+    displayed = ", ".join(str(label) for label in labels[:20].tolist())
+    return displayed + (", ..." if labels.size > 20 else "")
 
 
 def training_climatology(

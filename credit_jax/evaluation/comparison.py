@@ -82,33 +82,33 @@ def compare(
     Raises:
         ValueError: there are none, or the grids or units differ.
     """
-    known = truth.table
-    common = [name for name in forecast.table if name in known.table]
+    reference = truth.table
+    common = [name for name in forecast.table if name in reference.table]
     # Variables with levels first, whatever the order in the forecast.
     common.sort(key=lambda name: (forecast.table[name].levels is None, name))
     chosen = [*names] or common
     missing = [name for name in chosen if name not in common]
     if missing or not chosen:
-        what = f"{', '.join(missing)}: not in both" if missing else "none is in both"
+        subject = f"{', '.join(missing)}: not in both" if missing else "none is in both"
         raise ValueError(
-            f"--variables: {what}; the forecast has {', '.join(forecast.table)}; "
-            f"{known.where} has {', '.join(known.table)}"
+            f"--variables: {subject}; the forecast has {', '.join(forecast.table)}; "
+            f"{reference.where} has {', '.join(reference.table)}"
         )
-    places = forecast.select(chosen).align(known)
+    indices = forecast.select(chosen).align(reference)
     others = [] if names else [name for name in forecast.table if name not in common]
     notes = [f"not in the truth, and left out: {', '.join(others)}"] if others else []
     scored = {}
     for name in chosen:
-        variable, other = forecast.table[name], known.table[name]
+        variable, other = forecast.table[name], reference.table[name]
         levels, level_units = None, variable.level_units or other.level_units
         if variable.levels is not None and other.levels is not None:
-            levels = variable.levels[[*(places.levels[name] or ())]]
+            levels = variable.levels[[*(indices.levels[name] or ())]]
             if (
                 is_numbered(levels)
                 and not np.isin(levels, other.levels).all()
                 and (levels[0] == 0 or not is_numbered(other.levels))
             ):  # numbers of levels whose values the truth knows
-                levels = other.levels[[*(places.other_levels[name] or ())]]
+                levels = other.levels[[*(indices.other_levels[name] or ())]]
         scored[name] = Variable(
             name,
             levels,
@@ -117,23 +117,23 @@ def compare(
             level_units=level_units,
         )
     table = Variables("the scores", scored, forecast.latitude, forecast.longitude)
-    return ScoreComparison(table, truth, places, notes=(*notes, *places.notes))
+    return ScoreComparison(table, truth, indices, notes=(*notes, *indices.notes))
 
 
 def attributes_of(
-    where: str, comparison: ScoreComparison, provenance: Mapping[str, Any]
+    origin: str, comparison: ScoreComparison, provenance: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the attributes that describe the provenance of scores.
 
     Args:
-        where: path of the forecasts.
+        origin: path of the forecasts.
         comparison: truth and climatology of the scores.
         provenance: provenance of the forecasts.
     """
     climatology = comparison.climatology
     return {
         "title": "scores of forecasts",
-        "forecast": where,
+        "forecast": origin,
         "truth": comparison.truth.table.where,
         "climatology": "none" if climatology is None else climatology.table.where,
         "training_dates": comparison.training_dates,

@@ -74,7 +74,7 @@ def valid_times(files: ForecastFiles) -> np.ndarray:
 
 def _stacked(
     file: GridFile,
-    places: Mapping[str, int],
+    indices: Mapping[str, int],
     selection: LevelSelection,
     member: str | None,
 ) -> Float[np.ndarray, "member channel lat lon"]:
@@ -83,7 +83,7 @@ def _stacked(
     for name, levels in selection.items():
         if name not in file.dataset:
             raise ValueError(f"{file.where} lacks the variable {name}")
-        field = file.read(name, places, levels)
+        field = file.read(name, indices, levels)
         if member is None:
             field = field[None]
         fields.append(field if field.ndim == 4 else field[:, None])
@@ -127,8 +127,8 @@ def open_zarr(path: str, files: OpenFiles) -> ForecastFiles:
     order = order[leads[order] > np.timedelta64(0, "ns")]
 
     def read(start: int, number: int, selection: LevelSelection) -> np.ndarray:
-        places = {time: start, lead: int(order[number])}
-        return _stacked(grid, places, selection, member)
+        indices = {time: start, lead: int(order[number])}
+        return _stacked(grid, indices, selection, member)
 
     times = dataset[time].values
     starts, calendar = to_labels(times, path), calendar_of(times, path)
@@ -138,7 +138,7 @@ def open_zarr(path: str, files: OpenFiles) -> ForecastFiles:
     )
 
 
-def _lead_times(array: Any, where: str) -> np.ndarray:
+def _lead_times(array: Any, origin: str) -> np.ndarray:
     if np.issubdtype(array.dtype, np.timedelta64):
         return array.values.astype("timedelta64[ns]")
     unit: Any = str(array.attrs.get("units", "hours")).lower()
@@ -147,7 +147,7 @@ def _lead_times(array: Any, where: str) -> np.ndarray:
         length = pd.to_timedelta(1, unit="days" if unit == "d" else unit)
     except ValueError:
         raise ValueError(
-            f"{where}: {array.name} is in {unit!r}; expected a unit of time, such as "
+            f"{origin}: {array.name} is in {unit!r}; expected a unit of time, such as "
             "hours: convert it"
         ) from None
     return array.values * length.to_timedelta64().astype("timedelta64[ns]")

@@ -75,17 +75,17 @@ class GridFile:
         )
 
     def read(
-        self, name: str, places: Mapping[str, int], levels: Sequence[int] | None
+        self, name: str, indices: Mapping[str, int], levels: Sequence[int] | None
     ) -> Float[np.ndarray, "... lat lon"]:
         """Reads a field as float32, (..., level, lat, lon); see `others` for the dots.
 
         Args:
             name: name of the variable.
-            places: dim -> position; dims that the variable lacks are ignored.
+            indices: dim -> position; dims that the variable lacks are ignored.
             levels: positions of the levels; None for all, or a variable without levels.
         """
         array = self.dataset[name]
-        array = array.isel({k: v for k, v in places.items() if k in array.dims})
+        array = array.isel({k: v for k, v in indices.items() if k in array.dims})
         level = self._level_dim(array)
         if level is not None and levels is not None:
             array = array.isel({level: list(levels)})
@@ -97,10 +97,12 @@ class GridFile:
             )
 
     def channels(
-        self, places: Mapping[str, int], selection: LevelSelection
+        self, indices: Mapping[str, int], selection: LevelSelection
     ) -> Float[np.ndarray, "channel lat lon"]:
         """Reads all wanted levels of all wanted variables at some positions."""
-        fields = [self.read(name, places, levels) for name, levels in selection.items()]
+        fields = [
+            self.read(name, indices, levels) for name, levels in selection.items()
+        ]
         return np.concatenate([x if x.ndim == 3 else x[None] for x in fields])
 
     def _variable(self, array: xr.DataArray) -> Variable:
@@ -122,8 +124,8 @@ class GridFile:
         )
 
     def _level_dim(self, array: xr.DataArray) -> str | None:
-        known = {*self.others, *self._space}
-        left = [str(dim) for dim in array.dims if dim not in known]
+        available = {*self.others, *self._space}
+        left = [str(dim) for dim in array.dims if dim not in available]
         if len(left) > 1:
             raise ValueError(
                 f"{self.where}: {array.name} has the dims {', '.join(left)} besides "

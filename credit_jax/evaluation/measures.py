@@ -83,15 +83,6 @@ def area_sums(
         weights: weights of the points.
         axes: axes of the mesh; `MeshAxes()` on one device.
     """
-    sums = _local_sums(forecast, references, weights)
-    rows = (axes.domain,) if axes.domain else ()
-    parts = [pvary(part, rows) for part in sums.values()]
-    return dict(zip(sums, psum_each(parts, [rows] * len(parts)), strict=True))
-
-
-def _local_sums(
-    forecast: Ensemble, references: Mapping[str, ScoredFields], weights: PointWeights
-) -> AreaSums:
     truth, climatology = references[TRUTH], references.get(CLIMATOLOGY)
     systems = {FORECAST: forecast}
     for name in (PERSISTENCE, CLIMATOLOGY):
@@ -103,14 +94,16 @@ def _local_sums(
         sums |= _system(name, fields, truth, baseline, weights)
     if climatology is not None:
         anomaly = truth - climatology
-        known = jnp.isfinite(anomaly)
-        sums[f"{TRUTH}/anomaly"] = weights.sum(_zero(jnp.square(anomaly), known))
-        sums[f"{TRUTH}/anomaly_weight"] = weights.sum(_ones(known))
+        finite = jnp.isfinite(anomaly)
+        sums[f"{TRUTH}/anomaly"] = weights.sum(_zero(jnp.square(anomaly), finite))
+        sums[f"{TRUTH}/anomaly_weight"] = weights.sum(_ones(finite))
     if weights.bands is not None:
         systems = {FORECAST: forecast, TRUTH: truth[:, None], **systems}
         for name, fields in systems.items():
             sums |= _spectra(name, fields, weights)
-    return sums
+    rows = (axes.domain,) if axes.domain else ()
+    parts = [pvary(part, rows) for part in sums.values()]
+    return dict(zip(sums, psum_each(parts, [rows] * len(parts)), strict=True))
 
 
 def _system(
@@ -122,11 +115,11 @@ def _system(
 ) -> AreaSums:
     """Errors and anomalies of a system, and ensemble measures if it has members."""
     difference = fields - truth[:, None]
-    known = jnp.isfinite(difference).all(axis=1)
-    difference = _zero(difference, known[:, None])
+    finite = jnp.isfinite(difference).all(axis=1)
+    difference = _zero(difference, finite[:, None])
     several, count = fields.shape[1] > 1, fields.shape[1]
     quantities = _errors(name, difference.mean(axis=1, keepdims=True))
-    quantities[f"{name}/weight"] = _ones(known)
+    quantities[f"{name}/weight"] = _ones(finite)
     if several:
         quantities |= _errors(MEMBERS, difference)
         quantities[f"{MEMBERS}/weight"] = quantities[f"{name}/weight"]
@@ -137,11 +130,22 @@ def _system(
         centered = difference - difference.mean(axis=1, keepdims=True)
         squares = jnp.square(centered).sum(axis=1)
         quantities[f"{name}/variance"] = squares / (count - 1)
-    sums = {key: weights.sum(_zero(x, known)) for key, x in quantities.items()}
+    sums = {key: weights.sum(_zero(x, finite)) for key, x in quantities.items()}
     if several:
-        sums[f"{name}/rank"] = _ranks(difference, known, weights)
+        # Sums of weights by rank; ties with n members share it over n + 1 ranks.
+        below = (difference < 0).sum(axis=1)
+        equal = (difference == 0).sum(axis=1)
+        share = _zero(1 / (equal + 1), finite)
+
+        def at(rank: Array) -> Array:
+            here = (rank >= below) & (rank <= below + equal)
+            return weights.sum(_zero(share, here))
+
+        sums[f"{name}/rank"] = jnp.moveaxis(
+            jax.lax.map(at, jnp.arange(difference.shape[1] + 1)), 0, -1
+        )
     if climatology is not None:
-        both = known & jnp.isfinite(climatology)
+        both = finite & jnp.isfinite(climatology)
         anomaly = _zero(fields - climatology[:, None], both[:, None])
         of_truth = truth - climatology
         anomalies = _anomalies(name, anomaly.mean(axis=1, keepdims=True), of_truth)
@@ -171,34 +175,19 @@ def _anomalies(
     }
 
 
-def _ranks(
-    error: Ensemble, known: PointMask, weights: PointWeights
-) -> Float[Array, "start channel region rank"]:
-    """Sums of weights by rank; ties with n members share it over n + 1 ranks."""
-    below = (error < 0).sum(axis=1)
-    equal = (error == 0).sum(axis=1)
-    share = _zero(1 / (equal + 1), known)
-
-    def at(rank: Array) -> Array:
-        here = (rank >= below) & (rank <= below + equal)
-        return weights.sum(_zero(share, here))
-
-    return jnp.moveaxis(jax.lax.map(at, jnp.arange(error.shape[1] + 1)), 0, -1)
-
-
 def _spectra(name: str, fields: Ensemble, weights: PointWeights) -> AreaSums:
-    power, known = _power(fields)
-    whole = known.all(axis=1)
-    sums = _band_sums(name, _power(fields.mean(axis=1))[0], whole, weights)
+    power, finite = _power(fields)
+    full = finite.all(axis=1)
+    sums = _band_sums(name, _power(fields.mean(axis=1))[0], full, weights)
     if fields.shape[1] > 1:
-        sums |= _band_sums(MEMBERS, power.mean(axis=1), whole, weights)
+        sums |= _band_sums(MEMBERS, power.mean(axis=1), full, weights)
     return sums
 
 
 def _band_sums(
-    name: str, power: Array, known: Array, weights: PointWeights
+    name: str, power: Array, finite: Array, weights: PointWeights
 ) -> AreaSums:
-    rows = known[..., None]
+    rows = finite[..., None]
     return {
         f"{name}/power": weights.band_sum(_zero(power, rows)),
         f"{name}/power_weight": weights.band_sum(_ones(rows))[..., 0],
@@ -212,15 +201,15 @@ def _power(
 
     The mean of a row is subtracted first, as it may be a thousand times the variation.
     """
-    known = jnp.isfinite(fields).all(axis=-1)
-    fields = _zero(fields, known[..., None])
+    finite = jnp.isfinite(fields).all(axis=-1)
+    fields = _zero(fields, finite[..., None])
     mean = fields.mean(axis=-1, keepdims=True)
     waves = jnp.fft.rfft(fields - mean) / fields.shape[-1]
     power = jnp.square(waves.real) + jnp.square(waves.imag)
     # The shortest wave of an even number of points is its own conjugate.
     single = slice(1, -1 if fields.shape[-1] % 2 == 0 else None)
     power = power.at[..., single].multiply(2)
-    return power.at[..., 0].set(jnp.square(mean[..., 0])), known
+    return power.at[..., 0].set(jnp.square(mean[..., 0])), finite
 
 
 def _blocks(values: Array, dim: int) -> Array:
@@ -235,9 +224,9 @@ def _blocks(values: Array, dim: int) -> Array:
     return jnp.pad(values, pads).reshape(shape)
 
 
-def _zero(values: Array, where: Array) -> Array:
-    return jnp.where(where, values, jnp.zeros((), values.dtype))
+def _zero(values: Array, origin: Array) -> Array:
+    return jnp.where(origin, values, jnp.zeros((), values.dtype))
 
 
-def _ones(known: Array) -> Array:
-    return known.astype(jnp.float32)
+def _ones(finite: Array) -> Array:
+    return finite.astype(jnp.float32)

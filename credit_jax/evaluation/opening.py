@@ -83,8 +83,8 @@ def open_comparison(
         )
     else:
         return comparison
-    places = comparison.scored.align(climatology.table, complete=True)
-    return replace(comparison, climatology=climatology, to_climatology=places)
+    indices = comparison.scored.align(climatology.table, complete=True)
+    return replace(comparison, climatology=climatology, to_climatology=indices)
 
 
 def in_order(names: Sequence[str]) -> tuple[str, ...]:
@@ -113,13 +113,13 @@ def open_forecasts(path: str, open_files: OpenFiles | None = None) -> ForecastFi
         ValueError: it contains no forecasts, or parts of them are missing.
     """
     files = open_files or OpenFiles()
-    place = Path(path)
-    if (place / STORE).is_dir():
-        return open_zarr(str(place / STORE), files)
-    if place.is_dir():
-        if folders := start_folders(place):
-            return open_netcdf(place, folders, files)
-        if not any((place / name).exists() for name in _ZARR):
+    folder = Path(path)
+    if (folder / STORE).is_dir():
+        return open_zarr(str(folder / STORE), files)
+    if folder.is_dir():
+        if folders := start_folders(folder):
+            return open_netcdf(folder, folders, files)
+        if not any((folder / name).exists() for name in _ZARR):
             raise ValueError(
                 f"--forecast: {path} holds no forecasts: neither {STORE} nor folders "
                 "of start dates such as 20010601_0000Z, and it is no Zarr store"

@@ -64,8 +64,8 @@ class FileReference:
 
     def notes(self, times: np.ndarray) -> list[str]:
         """Lists what is read otherwise than a file says, one line each."""
-        places = near_times(times, self._labels, self.file.where)
-        note = rounding_of(times, self._labels[places], self.file.where)
+        indices = near_times(times, self._labels, self.file.where)
+        note = rounding_of(times, self._labels[indices], self.file.where)
         return [] if note is None else [note]
 
     def problems(self, times: np.ndarray, names: Sequence[str]) -> list[str]:
@@ -255,7 +255,7 @@ def open_dataset(path: str, option: str, open_files: OpenFiles) -> Any:
 
 
 def open_reference(
-    named: NamedData, where: str, times: np.ndarray, open_files: OpenFiles
+    named: NamedData, origin: str, times: np.ndarray, open_files: OpenFiles
 ) -> DataReference:
     """Opens the predicted variables of a data section.
 
@@ -283,4 +283,4 @@ def open_reference(
         "source": sources,
     }
     opened = open_data(data.model_copy(update=changes), open_files)
-    return DataReference(where, opened, named.names, named.moved)
+    return DataReference(origin, opened, named.names, named.moved)

@@ -58,15 +58,15 @@ BANDS: tuple[Region, ...] = REGIONS[:5]
 
 def choose_regions(names: Sequence[str] = ()) -> tuple[Region, ...]:
     """Regions by name, all by default; "global" always comes first."""
-    known = {region.name: region for region in REGIONS}
-    unknown = [name for name in names if name not in known]
+    regions = {region.name: region for region in REGIONS}
+    unknown = [name for name in names if name not in regions]
     if unknown:
         raise ValueError(
-            f"--regions: {', '.join(unknown)}: not known; there are: {', '.join(known)}"
-            f"{hint(unknown[0], known)}"
+            f"--regions: {', '.join(unknown)}: not known; there are: "
+            f"{', '.join(regions)}{hint(unknown[0], regions)}"
         )
-    chosen = ["global", *names] if names else [*known]
-    return tuple(known[name] for name in dict.fromkeys(chosen))
+    chosen = ["global", *names] if names else [*regions]
+    return tuple(regions[name] for name in dict.fromkeys(chosen))
 
 
 def region_weights(

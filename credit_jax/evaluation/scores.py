@@ -168,21 +168,21 @@ def read_scores(path: str | Path) -> xr.Dataset:
     return scores
 
 
-def check_scores(scores: xr.Dataset, where: str) -> None:
+def check_scores(scores: xr.Dataset, origin: str) -> None:
     """Checks that a data set has the dims and coordinates described in this module."""
     metrics = [str(name) for name in scores.data_vars]
     missing = [name for name in DIMS if name not in scores.coords]
     unknown = [name for name in metrics if name not in METRICS]
     if missing or unknown or not metrics:
         raise ValueError(
-            f"{where}: is no data set of scores; missing coordinates: "
+            f"{origin}: is no data set of scores; missing coordinates: "
             f"{', '.join(missing) or 'none'}; unknown metrics: "
             f"{', '.join(unknown) or 'none'}"
         )
     for name in metrics:
         if scores[name].dims != METRICS[name].dims:
             raise ValueError(
-                f"{where}: {name} has the dims {scores[name].dims}, expected "
+                f"{origin}: {name} has the dims {scores[name].dims}, expected "
                 f"{METRICS[name].dims}"
             )
 

@@ -18,7 +18,7 @@ from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.evaluation.opening import holds_forecasts
 from credit_jax.io.atomic import new_file
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.named_fields.coordinates import places_of
+from credit_jax.named_fields.coordinates import indices_of
 from credit_jax.plan.forecast import ForecastPlan
 from credit_jax.plan.run_record import differences, line_of
 
@@ -87,8 +87,8 @@ class Archive:
             return
         content = _content(path)
         recorded = content["identity"]
-        ours = json.loads(json.dumps(dict(self.identity)))
-        other = [line_of(*each) for each in differences(recorded, ours)]
+        current = json.loads(json.dumps(dict(self.identity)))
+        other = [line_of(*each) for each in differences(recorded, current)]
         if other:
             raise ValueError(
                 f"--out: {self.folder} holds other forecasts, which differ in "
@@ -105,17 +105,19 @@ class Archive:
     def _check_coordinates(self, path: Path, recorded: Mapping[str, Any]) -> None:
         """Checks that the fields are at the recorded coordinates, in that order."""
         for name in recorded.keys() & self.coordinates.keys():
-            ours, theirs = (np.asarray(x[name]) for x in (self.coordinates, recorded))
+            current, reference = (
+                np.asarray(x[name]) for x in (self.coordinates, recorded)
+            )
             kind = name if name in ("latitude", "longitude") else "level"
-            where = f"--out: {path}", "this run"
-            if ours.ndim == theirs.ndim == 1:
-                other = places_of(ours, theirs, kind, *where) is not None
+            origin = f"--out: {path}", "this run"
+            if current.ndim == reference.ndim == 1:
+                other = indices_of(current, reference, kind, *origin) is not None
             else:
-                other = not np.array_equal(ours, theirs)
+                other = not np.array_equal(current, reference)
             if other:
                 raise ValueError(
-                    f"{where[0]}: its forecasts have the {name}s {_ends(theirs)}, this "
-                    f"run {_ends(ours)}, in another order; give another folder"
+                    f"{origin[0]}: its forecasts have the {name}s {_ends(reference)}, "
+                    f"this run {_ends(current)}, in another order; give another folder"
                 )
 
     def _check_digests(self, recorded: Mapping[str, str]) -> None:
@@ -195,10 +197,10 @@ class ForecastRecord:
         return tuple((first, last) for first, last in pairs)
 
 
-def record_beside(where: str) -> ForecastRecord:
+def record_beside(origin: str) -> ForecastRecord:
     """The record of the folder of forecasts, or of that of their store."""
-    place = Path(where)
-    return read_record(place.parent if place.suffix == ".zarr" else place)
+    folder = Path(origin)
+    return read_record(folder.parent if folder.suffix == ".zarr" else folder)
 
 
 def read_record(folder: Path) -> ForecastRecord:

@@ -132,12 +132,12 @@ class ForecastStep:
                 for i in range(count)
             )
 
-        def whole(arguments: Any) -> Any:
+        def full(arguments: Any) -> Any:
             specs = self._specs(*arguments)
             count = arguments[0]["x"].shape[0] // self.model.axes.num_data
             return self._mapped(split, (specs,), (specs,) * count)(arguments)
 
-        return compile_program(whole, self.model.mesh)
+        return compile_program(full, self.model.mesh)
 
     @cached_property
     def _join(self) -> Any:
@@ -146,11 +146,11 @@ class ForecastStep:
         def join(parts: Any) -> Any:
             return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
 
-        def whole(parts: Any) -> Any:
+        def full(parts: Any) -> Any:
             specs = self._result_specs(parts[0][0])
             return self._mapped(join, ((specs,) * len(parts),), specs)(parts)
 
-        return compile_program(whole, self.model.mesh)
+        return compile_program(full, self.model.mesh)
 
     def _mapped(self, body: Any, in_specs: Any, out_specs: Any) -> Any:
         shard_map = self.model.parallel_config.shard_map

@@ -225,10 +225,10 @@ class Campaign:
         if self.scores is not None and threads.references is not None:
             scored = GroupScores(self.scores, threads.references, batch.group)
         tasks = [
-            self._progress_of(batch.group[place])
-            if place < len(batch.group) and place in share.written
+            self._progress_of(batch.group[index])
+            if index < len(batch.group) and index in share.written
             else None
-            for place in share.positions
+            for index in share.positions
         ]
         schedule, fill_nan = self.archive.schedule, self.settings.fill_nan
         return _Results(
@@ -253,7 +253,15 @@ class Campaign:
         first: FirstStep = next(inputs)
         state, constants = self.step.start(first.arrays)
         if self.store.first_step == 0:
-            results.take_initial(self._initial(first.fields))
+            results.take_initial(
+                {
+                    key: first.fields[key]
+                    if levels is None
+                    else first.fields[key][:, list(levels)]
+                    for key, levels in self.outputs.selection.items()
+                    if key in first.fields
+                }
+            )
         # The last step feeds no other one, and reads no forcing.
         forcing: Any = {}
         for step in range(1, schedule.num_steps + 1):
@@ -269,14 +277,6 @@ class Campaign:
                 )
                 results.take(step, outputs, start, written=step in schedule.written)
         results.finish()
-
-    def _initial(self, fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The variables of the initial state, (batch, level, lat, lon)."""
-        return {
-            key: fields[key] if levels is None else fields[key][:, list(levels)]
-            for key, levels in self.outputs.selection.items()
-            if key in fields
-        }
 
     def _not_finite(self, finished: Sequence[Tasks]) -> dict[str, int]:
         """Values that were not finite in the forecasts of all processes."""
@@ -308,7 +308,7 @@ class _Batch:
         Every batch has the same size, so that there is one compiled step.
         """
         full = [*group, *[group[-1]] * (share.size - len(group))]
-        return cls(group, full, [full[place] for place in share.positions])
+        return cls(group, full, [full[index] for index in share.positions])
 
 
 @dataclass(frozen=True)
@@ -408,11 +408,11 @@ class _Results:
         threads.devices.submit(partial(threads.clock.wait, start, (outputs, sums)))
         if written:
             counts = self.share.non_finite(outputs)
-            whole = self.share.with_whole_rows(outputs) if self.has_store else {}
+            full = self.share.with_all_rows(outputs) if self.has_store else {}
             # The copies follow the step, while the next one runs.
-            for array in jax.tree.leaves((counts, whole)):
+            for array in jax.tree.leaves((counts, full)):
                 array.copy_to_host_async()
-            threads.host.submit(partial(self._deliver, step, counts, whole))
+            threads.host.submit(partial(self._deliver, step, counts, full))
 
     def finish(self) -> None:
         """Submits what follows the last step.
@@ -424,12 +424,12 @@ class _Results:
             self.threads.host.submit(self.scored.save)
         self.threads.host.submit(partial(self.delivery.finish, self.tasks))
 
-    def _deliver(self, step: int, counts: Any, whole: Any) -> None:
+    def _deliver(self, step: int, counts: Any, full: Any) -> None:
         """Copies the fields of a step to the host, and passes them to the writers."""
-        counts, whole = self.threads.clock.ready((counts, whole))
+        counts, full = self.threads.clock.ready((counts, full))
         positions = list(self.share.positions)
         counts = {key: np.asarray(x)[positions] for key, x in counts.items()}
-        self.delivery.deliver(self.tasks, step, counts, self.share.on_host(whole))
+        self.delivery.deliver(self.tasks, step, counts, self.share.on_host(full))
 
     def _score(self, scored: GroupScores, sums: Any) -> None:
         """Copies the sums of a step to the host."""

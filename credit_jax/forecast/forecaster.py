@@ -121,5 +121,5 @@ def to_host(array: jax.Array) -> Float[np.ndarray, ...]:
 @cache
 def _gather(mesh: Any) -> Any:
     """Makes each device of a mesh hold the whole array."""
-    whole = NamedSharding(mesh, PartitionSpec())
-    return compile_program(lambda x: jax.lax.with_sharding_constraint(x, whole), mesh)
+    full = NamedSharding(mesh, PartitionSpec())
+    return compile_program(lambda x: jax.lax.with_sharding_constraint(x, full), mesh)

@@ -28,7 +28,7 @@ from credit_jax.forecast.stepping import (
     load_forecaster,
 )
 from credit_jax.named_fields.axes import horizontal, level_values
-from credit_jax.named_fields.coordinates import LevelValues, grid_places, places_of
+from credit_jax.named_fields.coordinates import LevelValues, grid_indices, indices_of
 from credit_jax.named_fields.units import conversion, differ, text_of
 from credit_jax.packages.package import open_artifact
 from credit_jax.plan.forecast import levels_of
@@ -279,10 +279,10 @@ class DatasetForecaster:
         assert latitude is not None, "checked above"
         assert longitude is not None, "checked above"
         available = latitude.values, longitude.values
-        places = grid_places(grid, available, _WHERE, self._origin)
-        for place, axis in zip(places, (latitude, longitude), strict=True):
-            if place is not None:
-                array = array.isel({axis.dims[0]: place})
+        indices = grid_indices(grid, available, _WHERE, self._origin)
+        for index, axis in zip(indices, (latitude, longitude), strict=True):
+            if index is not None:
+                array = array.isel({axis.dims[0]: index})
         return array, (latitude.dims[0], longitude.dims[-1])
 
     def _levels(self, array: xr.DataArray, dim: Any, group: ChannelGroup) -> Any:
@@ -304,7 +304,7 @@ class DatasetForecaster:
         for levels in candidates:
             arguments = levels, available, "level", _WHERE, self._origin
             try:
-                order = places_of(*arguments, some=True, of_run=True)
+                order = indices_of(*arguments, some=True, of_run=True)
             except ValueError as error:
                 errors.append(error)
             else:

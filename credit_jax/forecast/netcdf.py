@@ -98,7 +98,12 @@ class NetcdfStore:
         self, task: Task, times: list[np.datetime64], steps: list[HostFields]
     ) -> None:
         """Writes the file of some steps of a forecast."""
-        dataset = to_dataset(self.outputs, times, steps, self._member(task))
+        dataset = to_dataset(
+            self.outputs,
+            times,
+            steps,
+            task.member if self.schedule.num_members > 1 else None,
+        )
         with new_file(self.path(task, times[0])) as partial:
             self._files.write(dataset, partial)
 
@@ -106,9 +111,6 @@ class NetcdfStore:
     def _files(self) -> NetcdfSeries:
         names = [variable.name for variable in self.outputs.variables]
         return NetcdfSeries({name: self.config.encoding_of(name) for name in names})
-
-    def _member(self, task: Task) -> int | None:
-        return task.member if self.schedule.num_members > 1 else None
 
 
 @dataclass

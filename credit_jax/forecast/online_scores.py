@@ -83,10 +83,10 @@ class OnlineScores:
         members = self.schedule.num_members
         if jax.process_index() > 0:
             return
-        for place, task in enumerate(tasks[::members]):
+        for index, task in enumerate(tasks[::members]):
             if self._path(task.start).exists():
                 continue
-            leads = [{name: x[place] for name, x in sums.items()} for sums in steps]
+            leads = [{name: x[index] for name, x in sums.items()} for sums in steps]
             start = self.schedule.starts[task.start]
             with write_errors(self.folder):
                 ScoreSums.of_start(start, leads).save(self._path(task.start))

@@ -78,8 +78,8 @@ class Outputs:
 
     def over(self, described: Mapping[str, Mapping[str, Any]]) -> Outputs:
         """Returns the outputs with attributes of variables whose files give none."""
-        known = {k: v for k, v in self.described.items() if v}
-        return replace(self, described={**described, **known})
+        entries = {k: v for k, v in self.described.items() if v}
+        return replace(self, described={**described, **entries})
 
     @property
     def curvilinear(self) -> bool:
@@ -96,9 +96,9 @@ class Outputs:
         """The variables by name, with their units, and pressures in hPa."""
         table = {}
         for v in self.variables:
-            known = self.attributes_of(v)
+            entries = self.attributes_of(v)
             names = ("units", "long_name")
-            about: dict[str, Any] = {key: str(known.get(key, "")) for key in names}
+            about: dict[str, Any] = {key: str(entries.get(key, "")) for key in names}
             if v.levels is not None:
                 labels = labeled_levels(
                     v.levels, self.attributes_of_levels(v.level_dim)
@@ -191,8 +191,8 @@ def _shapes_on(model: ParallelModel, arrays: Any, size: int) -> Any:
         if x.ndim < 5:
             return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
         rows = -(-x.shape[-2] // domain) * domain
-        whole = (size, *x.shape[1:-2], rows, x.shape[-1])
-        return jax.ShapeDtypeStruct(whole, x.dtype)
+        full = (size, *x.shape[1:-2], rows, x.shape[-1])
+        return jax.ShapeDtypeStruct(full, x.dtype)
 
     return jax.tree.map(shape, arrays)
 
@@ -217,19 +217,19 @@ def choose_outputs(
     asked = dict.fromkeys(shapes)
     if config.variables is not None:
         asked = {choice.name: choice.levels for choice in config.variables}
-    where = "inference.output.variables"
+    origin = "inference.output.variables"
     if not asked:
         raise ValueError(
-            f"{where}: empty, so that nothing would be written; leave it out to write "
+            f"{origin}: empty, so that nothing would be written; leave it out to write "
             f"all, or name some of: {', '.join(shapes)}"
         )
     missing = [key for key in asked if key not in shapes]
     if missing:
-        known = {variable_of(key): key for key in shapes}
-        near = nearest(variable_of(missing[0]), known)
-        meant = "" if near is None else f" (nearest: {known[near]!r})"
+        entries = {variable_of(key): key for key in shapes}
+        near = nearest(variable_of(missing[0]), entries)
+        meant = "" if near is None else f" (nearest: {entries[near]!r})"
         raise ValueError(
-            f"{where}: {', '.join(missing)}: not predicted; there are: "
+            f"{origin}: {', '.join(missing)}: not predicted; there are: "
             f"{', '.join(shapes)}{meant}"
         )
     chosen = []
@@ -238,7 +238,7 @@ def choose_outputs(
         if key.split("/")[2] != "3d":
             if requested is not None:
                 raise ValueError(
-                    f"{where}: {key} has no levels, got levels {requested}"
+                    f"{origin}: {key} has no levels, got levels {requested}"
                 )
             chosen.append(Variable(key))
             continue
@@ -248,8 +248,8 @@ def choose_outputs(
             every = values.tolist()
             if absent := sorted({*requested} - {*every}):
                 raise ValueError(
-                    f"{where}: {key}: levels {listed(absent)} are not predicted; there "
-                    f"are: {listed(every)}"
+                    f"{origin}: {key}: levels {listed(absent)} are not predicted; "
+                    f"there are: {listed(every)}"
                 )
             positions = tuple(i for i, x in enumerate(every) if x in requested)
             values = values[list(positions)]
@@ -259,7 +259,7 @@ def choose_outputs(
         other = keys.setdefault(variable.name, variable.key)
         if other != variable.key:
             raise ValueError(
-                f"{where}: {other} and {variable.key} would both be written as "
+                f"{origin}: {other} and {variable.key} would both be written as "
                 f"{variable.name}; name one of them, or rename the other"
             )
     return tuple(chosen)

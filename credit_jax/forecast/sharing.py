@@ -59,7 +59,7 @@ class Share:
         each = self.size // self._axes.num_data
         return tuple(r * each + i for r in ranks for i in range(each))
 
-    def with_whole_rows(self, outputs: StepFields) -> StepFields:
+    def with_all_rows(self, outputs: StepFields) -> StepFields:
         """All-gathers the rows of the fields, if they span several processes.
 
         A collective: every process must call it, in the same order.
@@ -73,7 +73,7 @@ class Share:
         return self._count(outputs)
 
     def on_host(self, outputs: StepFields) -> dict[str, np.ndarray]:
-        """The samples of this process in the result of `with_whole_rows`.
+        """The samples of this process in the result of `with_all_rows`.
 
         Returns:
             Key -> (batch, level, lat, lon) float32, without padding rows.
@@ -99,15 +99,15 @@ class Share:
 
     @cached_property
     def _gather(self) -> Any:
-        place = NamedSharding(self.mesh, PartitionSpec(batch_spec(self._axes)[0]))
+        sharding = NamedSharding(self.mesh, PartitionSpec(batch_spec(self._axes)[0]))
 
-        def whole(outputs: StepFields) -> StepFields:
+        def full(outputs: StepFields) -> StepFields:
             return {
-                key: jax.lax.with_sharding_constraint(field, place)
+                key: jax.lax.with_sharding_constraint(field, sharding)
                 for key, field in outputs.items()
             }
 
-        return compile_program(whole, self.mesh)
+        return compile_program(full, self.mesh)
 
 
 def _local(field: jax.Array) -> np.ndarray:

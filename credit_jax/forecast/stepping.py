@@ -110,9 +110,9 @@ class StateForecaster:
                 start.
         """
         schedule = replace(self.reader.schedule, num_members=num_members)
-        before = self._perturbation.states(schedule)
+        previous = self._perturbation.states(schedule)
         history = range(self.history_len)
-        return tuple(sorted({-k - frame for k in before for frame in history}))
+        return tuple(sorted({-k - frame for k in previous for frame in history}))
 
     @cached_property
     def _perturbation(self) -> Perturbation:
@@ -268,8 +268,8 @@ class StateBatch:
         schedule = replace(reader.schedule, starts=starts, num_members=num_members)
         steps = forecaster.times_of_state(num_members)
         samples = []
-        for place, label in enumerate(labels):
-            arrays = {k: np.asarray(state[k][place]) for k in forecaster.prognostic}
+        for index, label in enumerate(labels):
+            arrays = {k: np.asarray(state[k][index]) for k in forecaster.prognostic}
             at = [reader.data.time(label, step) for step in steps]
             samples.append(replace(reader.data, state=by_source(arrays), times=at))
         # Those of the dataclass alone: a reader that was used has cached properties.
@@ -341,7 +341,7 @@ def load_forecaster(
         unread=unread,
         num_levels=num_levels,
         like=like if inference.data is None else None,
-        same_grid=pipeline.grid is None,
+        shared_grid=pipeline.grid is None,
     )
     fields = {name: getattr(opened, name) for name in vars(opened)}
     order = {name: {} for name in section.source}
@@ -371,11 +371,11 @@ def _located(
 ) -> tuple[Pipeline, LatLon]:
     """The transforms at the grid of the data, and the grid of the model."""
     tree_schema, like = opened.schema.as_read(), checkpoint.coordinates
-    where, new = str(checkpoint.path), pipeline.grid
+    origin, new = str(checkpoint.path), pipeline.grid
     if new is not None:
         if new.latitude is None or new.longitude is None:
             raise ValueError(
-                f"{where}: the weight file of the regrid block gives no latitudes and "
+                f"{origin}: the weight file of the regrid block gives no latitudes and "
                 "longitudes of rows and columns, which forecasts are returned with"
             )
         # Where files have none, the first grid among the recorded sources.
@@ -389,7 +389,7 @@ def _located(
         latitude, longitude = np.array(like.latitude), np.array(like.longitude)
     else:
         latitude, longitude = opened.latitude_longitude()
-    grid = GridCoordinates(as_values(latitude), as_values(longitude), where=where)
+    grid = GridCoordinates(as_values(latitude), as_values(longitude), where=origin)
     return pipeline.at(tree_schema, grid), (latitude, longitude)
 
 

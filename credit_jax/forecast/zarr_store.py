@@ -128,7 +128,7 @@ class ZarrStore:
                 (`credit_jax.io.errors`).
         """
         members = (task.member,) if self.schedule.num_members > 1 else ()
-        place = (task.start, *members, self.leads.index(step))
+        index = (task.start, *members, self.leads.index(step))
         levels, writes = self.outputs.levels(), []
         for variable in self.outputs.variables:
             if variable.key not in fields:
@@ -137,16 +137,14 @@ class ZarrStore:
             if variable.levels is None:
                 values = values[0]
             else:
-                whole = levels[variable.level_dim].tolist()
-                if whole != variable.levels.tolist():
-                    rows = [whole.index(level) for level in variable.levels.tolist()]
-                    padded = np.full(
-                        (len(whole), *values.shape[1:]), np.nan, np.float32
-                    )
+                full = levels[variable.level_dim].tolist()
+                if full != variable.levels.tolist():
+                    rows = [full.index(level) for level in variable.levels.tolist()]
+                    padded = np.full((len(full), *values.shape[1:]), np.nan, np.float32)
                     padded[rows] = values
                     values = padded
             # Nothing changes the fields of a step, which are not copied then.
-            write = self._arrays[variable.name][place].write
+            write = self._arrays[variable.name][index].write
             writes.append(write(values, can_reference_source_data_indefinitely=True))
         for write in writes:
             write.result()
@@ -233,8 +231,8 @@ class ZarrStore:
         dims, sizes = self.dims(variable), self._sizes()
         shape = tuple(sizes[dim] for dim in dims)
         space = self.outputs.space
-        whole = (*space, variable.level_dim)
-        together = tuple(sizes[dim] if dim in whole else 1 for dim in dims)
+        full = (*space, variable.level_dim)
+        together = tuple(sizes[dim] if dim in full else 1 for dim in dims)
         chunks = tuple(sizes[dim] if dim in space else 1 for dim in dims)
         if 4 * math.prod(together) <= MANY_LEVELS:
             chunks = together

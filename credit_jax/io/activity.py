@@ -90,12 +90,12 @@ def duration_text(seconds: float) -> str:
     >>> duration_text(42.4), duration_text(135), duration_text(7260)
     ('42 s', '2 min 15 s', '2 h 1 min')
     """
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    full = int(seconds)
+    if full < 60:
+        return f"{full} s"
+    if full < 3600:
+        return f"{full // 60} min {full % 60} s"
+    return f"{full // 3600} h {full % 3600 // 60} min"
 
 
 def line_written() -> None:
@@ -266,7 +266,10 @@ class Heartbeat:
                 return
         else:
             log_line(f"ended by {name}")
-        _end_by(number)
+        # Ends this process by a signal, from any thread. `signal.signal` works in the
+        # main thread alone, which does not answer.
+        ctypes.CDLL(None).signal(number, None)
+        os.kill(os.getpid(), number)
 
 
 _active: list[Heartbeat] = []
@@ -280,12 +283,3 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
-
-
-def _end_by(number: int) -> None:
-    """Ends this process by a signal, from any thread.
-
-    `signal.signal` works in the main thread alone, which does not answer.
-    """
-    ctypes.CDLL(None).signal(number, None)
-    os.kill(os.getpid(), number)

@@ -79,7 +79,7 @@ class AnemoiStore:
         """
         by_name: dict[str, dict[float, int]] = {}
         by_parameter: dict[str, dict[float, int]] = {}
-        for place, variable in enumerate(self.variables):
+        for index, variable in enumerate(self.variables):
             name, _, level = variable.rpartition("_")
             mars = self.metadata(variable).get("mars") or {}
             level = mars.get("levelist", level)
@@ -88,8 +88,8 @@ class AnemoiStore:
             except (TypeError, ValueError):
                 continue
             if name and variable == f"{name}_{level}":
-                by_name.setdefault(name, {})[value] = place
-            by_parameter.setdefault(str(mars.get("param", name)), {})[value] = place
+                by_name.setdefault(name, {})[value] = index
+            by_parameter.setdefault(str(mars.get("param", name)), {})[value] = index
         return by_parameter | by_name
 
     def levels_of(self, variable: str) -> tuple[float, ...]:
@@ -144,14 +144,14 @@ class AnemoiStore:
             for variable, value in zip(self.variables, values, strict=True)
         }
         coordinates = {}
-        for variable, places in self.levels.items():
+        for variable, indices in self.levels.items():
             dim, unit = (
                 f"level_of_{variable}",
-                units[self.variables[min(places.values())]],
+                units[self.variables[min(indices.values())]],
             )
             attributes = {"units": unit} if unit else {}
-            variables[variable] = (dim,), values[[*places.values()]], attributes
-            coordinates[dim] = (dim,), np.array([*places])
+            variables[variable] = (dim,), values[[*indices.values()]], attributes
+            coordinates[dim] = (dim,), np.array([*indices])
         return xr.Dataset(variables, coordinates)
 
 

@@ -102,8 +102,10 @@ def _digest_at(path: Path) -> str:
     sizes = dict(islice(_sizes_at(path), _MOST_FILES + 1))
     if len(sizes) > _MOST_FILES:
         arrays = (entry.path for entry in os.scandir(path) if entry.is_dir())
-        known = (Path(part, name) for part in (path, *arrays) for name in _METADATA)
-        files = [file for file in known if file.is_file()]
+        candidates = (
+            Path(part, name) for part in (path, *arrays) for name in _METADATA
+        )
+        files = [file for file in candidates if file.is_file()]
         sizes = {str(file.relative_to(path)): file.stat().st_size for file in files}
     sizes = dict(sorted(sizes.items()))
     total = hashlib.sha256(json.dumps(sizes).encode())
@@ -152,8 +154,8 @@ def _pieces(sizes: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:
     starts = [0, *accumulate(sizes.values())]
     for number in range(_NUM_PIECES):
         first = number * (total - _PIECE) // (_NUM_PIECES - 1)
-        place = bisect_right(starts, first) - 1
-        yield names[place], first - starts[place], _PIECE
+        index = bisect_right(starts, first) - 1
+        yield names[index], first - starts[index], _PIECE
 
 
 def write_records(path: Path, records: Mapping[str, FileRecord]) -> None:
@@ -199,8 +201,8 @@ def find_damage(path: Path, *, or_newer: bool = False) -> list[str]:
         if actual == expected:
             return None
         sizes = f"{actual.size} of {expected.size} bytes"
-        what = sizes if actual.size != expected.size else "its bytes were changed"
-        return f"{file}: damaged, {what}"
+        subject = sizes if actual.size != expected.size else "its bytes were changed"
+        return f"{file}: damaged, {subject}"
 
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         return [line for line in pool.map(line_of, records.items()) if line]

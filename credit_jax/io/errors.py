@@ -13,11 +13,11 @@ from jax.errors import JaxRuntimeError
 
 
 @contextmanager
-def errors_of(where: str, *names: str) -> Iterator[None]:
+def errors_of(origin: str, *names: str) -> Iterator[None]:
     """Prepends a place, and variables of it, to errors of the body.
 
     Args:
-        where: a file, or the dotted key of a config.
+        origin: a file, or the dotted key of a config.
         names: the variables; one that occurs twice is listed once.
 
     Raises:
@@ -36,7 +36,7 @@ def errors_of(where: str, *names: str) -> Iterator[None]:
     except (ValueError, OSError) as error:
         kinds = (ValueError, FileNotFoundError, OSError)
         kind = next(kind for kind in kinds if isinstance(error, kind))
-        parts = (where, ", ".join(dict.fromkeys(names)), str(error))
+        parts = (origin, ", ".join(dict.fromkeys(names)), str(error))
         raise kind(": ".join(filter(None, parts))) from error
 
 
@@ -97,7 +97,7 @@ def writable_folder(path: str | Path, option: str) -> Iterator[Path]:
     """
     folder = Path(os.path.expandvars(path)).expanduser().resolve()
     try:
-        new = [place for place in (folder, *folder.parents) if not place.exists()]
+        new = [parent for parent in (folder, *folder.parents) if not parent.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -110,8 +110,8 @@ def writable_folder(path: str | Path, option: str) -> Iterator[Path]:
         yield folder
     except BaseException:
         with suppress(OSError):
-            for place in new:
-                place.rmdir()
+            for parent in new:
+                parent.rmdir()
         raise
 
 

@@ -89,12 +89,12 @@ def _codecs_of(metadata: Any) -> Iterator[str]:
         codecs += (codec.get("configuration") or {}).get("codecs", ())
 
 
-def _check_chunks(where: str, chunks: Any, itemsize: int) -> None:
+def _check_chunks(origin: str, chunks: Any, itemsize: int) -> None:
     size = math.prod(map(int, chunks)) * itemsize
     if size > MAX_CHUNK_BYTES:
         raise ValueError(
-            f"{where} has chunks of {'x'.join(map(str, chunks))} values, {size} bytes, "
-            f"expected at most {MAX_CHUNK_BYTES}; write it with smaller chunks"
+            f"{origin} has chunks of {'x'.join(map(str, chunks))} values, {size} "
+            f"bytes, expected at most {MAX_CHUNK_BYTES}; write it with smaller chunks"
         )
 
 
@@ -112,8 +112,8 @@ def check_variables(path: str, variables: Mapping[Any, Any]) -> None:
     for name, variable in variables.items():
         encoding = variable.encoding
         chunks = encoding.get("chunksizes") or encoding.get("chunks") or ()
-        where = f"{path}: variable {name!r}"
-        _check_chunks(where, chunks, variable.dtype.itemsize)
+        origin = f"{path}: variable {name!r}"
+        _check_chunks(origin, chunks, variable.dtype.itemsize)
         if variable.dims == (name,) and variable.nbytes > MAX_COORDINATE_BYTES:
             raise ValueError(
                 f"{path}: coordinate {name!r} has {variable.shape[0]} values, "

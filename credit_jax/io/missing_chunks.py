@@ -124,16 +124,16 @@ class Chunks:
             self._chunks_written = self._written(dataset)
 
     def _written(self, dataset: h5py.Dataset) -> set[Chunk] | None:
-        layout, whole = dataset.id.get_create_plist().get_layout(), self._shape
-        if 0 in whole or layout not in (h5d.CHUNKED, h5d.CONTIGUOUS):
+        layout, full = dataset.id.get_create_plist().get_layout(), self._shape
+        if 0 in full or layout not in (h5d.CHUNKED, h5d.CONTIGUOUS):
             return None
         if layout == h5d.CONTIGUOUS:
             has_values = dataset.external or dataset.id.get_storage_size()
             return None if has_values else set()
         expected = math.prod(
-            -(-size // chunk) for size, chunk in zip(whole, self._chunks, strict=True)
+            -(-size // chunk) for size, chunk in zip(full, self._chunks, strict=True)
         )
-        if dataset.shape == whole and dataset.id.get_num_chunks() == expected:
+        if dataset.shape == full and dataset.id.get_num_chunks() == expected:
             return None
         chunks: set[Chunk] = set()
         dataset.id.chunk_iter(lambda info: chunks.add(self._of(info.chunk_offset)))
@@ -141,7 +141,7 @@ class Chunks:
 
     def _of(self, offset: Sequence[int]) -> Chunk:
         pairs = zip(offset, self._chunks, strict=True)
-        return tuple(place // chunk for place, chunk in pairs)
+        return tuple(index // chunk for index, chunk in pairs)
 
     def check(self, index: Sequence[Any]) -> None:
         """Checks that the values at an outer index were written.
@@ -176,16 +176,16 @@ def _numbers(indices: Any, size: int, end: int, chunk: int) -> list[int]:
         chunk: number of values of a chunk along it.
     """
     if not isinstance(indices, slice):
-        places = np.atleast_1d(np.arange(size)[indices])
-        return np.unique(np.where(places < end, places // chunk, end)).tolist()
-    places = range(size)[indices]
-    if not places:
+        positions = np.atleast_1d(np.arange(size)[indices])
+        return np.unique(np.where(positions < end, positions // chunk, end)).tolist()
+    positions = range(size)[indices]
+    if not positions:
         return []
-    first, last = sorted((places[0], places[-1]))
+    first, last = sorted((positions[0], positions[-1]))
     past = [end] if last >= end else []
-    inside, step = range(first, min(last + 1, end)), abs(places.step)
+    inside, step = range(first, min(last + 1, end)), abs(positions.step)
     if step > chunk or not inside:
-        return [*dict.fromkeys(place // chunk for place in inside[::step]), *past]
+        return [*dict.fromkeys(index // chunk for index in inside[::step]), *past]
     return [*range(inside[0] // chunk, inside[-1] // chunk + 1), *past]
 
 

@@ -198,11 +198,11 @@ def _with_values(empty: bytes, values: Mapping[str, np.ndarray]) -> io.BytesIO:
             shape = stored.chunks
             steps = [range(0, n, c) for n, c in zip(array.shape, shape, strict=True)]
             for start in itertools.product(*steps):
-                place = tuple(
+                index = tuple(
                     slice(i, i + c) for i, c in zip(start, shape, strict=True)
                 )
                 chunk = np.zeros(shape, stored.dtype)
-                chunk[tuple(map(slice, array[place].shape))] = array[place]
+                chunk[tuple(map(slice, array[index].shape))] = array[index]
                 data = chunk.reshape(-1).view(np.uint8).reshape(-1, chunk.itemsize)
                 data = data.T if stored.shuffle else data
                 packed = zlib.compress(data.tobytes(), stored.compression_opts)

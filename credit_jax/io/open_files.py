@@ -130,21 +130,21 @@ def _named(path: str) -> Iterator[None]:
 
 
 def open_dataset(
-    place: Any, engine: str | None = None, path: str | None = None, **options: Any
+    location: Any, engine: str | None = None, path: str | None = None, **options: Any
 ) -> xr.Dataset:
     """Opens a file whose metadata have been checked; arrays are not read.
 
     Args:
-        place: path of a file or store, or what xarray opens for a URL.
+        location: path of a file or store, or what xarray opens for a URL.
         engine: xarray's engine; None chooses by `reading_engine`.
-        path: path for errors; None is `place`.
+        path: path for errors; None is `location`.
         options: options of `xarray.open_dataset`.
 
     Raises:
         ValueError: it is no complete file or store, or its metadata ask for too much:
             see `io.metadata`.
     """
-    path = os.fspath(place) if path is None else path
+    path = os.fspath(location) if path is None else path
     with _named(path), warnings.catch_warnings():
         # Zarr 3 has no consolidated metadata. Times that datetime64 cannot hold
         # become cftime objects; whoever reads them raises the error.
@@ -153,7 +153,7 @@ def open_dataset(
         if not is_url(path):
             check_file(path)
         engine = engine or reading_engine(path)
-        source = _complete(place, engine)
+        source = _complete(location, engine)
         if engine == "zarr":
             _checked_group(path, source)
         dataset = xr.open_dataset(
@@ -196,8 +196,8 @@ def open_group(path: str) -> Any:
     with _named(path):
         if not is_url(path):
             check_file(path)
-        place = _remote(path, "zarr") if is_url(path) else path
-        return _checked_group(path, _complete(place, "zarr"))
+        location = _remote(path, "zarr") if is_url(path) else path
+        return _checked_group(path, _complete(location, "zarr"))
 
 
 def _checked_group(path: str, store: Any) -> Any:
@@ -219,21 +219,21 @@ def _open(path: str, engine: str | None) -> xr.Dataset:
     return retried(read, path)
 
 
-def _complete(place: Any, engine: str | None) -> Any:
+def _complete(location: Any, engine: str | None) -> Any:
     """A store or a file, in which values that are not there are errors."""
     if engine == "h5netcdf":
         from credit_jax.io.missing_chunks import WrittenStore
 
-        return WrittenStore.open(place, phony_dims="access")
+        return WrittenStore.open(location, phony_dims="access")
     if engine != "zarr":
-        return place
+        return location
     from zarr.storage import LocalStore
 
     from credit_jax.io.missing_chunks import CompleteStore
 
-    if isinstance(place, str | os.PathLike):
-        place = LocalStore(os.fspath(place), read_only=True)
-    return CompleteStore(place)
+    if isinstance(location, str | os.PathLike):
+        location = LocalStore(os.fspath(location), read_only=True)
+    return CompleteStore(location)
 
 
 def _remote(url: str, engine: str | None) -> Any:

@@ -98,8 +98,8 @@ def read_bytes(path: str, start: int = 0, size: int = -1) -> bytes:
             ranged = lambda: obstore.get_range(store, key, start=start, length=size)  # noqa: E731
             return bytes(retried(ranged, path))
         options: Any = {"range": {"offset": start}} if start else {}
-        whole = lambda: obstore.get(store, key, options=options).bytes()  # noqa: E731
-        return bytes(retried(whole, path))
+        full = lambda: obstore.get(store, key, options=options).bytes()  # noqa: E731
+        return bytes(retried(full, path))
     except Exception as error:
         raise OSError(f"{path}: cannot be read ({brief(error)})") from error
 
@@ -129,8 +129,8 @@ def open_binary(url: str) -> io.BufferedReader:
 
 def _parts(url: str) -> tuple[Any, str]:
     """The store of the host or bucket, and the path in it."""
-    scheme, _, rest = url.partition("://")
-    host, _, key = rest.partition("/")
+    scheme, _, remainder = url.partition("://")
+    host, _, key = remainder.partition("/")
     return store_at(f"{scheme}://{host}"), key
 
 

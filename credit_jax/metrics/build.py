@@ -292,8 +292,8 @@ def local_climatology(
         ValueError: a field has other levels, rows or longitudes than its variable.
     """
     parts = []
-    for key, place in context.layout.slices.items():
-        values = target[:, place]
+    for key, channels in context.layout.slices.items():
+        values = target[:, channels]
         stored = fields.get(key, fields.get(key.rsplit("/", 1)[-1]))
         if stored is None:
             part = context.data_mean(values)[None]

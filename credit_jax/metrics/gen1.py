@@ -53,8 +53,10 @@ def lat_weighted_metrics(
     if climatology is not None:
         members, target = members - climatology[:, None], target - climatology
     prediction = members.mean(axis=1)
+    products = _products(prediction, target, context)
+    correlation = products[0] / (jnp.sqrt(products[1] * products[2]) + ACC_FLOOR)
     scores = {
-        "acc": _correlation(prediction, target, context),
+        "acc": correlation,
         **_errors(prediction - target, context),
     }
     if context.num_members > 1:
@@ -137,13 +139,6 @@ def _spread(
 ) -> ChannelFields:
     count = members.shape[1]
     return jnp.std(members, axis=1, ddof=1) * ((count + 1) / (count - 1))
-
-
-def _correlation(
-    prediction: ChannelFields, target: ChannelFields, context: FieldContext
-) -> ChannelValues:
-    products = _products(prediction, target, context)
-    return products[0] / (jnp.sqrt(products[1] * products[2]) + ACC_FLOOR)
 
 
 def _products(

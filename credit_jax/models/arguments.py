@@ -96,16 +96,16 @@ def check_batch(
 
 
 def _check_names(
-    what: str, arrays: Any, expected: Mapping[str, InputSpec], taken: str
+    subject: str, arrays: Any, expected: Mapping[str, InputSpec], taken: str
 ) -> None:
     if not isinstance(arrays, Mapping):
         raise ValueError(
-            f"the {what} are a {type(arrays).__name__}; expected a mapping, as of "
+            f"the {subject} are a {type(arrays).__name__}; expected a mapping, as of "
             f"place_batch: {_example(expected)}"
         )
     if missing := [name for name in expected if name not in arrays]:
         raise ValueError(
-            f"the {what} lack {', '.join(missing)}; {taken} {_example(expected)}"
+            f"the {subject} lack {', '.join(missing)}; {taken} {_example(expected)}"
         )
 
 
@@ -174,7 +174,7 @@ def _check_array(
 
 
 def _check_samples(
-    what: str, arrays: Mapping[str, Any], *, stacked: bool = False
+    subject: str, arrays: Mapping[str, Any], *, stacked: bool = False
 ) -> None:
     """Checks that all arrays have as many samples, and as many micro-batches."""
     dims = f"({_MICRO}, batch)" if stacked else "(batch,)"
@@ -182,18 +182,18 @@ def _check_samples(
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise ValueError(
-            f"the {what} have different leading dims {dims}: {listed}; expected the "
+            f"the {subject} have different leading dims {dims}: {listed}; expected the "
             "same number of samples in all"
         )
 
 
 def _example(specs: Mapping[str, InputSpec]) -> str:
     """The inputs of a model with their dims, as a Python literal."""
-    shown = (
+    displayed = (
         f'"{name}": ({", ".join(_FIELD if isinstance(spec, FieldSpec) else _VECTOR)})'
         for name, spec in specs.items()
     )
-    return f"{{{', '.join(shown)}}}"
+    return f"{{{', '.join(displayed)}}}"
 
 
 def check_weights(
@@ -239,13 +239,13 @@ def check_weights(
             shapes = {leaf: x.shape for leaf, x in state_shapes[name][path].items()}
             if actual != shapes:
                 problems["model_state"] += [f"{path} has {actual}, expected {shapes}"]
-    for what, lines in problems.items():
+    for subject, lines in problems.items():
         if lines:
             listed = "\n  ".join(lines[:5])
             more = f"\n  and {len(lines) - 5} more" if len(lines) > 5 else ""
             raise ValueError(
-                f"{what} are not those of this model:\n  {listed}{more}\nTake those of "
-                "model.init(key), or of credit_jax.restore with the model that it "
+                f"{subject} are not those of this model:\n  {listed}{more}\nTake those "
+                "of model.init(key), or of credit_jax.restore with the model that it "
                 "returns"
             )
 

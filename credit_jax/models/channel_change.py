@@ -237,14 +237,14 @@ def _moved(
     array: np.ndarray, dim: _ChannelDim, change: ChannelChange, fresh: np.ndarray | None
 ) -> np.ndarray:
     """An array with the entries of the channels of the model along a dim."""
-    places = change.places(dim.direction)
+    indices = change.places(dim.direction)
     base = _by_channel(array, dim)
     drawn = None if fresh is None else _by_channel(fresh, dim)
     parts = []
-    for channel, place in enumerate(places):
+    for channel, index in enumerate(indices):
         part = np.zeros_like(base[0])
-        if place is not None:
-            part = base[place]
+        if index is not None:
+            part = base[index]
         elif dim.role == "hidden" and drawn is not None:
             part = drawn[channel]
         elif dim.role == "makes" and change.fill == "mean":
@@ -261,10 +261,10 @@ def _moved(
 def _by_channel(array: np.ndarray, dim: _ChannelDim) -> np.ndarray:
     """(channel, entries of a channel, other dims) of an array."""
     lead = np.moveaxis(array, dim.dim, 0)
-    number, rest = dim.per_channel, lead.shape[1:]
+    number, remainder = dim.per_channel, lead.shape[1:]
     if dim.first:
-        return lead.reshape(-1, number, *rest)
-    return lead.reshape(number, -1, *rest).swapaxes(0, 1)
+        return lead.reshape(-1, number, *remainder)
+    return lead.reshape(number, -1, *remainder).swapaxes(0, 1)
 
 
 def _vectors(
@@ -283,8 +283,8 @@ def _vectors(
     sides = {"u": spec.matrix_out or (), "v": spec.matrix_in}
     for dim in dims:
         side = "u" if dim.dim in sides["u"] else "v"
-        place = replace(dim, dim=sides[side].index(dim.dim), role="reads")
-        vectors[side] = _moved(vectors[side], place, change, None)
+        index = replace(dim, dim=sides[side].index(dim.dim), role="reads")
+        vectors[side] = _moved(vectors[side], index, change, None)
     if not any(change.removes(dim.direction) for dim in dims):
         return vectors
     rows = np.transpose(matrix, (*sides["u"], *sides["v"])).astype(np.float64)

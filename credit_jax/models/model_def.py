@@ -69,10 +69,10 @@ class ModelDef:
         module = apply_tensor_parallel(self.make(self.config))
         for path, variable in named_variables(module, Parameter):
             spec = param_spec_of(variable)
-            whole = any(fnmatch(path, pattern) for pattern in self.keep_whole)
+            full = any(fnmatch(path, pattern) for pattern in self.keep_whole)
             marked = replace(
                 spec,
-                keep_whole=spec.keep_whole or whole,
+                keep_whole=spec.keep_whole or full,
                 frozen=spec.frozen or path in self.frozen,
             )
             variable.set_metadata(param_spec=marked)

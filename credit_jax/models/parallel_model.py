@@ -265,8 +265,8 @@ class ParallelModel:
             def body(params: Weights, model_state: ModelState, _: None) -> Weights:
                 divided = self._normalized(params, model_state, compensated=compensated)
                 # Adapters, which are part of the divided matrices.
-                rest = {p: x for p, x in params.items() if p not in divided}
-                return divided | jax.tree.map(jnp.zeros_like, rest)
+                remainder = {p: x for p, x in params.items() if p not in divided}
+                return divided | jax.tree.map(jnp.zeros_like, remainder)
 
             return self.shard_map(body, batch_specs=None, out_specs=self.specs)
 
@@ -640,8 +640,8 @@ def weight_targets(model: ParallelModel) -> tuple[Any, Any]:
     shapes = params, model.model_def.model_state_shapes
     specs = (packed_specs(model), model.model_state_specs)
     return jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=place
+        lambda leaf, index: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=index
         ),
         shapes,
         shardings(specs, model.parallel_config.mesh),

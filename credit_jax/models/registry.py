@@ -69,8 +69,8 @@ def torch_model(model_type: str) -> TorchModel:
     tables = {name: MODELS[name].key_table for name in sorted(MODELS)}
     table = tables.get(model_type)
     if table is None:
-        known = ", ".join(name for name, table in tables.items() if table)
+        available = ", ".join(name for name, table in tables.items() if table)
         raise ValueError(
-            f"model.type {model_type!r} has no key table; expected one of {known}"
+            f"model.type {model_type!r} has no key table; expected one of {available}"
         )
     return table

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import xarray as xr
 
-from credit_jax.named_fields.coordinates import SAME_DEGREES, LevelValues, counts
+from credit_jax.named_fields.coordinates import DEGREE_TOLERANCE, LevelValues, counts
 from credit_jax.named_fields.units import conversion, text_of, unit_of
 
 Horizontal = Literal["latitude", "longitude"]
@@ -138,7 +138,7 @@ def _degrees(array: xr.DataArray, kind: Horizontal, path: str) -> xr.DataArray:
             f"{'north' if kind == 'latitude' else 'east'}, or radians: convert it"
         )
     values = np.asarray(array.values, float)
-    limit = {"latitude": 90.0, "longitude": 540.0}[kind] + SAME_DEGREES
+    limit = {"latitude": 90.0, "longitude": 540.0}[kind] + DEGREE_TOLERANCE
     if (np.abs(values) > limit).any():
         raise ValueError(
             f"{path}: {array.name} runs from {values.flat[0]:g} to "

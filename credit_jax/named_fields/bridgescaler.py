@@ -120,8 +120,8 @@ def read_scalers(path: str | Path) -> dict[str, dict[str, dict[str, Scaler]]]:
                 try:
                     by_key[key] = parse_scaler(scaler)
                 except (ValueError, KeyError, TypeError) as error:
-                    what = f"scaler file {path}, {key}"
-                    raise ValueError(f"{what}: {error}") from error
+                    subject = f"scaler file {path}, {key}"
+                    raise ValueError(f"{subject}: {error}") from error
     return parsed
 
 
@@ -180,13 +180,13 @@ def levels_of(scaler: Scaler) -> tuple[float, ...] | None:
     return tuple(map(float, columns)) if columns and numbers and not counted else None
 
 
-def take_channels(scaler: Scaler, places: Int[np.ndarray, " n"]) -> Scaler:
+def take_channels(scaler: Scaler, indices: Int[np.ndarray, " n"]) -> Scaler:
     """Returns a scaler with some channels of another, in this order."""
 
     def taken(value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            return value[places]
-        return tuple(value[k] for k in places) if isinstance(value, tuple) else value
+            return value[indices]
+        return tuple(value[k] for k in indices) if isinstance(value, tuple) else value
 
     names = (attribute.name for attribute in fields(scaler))
     return replace(scaler, **{name: taken(getattr(scaler, name)) for name in names})

@@ -21,7 +21,7 @@ from credit_jax.named_fields.units import conversion, unit_of
 Kind: TypeAlias = Literal["latitude", "longitude", "level"]
 
 # Largest difference of two equal latitudes or longitudes, in degrees.
-SAME_DEGREES = 1e-2
+DEGREE_TOLERANCE = 1e-2
 # Largest relative difference of two equal levels: rounding of float32 and of text.
 SAME_LEVEL = 1e-4
 # Largest difference of equal values, relative to the spacing between neighbors.
@@ -53,9 +53,9 @@ class LevelValues(CoordinateValues):
     def __getnewargs__(self) -> tuple[Any, ...]:
         return tuple(self), self.unit, self.positive
 
-    def take(self, places: Iterable[int]) -> LevelValues:
+    def take(self, indices: Iterable[int]) -> LevelValues:
         """Some of the levels."""
-        return LevelValues([self[i] for i in places], self.unit, self.positive)
+        return LevelValues([self[i] for i in indices], self.unit, self.positive)
 
 
 def attributes_of(levels: Any) -> dict[str, str]:
@@ -77,9 +77,9 @@ class GridCoordinates:
     def over(self, other: GridCoordinates) -> GridCoordinates:
         """Returns these coordinates, and those of `other` where they are unknown."""
         pairs = zip(self.values, other.values, strict=True)
-        known = any(value is not None for value in self.values)
-        where = self.where if known else other.where
-        return GridCoordinates(*(b if a is None else a for a, b in pairs), where=where)
+        has_values = any(value is not None for value in self.values)
+        origin = self.where if has_values else other.where
+        return GridCoordinates(*(b if a is None else a for a, b in pairs), where=origin)
 
     @property
     def values(self) -> tuple[CoordinateValues | None, ...]:
@@ -117,7 +117,7 @@ class Coordinates(GridCoordinates):
             "sources": sources,
         }
 
-    def check_calendar(self, calendar: str | None, where: str) -> None:
+    def check_calendar(self, calendar: str | None, origin: str) -> None:
         """Checks that dates are in the calendar of the run, if both are known.
 
         Raises:
@@ -127,13 +127,13 @@ class Coordinates(GridCoordinates):
         """
         if None not in (self.calendar, calendar) and calendar != self.calendar:
             raise ValueError(
-                f"{where}: the dates are in the calendar {calendar}, expected "
+                f"{origin}: the dates are in the calendar {calendar}, expected "
                 f"{self.calendar} as in {self.where}; convert the files, or name that "
                 "calendar in data.calendar"
             )
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any], where: str) -> Coordinates:
+    def from_json(cls, values: Mapping[str, Any], origin: str) -> Coordinates:
         """The inverse of `to_json`."""
         sources = {
             name: GridCoordinates(
@@ -143,13 +143,13 @@ class Coordinates(GridCoordinates):
                 and LevelValues(
                     axes["levels"], axes.get("units", ""), axes.get("positive", "")
                 ),
-                where,
+                origin,
             )
             for name, axes in values.get("sources", {}).items()
         }
         latitude, longitude = map(as_values, map(values.get, ("latitude", "longitude")))
         calendar = values.get("calendar")
-        return cls(latitude, longitude, None, where, calendar, sources)
+        return cls(latitude, longitude, None, origin, calendar, sources)
 
 
 def as_values(array: Any) -> CoordinateValues | None:
@@ -159,12 +159,12 @@ def as_values(array: Any) -> CoordinateValues | None:
     return tuple(np.asarray(array, np.float64).tolist())
 
 
-def places_of(
+def indices_of(
     requested: Any,
     available: Any,
     kind: Kind,
-    where: str,
-    requested_where: str,
+    origin: str,
+    requested_origin: str,
     *,
     some: bool = False,
     of_run: bool = False,
@@ -179,8 +179,8 @@ def places_of(
         requested: values of one origin, in order; None if unknown.
         available: values of the other origin; None if unknown.
         kind: the coordinate.
-        where: file of `available`, for the error.
-        requested_where: file or origin of `requested`, for the error.
+        origin: file of `available`, for the error.
+        requested_origin: file or origin of `requested`, for the error.
         some: whether `available` may have further values, which are left out.
         of_run: whether `requested` are those of a run, whose values no numbers replace.
 
@@ -196,26 +196,26 @@ def places_of(
     factors = readings(requested, available) if kind == "level" else (1.0,)
     pair = requested, available
     requested, available = (np.asarray(x, np.float64).ravel() for x in pair)
-    check_once(available, kind, where)
+    check_once(available, kind, origin)
     if kind == "level" and is_numbered(requested, available):
         if of_run and counts(available):
-            raise _differ(*pair, kind, where, requested_where)
+            raise _differ(*pair, kind, origin, requested_origin)
         _note(
-            f"{where}: its levels {_listed(pair[1])} are taken in order as "
-            f"{_listed(pair[0])} of {requested_where}: one side only numbers them"
+            f"{origin}: its levels {_listed(pair[1])} are taken in order as "
+            f"{_listed(pair[0])} of {requested_origin}: one side only numbers them"
         )
         return None
     readable = [_places(requested, available * factor, kind) for factor in factors]
     complete = some or len(available) == len(requested)
     fits = [x for x in readable if x is not None and complete]
     if len(fits) > 1 and factors[0] != 1.0:
-        raise _ambiguous(*pair, where, requested_where)
+        raise _ambiguous(*pair, origin, requested_origin)
     if not fits:
-        raise _differ(*pair, kind, where, requested_where)
-    places = fits[0]
-    whole = len(available) == len(places)
-    in_order = whole and np.array_equal(places, np.arange(len(places)))
-    return None if in_order else places
+        raise _differ(*pair, kind, origin, requested_origin)
+    indices = fits[0]
+    full = len(available) == len(indices)
+    in_order = full and np.array_equal(indices, np.arange(len(indices)))
+    return None if in_order else indices
 
 
 @cache
@@ -257,13 +257,13 @@ def readings(levels: Any, other: Any) -> tuple[float, ...]:
     return tuple(dict.fromkeys(change[0] for change in changes if change))
 
 
-def check_once(values: Any, kind: Kind, where: str) -> None:
+def check_once(values: Any, kind: Kind, origin: str) -> None:
     """Checks that a coordinate has each value once.
 
     Args:
         values: values of the coordinate; longitudes 360 degrees apart are equal.
         kind: the coordinate.
-        where: file of the values, for the error.
+        origin: file of the values, for the error.
 
     Raises:
         ValueError: a value occurs more than once.
@@ -273,44 +273,44 @@ def check_once(values: Any, kind: Kind, where: str) -> None:
     again = ordered[1:][np.diff(ordered) == 0]
     if again.size:
         raise ValueError(
-            f"{where}: the {kind} {again[0]:g} occurs more than once; which of its "
+            f"{origin}: the {kind} {again[0]:g} occurs more than once; which of its "
             "fields is meant cannot be known, remove the others"
         )
 
 
-def common_places(
-    ours: Any, theirs: Any, kind: Kind, where: str = "the other"
+def common_indices(
+    current: Any, other: Any, kind: Kind, origin: str = "the other"
 ) -> list[tuple[int, int]]:
     """Positions of the values that two coordinates have in common, in both.
 
     Of several `readings` of levels the one in which most values are common is taken.
 
     Args:
-        ours, theirs: values of both.
+        current, other: values of both.
         kind: the coordinate.
-        where: file of `theirs`, for the error.
+        origin: file of `other`, for the error.
 
     Raises:
-        ValueError: a value of `theirs` occurs more than once, or two readings have as
+        ValueError: a value of `other` occurs more than once, or two readings have as
             many values in common.
 
-    >>> common_places([500.0, 850.0], [850.0, 700.0], "level")
+    >>> common_indices([500.0, 850.0], [850.0, 700.0], "level")
     [(1, 0)]
     """
-    check_once(theirs, kind, where)
-    factors = readings(ours, theirs) if kind == "level" else (1.0,)
-    values = np.asarray(theirs, np.float64)
+    check_once(other, kind, origin)
+    factors = readings(current, other) if kind == "level" else (1.0,)
+    values = np.asarray(other, np.float64)
     shared = list[list[tuple[int, int]]]()
     for factor in factors:
-        near = (_places(np.array([x]), values * factor, kind) for x in ours)
+        near = (_places(np.array([x]), values * factor, kind) for x in current)
         shared.append([(k, int(x[0])) for k, x in enumerate(near) if x is not None])
     best = max(shared, key=len, default=[])
     if best and factors[0] != 1.0 and sum(len(x) == len(best) for x in shared) > 1:
-        raise _ambiguous(ours, theirs, where, "the other")
+        raise _ambiguous(current, other, origin, "the other")
     return best
 
 
-def is_numbered(ours: Any, theirs: Any) -> bool:
+def is_numbered(current: Any, other: Any) -> bool:
     """Whether one of two level coordinates only numbers as many levels of the other.
 
     Numbers on both sides are values: the same ones in another order are not in order.
@@ -318,10 +318,10 @@ def is_numbered(ours: Any, theirs: Any) -> bool:
     >>> is_numbered([500.0, 850.0], [0, 1]), is_numbered([2, 1], [1, 2])
     (True, False)
     """
-    ours, theirs = (np.asarray(x, np.float64).ravel() for x in (ours, theirs))
-    if len(ours) != len(theirs) or np.array_equal(np.sort(ours), np.sort(theirs)):
+    current, other = (np.asarray(x, np.float64).ravel() for x in (current, other))
+    if len(current) != len(other) or np.array_equal(np.sort(current), np.sort(other)):
         return False
-    return counts(ours) != counts(theirs)
+    return counts(current) != counts(other)
 
 
 def counts(levels: Any) -> bool:
@@ -348,7 +348,7 @@ def _places(
         return None
     period = 360.0 if kind == "longitude" else None
     # Less than a quarter of the spacing.
-    limit = np.full(requested.shape, SAME_DEGREES)
+    limit = np.full(requested.shape, DEGREE_TOLERANCE)
     if kind == "level":
         limit = SAME_LEVEL * np.maximum(np.abs(requested), 1e-12)
     ordered = np.sort(requested % period if period else requested)
@@ -372,8 +372,8 @@ def _places(
     near = np.searchsorted(values, asked + limit, side="right") - first
     if (near > 1).any() or (np.abs(values[chosen] - asked) > limit).any():
         return None
-    places = order[chosen]
-    return places if np.unique(places).size == places.size else None
+    indices = order[chosen]
+    return indices if np.unique(indices).size == indices.size else None
 
 
 def _ambiguous(levels: Any, other: Any, path: str, origin: str) -> ValueError:
@@ -385,12 +385,12 @@ def _ambiguous(levels: Any, other: Any, path: str, origin: str) -> ValueError:
 
 
 def _differ(
-    requested: Any, available: Any, kind: Kind, where: str, requested_where: str
+    requested: Any, available: Any, kind: Kind, origin: str, requested_origin: str
 ) -> ValueError:
     if kind == "level":
         return ValueError(
-            f"{where}: has the levels {_listed(available)}, but {requested_where} has "
-            f"{_listed(requested)}; give both the same levels"
+            f"{origin}: has the levels {_listed(available)}, but {requested_origin} "
+            f"has {_listed(requested)}; give both the same levels"
         )
     texts = (
         " x ".join(map(str, x.shape)) + f" {kind}s run from {x.flat[0]:g} to "
@@ -404,7 +404,7 @@ def _differ(
         distance = np.abs(np.subtract(requested, available))
         worst = f", up to {distance.max():g} degrees apart"
     return ValueError(
-        f"{where}: {f', but in {requested_where} '.join(texts)}{worst}; they are not "
+        f"{origin}: {f', but in {requested_origin} '.join(texts)}{worst}; they are not "
         "the same places. Bring both to one grid"
     )
 
@@ -419,8 +419,8 @@ def listed(values: Any) -> str:
 
 
 def _listed(values: Any) -> str:
-    shown = np.asarray(values, float).ravel()
-    text = f"{shown[:20].tolist()}{' ...' if shown.size > 20 else ''}"
+    displayed = np.asarray(values, float).ravel()
+    text = f"{displayed[:20].tolist()}{' ...' if displayed.size > 20 else ''}"
     return " ".join((text, *attributes_of(values).values()))
 
 
@@ -435,13 +435,15 @@ def are_numbered_alike(values: Any, numbers: Any) -> bool:
     """
     if values is None or numbers is None:
         return False
-    ours, theirs = (np.sort(np.asarray(x, float)) for x in (values, numbers))
-    return np.array_equal(ours, theirs)
+    current, other = (np.sort(np.asarray(x, float)) for x in (values, numbers))
+    return np.array_equal(current, other)
 
 
-def take_places(array: np.ndarray, places: np.ndarray | None, axis: int) -> np.ndarray:
-    """Puts an axis of an array in order; `places` are those of `places_of`."""
-    return array if places is None else np.take(array, places, axis=axis)
+def take_indices(
+    array: np.ndarray, indices: np.ndarray | None, axis: int
+) -> np.ndarray:
+    """Puts an axis of an array in order; `indices` are those of `indices_of`."""
+    return array if indices is None else np.take(array, indices, axis=axis)
 
 
 def on_grid(
@@ -455,66 +457,69 @@ def on_grid(
         grid: coordinates of the data.
 
     Raises:
-        ValueError: see `places_of`.
+        ValueError: see `indices_of`.
     """
-    where = axes.where, grid.where
-    rows = places_of(grid.latitude, axes.latitude, "latitude", *where)
-    columns = places_of(grid.longitude, axes.longitude, "longitude", *where)
-    return take_places(take_places(array, rows, -2), columns, -1)
+    origin = axes.where, grid.where
+    rows = indices_of(grid.latitude, axes.latitude, "latitude", *origin)
+    columns = indices_of(grid.longitude, axes.longitude, "longitude", *origin)
+    return take_indices(take_indices(array, rows, -2), columns, -1)
 
 
-def grid_places(
-    requested: tuple[Any, Any], available: tuple[Any, Any], where: str, origin: str
+def grid_indices(
+    requested: tuple[Any, Any], available: tuple[Any, Any], label: str, origin: str
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """The positions of the rows and columns of a grid in another; see `places_of`.
+    """The positions of the rows and columns of a grid in another; see `indices_of`.
 
     Args:
         requested: latitudes and longitudes, (lat,) and (lon,), or both (y, x) on a
             curvilinear grid, whose points must be in order; None if unknown.
         available: those of the other grid.
-        where, origin: origins of `available` and of `requested`, for the error.
+        label, origin: origins of `available` and of `requested`, for the error.
 
     Raises:
         ValueError: the grids differ.
     """
-    places = list[np.ndarray | None]()
+    indices = list[np.ndarray | None]()
     kinds: tuple[Kind, ...] = ("latitude", "longitude")
     for kind, first, other in zip(kinds, requested, available, strict=True):
         if first is None or other is None or np.ndim(first) == np.ndim(other) == 1:
-            places.append(places_of(first, other, kind, where, origin))
+            indices.append(indices_of(first, other, kind, label, origin))
             continue
         turned = np.shape(first) == np.shape(other) and np.subtract(first, other)
-        if turned is False or np.abs((turned + 180) % 360 - 180).max() > SAME_DEGREES:
-            raise _differ(first, other, kind, where, origin)
-        places.append(None)
-    return places[0], places[1]
+        if (
+            turned is False
+            or np.abs((turned + 180) % 360 - 180).max() > DEGREE_TOLERANCE
+        ):
+            raise _differ(first, other, kind, label, origin)
+        indices.append(None)
+    return indices[0], indices[1]
 
 
-def check_same_grid(
-    requested: tuple[Any, Any], available: tuple[Any, Any], where: str, origin: str
+def check_shared_grid(
+    requested: tuple[Any, Any], available: tuple[Any, Any], label: str, origin: str
 ) -> None:
     """Checks that two grids are the same, in the same order.
 
     Args:
-        requested, available, where, origin: as for `grid_places`.
+        requested, available, label, origin: as for `grid_indices`.
 
     Raises:
         ValueError: values or their order differ.
     """
-    places = grid_places(requested, available, where, origin)
-    check_order(places, "rows or columns", where, origin)
+    indices = grid_indices(requested, available, label, origin)
+    check_order(indices, "rows or columns", label, origin)
 
 
 def check_order(
-    places: Iterable[np.ndarray | None], what: str, where: str, origin: str
+    indices: Iterable[np.ndarray | None], subject: str, label: str, origin: str
 ) -> None:
-    """Checks that positions of `places_of` are in order.
+    """Checks that positions of `indices_of` are in order.
 
     Raises:
         ValueError: they are not.
     """
-    if any(place is not None for place in places):
+    if any(index is not None for index in indices):
         raise ValueError(
-            f"{where}: {what} are in another order than those of {origin}, expected "
+            f"{label}: {subject} are in another order than those of {origin}, expected "
             "the same; bring them to that order"
         )

@@ -33,11 +33,11 @@ def by_key(fields: NamedFields) -> dict[str, Any]:
 
 
 @contextmanager
-def keys_of_tree(what: str, tree: FieldTree) -> Iterator[None]:
+def keys_of_tree(subject: str, tree: FieldTree) -> Iterator[None]:
     """Turns a KeyError of a user's function into a ValueError with the keys there are.
 
     Args:
-        what: the function, for the error.
+        subject: the function, for the error.
         tree: the named fields of a step that it takes.
     """
     try:
@@ -46,7 +46,7 @@ def keys_of_tree(what: str, tree: FieldTree) -> Iterator[None]:
         fields = [tree[name] for name in (PREDICTION, TARGET) if name in tree]
         names = [*tree, *dict.fromkeys(key for x in fields for key in by_key(x))]
         raise ValueError(
-            f"{what} reads the key {error}, which is not there; there are: "
+            f"{subject} reads the key {error}, which is not there; there are: "
             f"{', '.join(names)}"
         ) from error
 

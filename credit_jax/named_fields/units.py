@@ -173,10 +173,10 @@ def unit_problems(base: VariableUnits, units: VariableUnits) -> list[str]:
     problems = []
     for name, key in here.items():
         unit, path = units[key]
-        recorded, where = base[expected[name]] if name in expected else (unit, path)
+        recorded, origin = base[expected[name]] if name in expected else (unit, path)
         if differ(unit, recorded):
             problems.append(
                 f"{path}: variable {name.split('/')[-1]!r} has units {unit!r}, "
-                f"expected {recorded!r} as in {where}; bring the file to that unit"
+                f"expected {recorded!r} as in {origin}; bring the file to that unit"
             )
     return problems

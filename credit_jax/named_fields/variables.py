@@ -16,9 +16,9 @@ from jaxtyping import Float
 
 from credit_jax.named_fields.coordinates import (
     LevelValues,
-    common_places,
+    common_indices,
     counts,
-    grid_places,
+    grid_indices,
     listed,
 )
 from credit_jax.named_fields.units import comparable, conversion, differ, text_of
@@ -134,7 +134,7 @@ class Variables:
             ValueError: a variable or all of its levels are missing, grids differ, or
                 units cannot be converted.
         """
-        rows, columns = grid_places(
+        rows, columns = grid_indices(
             (self.latitude, self.longitude),
             (other.latitude, other.longitude),
             other.where,
@@ -145,10 +145,10 @@ class Variables:
         others = other.select(self.table).table
         for name, variable in self.table.items():
             candidate = others[name]
-            for where, side in ((self.where, variable), (other.where, candidate)):
+            for origin, side in ((self.where, variable), (other.where, candidate)):
                 if side.constant:
                     raise ValueError(
-                        f"{where}: {name} has no dim of times, and would be compared "
+                        f"{origin}: {name} has no dim of times, and would be compared "
                         "at all of them; leave it out, or give it times"
                     )
             pair = self._levels(name, candidate, other.where)
@@ -196,17 +196,17 @@ class Variables:
                 (0.0, [offset for _, offset in changes]),
             )
         )
-        places = levels, other_levels, rows, columns
-        return Alignment(*places, factor, offset, tuple(notes))
+        indices = levels, other_levels, rows, columns
+        return Alignment(*indices, factor, offset, tuple(notes))
 
     def _levels(
-        self, name: str, candidate: Variable, where: str
+        self, name: str, candidate: Variable, origin: str
     ) -> tuple[LevelPlaces, LevelPlaces]:
         """Positions of the common levels in both, in the order of this table."""
         variable = self.table[name]
         if variable.levels is None and candidate.levels is None:
             return None, None
-        sides = f"{listed(variable.levels)}; {where} has {listed(candidate.levels)}"
+        sides = f"{listed(variable.levels)}; {origin} has {listed(candidate.levels)}"
         if variable.levels is None or candidate.levels is None:
             raise ValueError(
                 f"{name}: {self.where} has the levels {sides}; both must have some, or "
@@ -214,20 +214,22 @@ class Variables:
             )
         if _one_is_numbered(variable.levels, candidate.levels):
             if len(variable.levels) == len(candidate.levels):
-                places = tuple(range(len(variable.levels)))
-                return places, places
+                indices = tuple(range(len(variable.levels)))
+                return indices, indices
             raise ValueError(
                 f"{name}: one side only numbers its levels, and there are not as many "
                 f"on the other: {self.where} has {sides}; name data.source.*.levels"
             )
-        pairs = common_places(
+        pairs = common_indices(
             LevelValues(variable.levels, variable.level_units),
             LevelValues(candidate.levels, candidate.level_units),
             LEVEL,
-            where,
+            origin,
         )
         if not pairs:
-            raise ValueError(f"{name}: no level of {self.where} is in {where}: {sides}")
+            raise ValueError(
+                f"{name}: no level of {self.where} is in {origin}: {sides}"
+            )
         levels, other_levels = zip(*pairs, strict=True)
         return tuple(map(int, levels)), tuple(map(int, other_levels))
 

@@ -282,13 +282,13 @@ class OutProjection(nnx.Module):
         self, x: Float[Array, "*batch heads head_dim"], context: Context
     ) -> Float[Array, "*batch channel"]:
         kernel = self.kernel[...]
-        whole = sum_over_tensor(
+        full = sum_over_tensor(
             x.reshape(*x.shape[:-2], -1),
             kernel.reshape(-1, kernel.shape[-1]),
             context,
             shape=self.shape,
         )
-        return add_bias(whole, self.bias[...])
+        return add_bias(full, self.bias[...])
 
 
 class Conv(nnx.Module):
@@ -462,8 +462,8 @@ def _as_invarying(x: Array) -> Array:
 def no_statistics_error(module: nnx.Module) -> ValueError:
     """Returns the error for a forward pass that was given no running statistics."""
     num = sum(isinstance(node, BatchNorm) for _, node in nnx.iter_modules(module))
-    what = f"{num} batch norms" if num else "layers of experts"
+    subject = f"{num} batch norms" if num else "layers of experts"
     return ValueError(
-        f"the model has {what}; give their running statistics: "
+        f"the model has {subject}; give their running statistics: "
         'apply(..., batch_stats=model_state["batch_stats"])'
     )

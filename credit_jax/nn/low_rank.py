@@ -125,8 +125,8 @@ def merged(
             continue
         pair = (weights[adapter] for adapter in low_rank.adapters(path))
         add = partial(_sum, spec=param_specs[path], scale=low_rank.scale)
-        place = getattr(matrix, "sharding", None)
-        sums[path] = jax.jit(add, out_shardings=place)(matrix, *pair)
+        sharding = getattr(matrix, "sharding", None)
+        sums[path] = jax.jit(add, out_shardings=sharding)(matrix, *pair)
     return sums
 
 
@@ -161,12 +161,12 @@ def _shard(
     # An adapter is split over tp as its matrix is, and whole along the axes of FSDP.
     names = (*matrix_spec, *(None,) * (len(spec.shape) - len(matrix_spec)))
     first = 2 if spec.is_stacked else 1
-    for place, dim in enumerate(dims, first):
+    for sharding, dim in enumerate(dims, first):
         axes = [axis for axis in split_axes(names[dim]) if axis in (DP_SHARD, DOMAIN)]
         if axes:
-            length = part.shape[place] // math.prod(map(lax.axis_size, axes))
+            length = part.shape[sharding] // math.prod(map(lax.axis_size, axes))
             start = axis_index(tuple(axes)) * length
-            part = lax.dynamic_slice_in_dim(pvary(part, axes), start, length, place)
+            part = lax.dynamic_slice_in_dim(pvary(part, axes), start, length, sharding)
     return part
 
 

@@ -72,9 +72,9 @@ class Noise:
         channels: int,
     ) -> Array:
         if name in self.replacements:
-            whole = jnp.take(self.replacements[name], samples, axis=0)
+            full = jnp.take(self.replacements[name], samples, axis=0)
             rows = jnp.maximum(layout.global_rows(), 0)[:, None]
-            return whole[:, rows, layout.columns(columns)]
+            return full[:, rows, layout.columns(columns)]
         rows = jnp.maximum(layout.global_rows(), 0)
         # Two numbers: the position of a value in a batch does not fit in 32 bits.
         high = self._indices(samples)[:, None] * layout.size + rows[None, :]

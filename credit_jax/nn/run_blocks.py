@@ -293,9 +293,9 @@ def _parts(first: int, stop: int, group: int, *, keep: bool) -> Iterator[_Part]:
     turns = (stop - first) // group
     if turns:
         yield _Part(first, turns, group, keep)
-    rest = first + turns * group
-    if rest < stop:
-        yield _Part(rest, 1, stop - rest, keep)
+    remainder = first + turns * group
+    if remainder < stop:
+        yield _Part(remainder, 1, stop - remainder, keep)
 
 
 def _stacked(trees: Sequence[Variables]) -> Variables:

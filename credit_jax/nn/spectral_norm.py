@@ -313,11 +313,11 @@ def _divided_exactly(
     out = {}
     for group, *pair in zip(groups, tops, rests, strict=True):
         high, low = two_sum(*pair)
-        for (path, sigma), (_, rest) in zip(
+        for (path, sigma), (_, remainder) in zip(
             group.parts(high), group.parts(low), strict=True
         ):
             # With dims of length 1 for those of the matrix.
             ones = (1,) * (weights[path].ndim - sigma.ndim)
-            divisor = (part.reshape(part.shape + ones) for part in (sigma, rest))
+            divisor = (part.reshape(part.shape + ones) for part in (sigma, remainder))
             out[path] = quotient(weights[path], *divisor)
     return out

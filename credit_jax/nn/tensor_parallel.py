@@ -45,20 +45,20 @@ def apply_tensor_parallel(module: nnx.Module) -> nnx.Module:
     """
     for _, block in nnx.iter_modules(module):
         _check_names(block)
-        what = f"{type(block).__name__}.tp_plan"
+        subject = f"{type(block).__name__}.tp_plan"
         for pair in getattr(block, "tp_plan", ()):
             is_pair = isinstance(pair, tuple) and len(pair) == 2
             if not is_pair or not all(isinstance(path, str) for path in pair):
                 raise ValueError(
-                    f"{what} has the entry {pair!r}; expected a pair of dotted paths, "
-                    "(column layer, row layer)"
+                    f"{subject} has the entry {pair!r}; expected a pair of dotted "
+                    "paths, (column layer, row layer)"
                 )
-            column, row = (_layer(block, path, what) for path in pair)
+            column, row = (_layer(block, path, subject) for path in pair)
             output_width = param_spec_of(column.kernel).shape[-1]
             input_width = param_spec_of(row.kernel).shape[-2]
             if output_width != input_width:
                 raise ValueError(
-                    f"{what}: {pair[0]!r} makes {output_width} channels, but "
+                    f"{subject}: {pair[0]!r} makes {output_width} channels, but "
                     f"{pair[1]!r} takes {input_width}; a pair shares its hidden "
                     "channels"
                 )
@@ -83,7 +83,7 @@ def _check_names(block: nnx.Module) -> None:
         )
 
 
-def _layer(block: nnx.Module, path: str, what: str) -> Any:
+def _layer(block: nnx.Module, path: str, subject: str) -> Any:
     """Returns the layer at a dotted path; raises ValueError if it cannot be split."""
     layer: Any = block
     for part in path.split("."):
@@ -96,8 +96,8 @@ def _layer(block: nnx.Module, path: str, what: str) -> Any:
             }
         if part not in children:
             raise ValueError(
-                f"{what} names {path!r}, but {type(layer).__name__} has no {part!r}; "
-                f"there are: {', '.join(children) or 'none'}"
+                f"{subject} names {path!r}, but {type(layer).__name__} has no "
+                f"{part!r}; there are: {', '.join(children) or 'none'}"
             )
         layer = children[part]
     problem = None
@@ -117,8 +117,8 @@ def _layer(block: nnx.Module, path: str, what: str) -> Any:
             )
     if problem:
         raise ValueError(
-            f"{what} names {path!r}, {problem}; expected a Linear, or a Conv of kernel "
-            "1 and stride 1 without padding, that no other pair names"
+            f"{subject} names {path!r}, {problem}; expected a Linear, or a Conv of "
+            "kernel 1 and stride 1 without padding, that no other pair names"
         )
     return layer
 

@@ -35,8 +35,8 @@ def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
     """Returns a + b, and what it lacks: a + b = total + error, exactly (Knuth)."""
     # The barrier keeps compilers from simplifying a + b - a.
     total = lax.optimization_barrier(a + b)
-    rest = total - a
-    return total, (a - (total - rest)) + (b - rest)
+    remainder = total - a
+    return total, (a - (total - remainder)) + (b - remainder)
 
 
 def parts_to_sum(high: Array, low: Array) -> tuple[Array, Array]:
@@ -44,8 +44,8 @@ def parts_to_sum(high: Array, low: Array) -> tuple[Array, Array]:
 
     The first has 12 bits, so that sums of it are not rounded, and the second is small.
     """
-    top, rest = _halves(high)
-    return top, rest + low
+    top, remainder = _halves(high)
+    return top, remainder + low
 
 
 def quotient(a: Array, high: Array, low: Array) -> Array:

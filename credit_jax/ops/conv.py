@@ -90,17 +90,17 @@ def explicit_padding(
             "a strided convolution give a pair (low, high) for each spatial dim"
         )
     return tuple(
-        same_padding(size, spacing)
+        padding_of_same(size, spacing)
         for size, spacing in zip(kernel, dilation, strict=True)
     )
 
 
-def same_padding(kernel: int, dilation: int = 1) -> IntPair:
+def padding_of_same(kernel: int, dilation: int = 1) -> IntPair:
     """Returns the zeros (low, high) that keep the length at stride 1.
 
     They are dilation * (kernel - 1) in total.
 
-    >>> same_padding(4)
+    >>> padding_of_same(4)
     (1, 2)
     """
     total = dilation * (kernel - 1)

@@ -170,7 +170,16 @@ def _conv_transpose(
         for d in spatial
     ]
     kernel, spacing = dense_taps(kernel, stride, dilation)
-    phases = _phase_kernel(kernel, stride, groups)
+    # The kernel that computes all phases, with its taps in reversed order. Its shape is
+    # (taps..., group_in, groups * phases * group_out).
+    num, channel_in = len(stride), kernel.shape[-2]
+    kernel, taps = split_taps(kernel, stride)
+    group_in = channel_in // groups
+    kernel = kernel.reshape(*kernel.shape[:-2], groups, group_in, kernel.shape[-1])
+    order = [*range(0, 2 * num, 2), 2 * num + 1, 2 * num]
+    order += [*range(1, 2 * num, 2), 2 * num + 2]
+    kernel = jnp.flip(kernel.transpose(order), range(num))
+    phases = kernel.reshape(*taps, group_in, -1)
     # Output o (before cropping) is phase o % stride of point o // stride; the points
     # first to last are needed.
     first = [padding[d][0] // stride[d] for d in spatial]
@@ -183,18 +192,3 @@ def _conv_transpose(
         start = padding[d][0] - first[d] * stride[d]
         y = lax.slice_in_dim(y, start, start + out[d], axis=1 + d)
     return y
-
-
-def _phase_kernel(kernel: Array, stride: Sequence[int], groups: int) -> Array:
-    """The kernel that computes all phases, with its taps in reversed order.
-
-    Its shape is (taps..., group_in, groups * phases * group_out).
-    """
-    num, channel_in = len(stride), kernel.shape[-2]
-    kernel, taps = split_taps(kernel, stride)
-    group_in = channel_in // groups
-    kernel = kernel.reshape(*kernel.shape[:-2], groups, group_in, kernel.shape[-1])
-    order = [*range(0, 2 * num, 2), 2 * num + 1, 2 * num]
-    order += [*range(1, 2 * num, 2), 2 * num + 2]
-    kernel = jnp.flip(kernel.transpose(order), range(num))
-    return kernel.reshape(*taps, group_in, -1)

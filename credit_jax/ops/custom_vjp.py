@@ -86,7 +86,7 @@ class custom_vjp:
 
     def _with_arguments(self, *args: Any) -> tuple[Any, tuple[Any, ...]]:
         # `_static` counts from the precision, which is no argument.
-        saved = (x for place, x in enumerate(args, 1) if place not in self._static)
+        saved = (x for index, x in enumerate(args, 1) if index not in self._static)
         return self(*args), tuple(saved)
 
 
@@ -132,9 +132,11 @@ def _apply_derivative(
     them.
     """
     leaves, tree = jax.tree.flatten(tangents)
-    known = {k: t.aval for k, t in enumerate(leaves) if isinstance(t, SymbolicZero)}
+    zero_avals = {
+        k: t.aval for k, t in enumerate(leaves) if isinstance(t, SymbolicZero)
+    }
     number = len(leaves)  # the functions below outlive the tracers
-    varied = [k for k in range(number) if k not in known]
+    varied = [k for k in range(number) if k not in zero_avals]
     results, result_tree = jax.tree.flatten(result)
     types = tuple(jax.typeof(leaf).strip_weak_type() for leaf in results)
     residuals, residual_tree = jax.tree.flatten(saved)
@@ -155,7 +157,7 @@ def _apply_derivative(
 
     def push_by_definition(residuals: Leaves, tangents: Leaves) -> Leaves:
         assert tangent is not None
-        every = {k: _zeros(aval) for k, aval in known.items()}
+        every = {k: _zeros(aval) for k, aval in zero_avals.items()}
         every |= zip(varied, tangents, strict=True)
         full_tangents = tree.unflatten([every[k] for k in range(number)])
         return jax.tree.leaves(

@@ -115,24 +115,24 @@ def pairs_of_offsets(
         (h * w, h * w, ...): for tokens i and j, row-major, the entry of i - j.
     """
     rows, columns = window
-    rest = table.shape[1:]
-    y = _differences(table.reshape(2 * rows - 1, 2 * columns - 1, *rest), rows)
+    remainder = table.shape[1:]
+    y = _differences(table.reshape(2 * rows - 1, 2 * columns - 1, *remainder), rows)
     # A GPU adds each of the copies' gradients faster than those of both at once.
     y = lax.optimization_barrier(jnp.moveaxis(y, 2, 0))
     y = _differences(y, columns)
     # Now (column, column of the other, row, row of the other, ...).
     y = y.transpose(2, 0, 3, 1, *range(4, y.ndim))
-    return y.reshape(rows * columns, rows * columns, *rest)
+    return y.reshape(rows * columns, rows * columns, *remainder)
 
 
 def _differences(x: Array, length: int) -> Array:
     """Returns `y[i, j] = x[i - j + length - 1]`, (length, length, ...)."""
     if length == 1:
         return x[None]
-    step, rest = 2 * length - 2, x.shape[1:]
+    step, remainder = 2 * length - 2, x.shape[1:]
     # Row j of these copies begins j entries earlier than the copy that it is of.
-    copies = jnp.broadcast_to(x, (length, *x.shape)).reshape(-1, *rest)
-    rows = copies[length - 1 : -1].reshape(length, step, *rest)
+    copies = jnp.broadcast_to(x, (length, *x.shape)).reshape(-1, *remainder)
+    rows = copies[length - 1 : -1].reshape(length, step, *remainder)
     return jnp.swapaxes(rows[:, :length], 0, 1)
 
 

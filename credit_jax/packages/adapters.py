@@ -28,13 +28,14 @@ def model_with_adapters(config: Config) -> ModelDef:
     Raises:
         ValueError: it has no adapters, or its base had other channels.
     """
-    finetune, where = config.trainer.finetune, "--adapters: trainer.finetune"
+    finetune, origin = config.trainer.finetune, "--adapters: trainer.finetune"
     if finetune is None or finetune.lora is None:
-        raise ValueError(f"{where}.lora: missing; the run has no adapters")
+        raise ValueError(f"{origin}.lora: missing; the run has no adapters")
     if finetune.new_channels is not None:
         raise ValueError(
-            f"{where}.new_channels: the base has other channels, so the frozen weights "
-            "are not all its own; make a package of all weights, without --adapters"
+            f"{origin}.new_channels: the base has other channels, so the frozen "
+            "weights are not all its own; make a package of all weights, without "
+            "--adapters"
         )
     return finetuned(build(config.model), finetune)
 

@@ -51,9 +51,9 @@ def write_channels(
     for name, group in ((name, g) for name, some in groups.items() for g in some):
         values: Sequence[float | None] = [None]
         if "/3d/" in group.var_key:
-            known = levels.get(group.source) or ()
-            fits = len(known) == group.n_levels
-            values = list(known) if fits else list(range(group.n_levels))
+            levels_of_source = levels.get(group.source) or ()
+            fits = len(levels_of_source) == group.n_levels
+            values = list(levels_of_source) if fits else list(range(group.n_levels))
         attributes = {"units": None, **described.get(group.var_key, {})}
         for level in values:
             entry = {"key": group.var_key, "variable": group.variable, "level": level}
@@ -73,13 +73,13 @@ def read_channels(path: Path) -> dict[str, list[dict[str, Any]]]:
         channels = {name: [dict(entry) for entry in content[name]] for name in names}
         for name, entries in channels.items():
             seen = dict[tuple[Any, Any], int]()
-            for place, entry in enumerate(entries):
+            for index, entry in enumerate(entries):
                 key, level = entry["key"], entry["level"]
-                first = seen.setdefault((key, level), place)
-                if first != place:
+                first = seen.setdefault((key, level), index)
+                if first != index:
                     at = "" if level is None else f" at level {level}"
                     raise ValueError(
-                        f"{path}: {name} channels {first} and {place} are both "
+                        f"{path}: {name} channels {first} and {index} are both "
                         f"{key}{at}; expected each channel once. Do not use this "
                         "package"
                     )
@@ -97,7 +97,9 @@ def groups_of(entries: Sequence[Mapping[str, Any]]) -> tuple[ChannelGroup, ...]:
     for entry in entries:
         levels.setdefault(entry["key"], []).append(entry["level"])
     return tuple(
-        ChannelGroup(key, len(values), 1, None if None in values else tuple(known))
+        ChannelGroup(
+            key, len(values), 1, None if None in values else tuple(levels_of_source)
+        )
         for key, values in levels.items()
-        for known in ([float(x) for x in values if x is not None],)
+        for levels_of_source in ([float(x) for x in values if x is not None],)
     )

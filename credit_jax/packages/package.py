@@ -39,7 +39,7 @@ from credit_jax.data.sources.file_source import descriptive
 from credit_jax.models.model_def import ModelDef, Weights
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import build
-from credit_jax.named_fields.coordinates import Coordinates, check_same_grid
+from credit_jax.named_fields.coordinates import Coordinates, check_shared_grid
 from credit_jax.nn.model_state import ModelState
 from credit_jax.packages import manifest as file_names
 from credit_jax.packages.adapters import with_base
@@ -118,7 +118,7 @@ class Package(Artifact):
         config = {**self.resolved(), **sections, "save_loc": str(self.path)}
         inference = config.setdefault("inference", {})
         section = inference if "data" in inference else config
-        where = "inference.data" if section is inference else "data"
+        origin = "inference.data" if section is inference else "data"
         source = str(self.path / file_names.CONFIG)
         if data is not None:
             source = f"{source} with {data}"
@@ -140,7 +140,7 @@ class Package(Artifact):
                 raise
             raise ValueError(
                 f"{error}\nA package holds no data: say where they are with --data "
-                f"FILE, or with --set {where}.source.NAME.variables.KIND.path=PATTERN"
+                f"FILE, or with --set {origin}.source.NAME.variables.KIND.path=PATTERN"
             ) from None
         # What may differ are the data, of which a package has none.
         self.record.compare(RunRecord.of(changed, forecasts=True), forecasts=True)
@@ -193,7 +193,7 @@ class Package(Artifact):
                     f"{self.path / file_names.CHANNELS}, in this order"
                 )
         path, grid = self.path / file_names.GRID, (latitude, longitude)
-        check_same_grid(read_grid(path), grid, "the data", f"the package ({path})")
+        check_shared_grid(read_grid(path), grid, "the data", f"the package ({path})")
         return self
 
 
@@ -231,7 +231,7 @@ def open_package(folder: str | Path, base: str | Path | None = None) -> Package:
             f"{record.base_digest})"
         )
     at = manifest.provenance.get(file_names.COORDINATES)
-    where = str(path / file_names.CHANNELS)
+    origin = str(path / file_names.CHANNELS)
     return Package(
         files=Base(path, "package", written),
         path=path,
@@ -239,7 +239,7 @@ def open_package(folder: str | Path, base: str | Path | None = None) -> Package:
         step=manifest.step,
         coordinates=None if at is None else Coordinates.from_json(at, str(path)),
         units={
-            entry["key"]: (entry["units"], where)
+            entry["key"]: (entry["units"], origin)
             for entry in chain.from_iterable(channels.values())
             if isinstance(entry["units"], str)
         },
@@ -357,28 +357,28 @@ def restore(
 
 def _check_config(path: Path, manifest: Manifest, written: dict[str, Any]) -> None:
     """Checks that every path of the config is that of a file of the package."""
-    where = path / file_names.CONFIG
+    origin = path / file_names.CONFIG
     for section in ("model", "data"):
         if not isinstance(written.get(section), dict):
-            raise ValueError(f"{where}: {section}: missing; get the package again")
+            raise ValueError(f"{origin}: {section}: missing; get the package again")
     stores = (k.partition(".zarr/")[0] for k in manifest.files if ".zarr/" in k)
     names = {*manifest.files, *(f"{name}.zarr" for name in stores)}
     for reference in _inside(written):
         if reference.path not in names:
             raise ValueError(
-                f"{where}: {reference.dotted}: {reference.path!r} is no file of the "
+                f"{origin}: {reference.dotted}: {reference.path!r} is no file of the "
                 f"package; expected one of {', '.join(sorted(names))}. Do not use this "
                 "package"
             )
     for reference in place_references(written):
         raise ValueError(
-            f"{where}: {reference.dotted}: a package names no data, got "
+            f"{origin}: {reference.dotted}: a package names no data, got "
             f"{reference.path!r}; remove it, and give --data where you know the package"
         )
     actual, expected = written["model"].get("type"), manifest.model_type
     if actual != expected:
         raise ValueError(
-            f"{where}: model.type is {actual!r}, {file_names.MANIFEST} says "
+            f"{origin}: model.type is {actual!r}, {file_names.MANIFEST} says "
             f"{expected!r}; get the package again"
         )
 

@@ -69,9 +69,9 @@ def normalized(written: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: a custom object that forecasts need is in a file, which a package
             cannot hold.
     """
-    whole = copy.deepcopy(dict(written))
-    config = {key: whole[key] for key in _SECTIONS if whole.get(key) is not None}
-    every = whole.get(SECTION) or {}
+    full = copy.deepcopy(dict(written))
+    config = {key: full[key] for key in _SECTIONS if full.get(key) is not None}
+    every = full.get(SECTION) or {}
     objects = {k: v for k, v in every.items() if v["object_type"] in _OBJECTS}
     for name, keys in objects.items():
         if keys["module_path"].endswith(".py"):
@@ -82,7 +82,7 @@ def normalized(written: Mapping[str, Any]) -> dict[str, Any]:
             )
     if objects:
         config[SECTION] = objects
-    inference = whole.get("inference") or {}
+    inference = full.get("inference") or {}
     config["inference"] = {
         k: inference[k] for k in _INFERENCE if inference.get(k) is not None
     }

@@ -98,7 +98,22 @@ def _read(
         ) from None
     try:
         key_map.check(arrays)
-        raise_problems(_dtypes(arrays, key_map, model_def), "arrays of another dtype")
+        # Arrays with another dtype than in the model, one line each.
+        state, lines = model_def.model_state_shapes, []
+        for entry in key_map.entries:
+            like = (
+                state[entry.collection][entry.path][entry.leaf]
+                if entry.leaf
+                else model_def.param_specs[entry.path]
+            )
+            one = np.zeros((1,) * len(entry.shape), like.dtype)
+            expected, actual = (
+                entry.arrangement.to_torch(one).dtype,
+                arrays[entry.key].dtype,
+            )
+            if actual != expected:
+                lines.append(f"dtype: {entry.key} is {actual}, expected {expected}")
+        raise_problems(lines, "arrays of another dtype")
         _check_finite(arrays, path)
     except ValueError as error:
         raise ValueError(
@@ -111,27 +126,6 @@ def _read(
 def _key_map(model_def: ModelDef) -> KeyMap:
     is_credit = names_of(model_def) == CREDIT
     return key_map_for(model_def) if is_credit else native_key_map(model_def)
-
-
-def _dtypes(
-    arrays: Mapping[str, np.ndarray], key_map: KeyMap, model_def: ModelDef
-) -> list[str]:
-    """Arrays with another dtype than in the model, one line each."""
-    state, lines = model_def.model_state_shapes, []
-    for entry in key_map.entries:
-        like = (
-            state[entry.collection][entry.path][entry.leaf]
-            if entry.leaf
-            else model_def.param_specs[entry.path]
-        )
-        one = np.zeros((1,) * len(entry.shape), like.dtype)
-        expected, actual = (
-            entry.arrangement.to_torch(one).dtype,
-            arrays[entry.key].dtype,
-        )
-        if actual != expected:
-            lines.append(f"dtype: {entry.key} is {actual}, expected {expected}")
-    return lines
 
 
 def _check_finite(state: Mapping[str, np.ndarray], path: Path) -> None:

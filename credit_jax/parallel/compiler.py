@@ -89,7 +89,7 @@ _QUICKLY: Options = {
 }
 
 
-def known_options(options: Options) -> dict[str, bool | int | str]:
+def accepted_options(options: Options) -> dict[str, bool | int | str]:
     """Returns those options that the installed XLA has.
 
     Options come and go with versions of jaxlib. XLA ends the process at an option in
@@ -98,11 +98,11 @@ def known_options(options: Options) -> dict[str, bool | int | str]:
     Args:
         options: values by name, without dashes.
     """
-    return {name: value for name, value in options.items() if _is_known(name)}
+    return {name: value for name, value in options.items() if _is_accepted(name)}
 
 
 @cache
-def _is_known(option: str) -> bool:
+def _is_accepted(option: str) -> bool:
     """Whether XLA's library contains the name of an option.
 
     XLA itself can be asked only after it has read XLA_FLAGS. The null byte at the end
@@ -137,7 +137,7 @@ def as_flags(options: Options) -> list[str]:
     """Returns the options that XLA knows as XLA_FLAGS has them."""
     return [
         f"--{name}={str(value).lower() if isinstance(value, bool) else value}"
-        for name, value in known_options(options).items()
+        for name, value in accepted_options(options).items()
     ]
 
 
@@ -197,7 +197,7 @@ def compile_program(
         options_of_kind |= {**_QUICKLY, _LEVEL: level}
     if jax.config.values["jax_enable_x64"]:
         options_of_kind.pop(_YNNPACK, None)
-    known = known_options(options_of_kind)
+    available = accepted_options(options_of_kind)
 
     @wraps(function)
     def program(*args: Any) -> Any:
@@ -207,7 +207,7 @@ def compile_program(
     compiled = jax.jit(
         program,
         donate_argnums=donate_argnums,
-        compiler_options={**known, **(options or {})} or None,
+        compiler_options={**available, **(options or {})} or None,
     )
     return joint(compiled, mesh)
 

@@ -112,7 +112,7 @@ def place_batch(
     (2, 7, 1, 6, 10)
     """
 
-    def place(path: Any, x: np.ndarray) -> Array:
+    def index(path: Any, x: np.ndarray) -> Array:
         if x.ndim not in (2, 3, 5, 6):
             name = jax.tree_util.keystr(path, simple=True, separator=": ")
             raise ValueError(
@@ -130,7 +130,7 @@ def place_batch(
             rows=rows,
         )
 
-    return jax.tree_util.tree_map_with_path(place, dict(arrays))
+    return jax.tree_util.tree_map_with_path(index, dict(arrays))
 
 
 def shard_tensor(
@@ -204,16 +204,16 @@ def gather_tensor(
         )
     if isinstance(mesh, MeshAxes):
         return gather_rows(Field(jnp.asarray(x), blocks))
-    whole = jnp.asarray(x)
-    if isinstance(whole.sharding, NamedSharding) and axes.domain is not None:
+    full = jnp.asarray(x)
+    if isinstance(full.sharding, NamedSharding) and axes.domain is not None:
         parts: list[Any] = [
             tuple(name for name in part if name != axes.domain) or None
             if isinstance(part, tuple)
             else (None if part == axes.domain else part)
-            for part in whole.sharding.spec
+            for part in full.sharding.spec
         ]
-        whole = jax.device_put(whole, NamedSharding(mesh, PartitionSpec(*parts)))
-    return lax.slice_in_dim(whole, 0, rows, axis=dim)
+        full = jax.device_put(full, NamedSharding(mesh, PartitionSpec(*parts)))
+    return lax.slice_in_dim(full, 0, rows, axis=dim)
 
 
 def gather_rows(field: Field) -> Shaped[Array, "*shape"]:
@@ -226,8 +226,8 @@ def gather_rows(field: Field) -> Shaped[Array, "*shape"]:
     if layout.axis is not None:
         x = lax.all_gather(x, layout.axis, axis=layout.dim, tiled=True, to="invarying")
     rows_per_shard = [row for rows in layout.rows for row in rows]
-    where = {row: i for i, row in enumerate(rows_per_shard)}
-    return take_static(x, [where[row] for row in range(layout.size)], layout.dim)
+    origin = {row: i for i, row in enumerate(rows_per_shard)}
+    return take_static(x, [origin[row] for row in range(layout.size)], layout.dim)
 
 
 def shard_batch(

@@ -84,28 +84,25 @@ class Advection:
                 f"winds {levels} levels, which need one more; give `levels`, counted "
                 "from 1"
             )
-        whole = Wind(*(x if x is None else all_rows(x, context) for x in wind))
-        velocity = self._velocity(whole)
+        full = Wind(*(x if x is None else all_rows(x, context) for x in wind))
+        # Velocities in levels, rows and columns of the grid per second.
+        latitude = np.deg2rad(np.asarray(self.latitude, np.float64))
+        cosine = _by_row(np.maximum(np.cos(latitude), self.coslat_floor), full.u)
+        columns = full.u / (EARTH_RADIUS * cosine) / full.u.dtype.type(self._d_lambda)
+        rows = full.v / EARTH_RADIUS / _by_row(np.gradient(latitude), full.u)
+        velocity = [self._level_velocity(full, latitude), rows, columns]
         start = _arrival(wind.u, context)
         moved = None
         for _ in range(self.iterations):
-            places = (
+            departures = (
                 start
                 if moved is None
                 else [x - 0.5 * d for x, d in zip(start, moved, strict=True)]
             )
-            moved = [self.seconds * v for v in sample(velocity, places)]
+            moved = [self.seconds * v for v in sample(velocity, departures)]
         assert moved is not None, "there is an iteration"
-        places = [x - d for x, d in zip(start, moved, strict=True)]
-        return sample([all_rows(x, context) for x in tracers], places)
-
-    def _velocity(self, wind: Wind) -> list[LevelFields]:
-        """Velocities in levels, rows and columns of the grid per second."""
-        latitude = np.deg2rad(np.asarray(self.latitude, np.float64))
-        cosine = _by_row(np.maximum(np.cos(latitude), self.coslat_floor), wind.u)
-        columns = wind.u / (EARTH_RADIUS * cosine) / wind.u.dtype.type(self._d_lambda)
-        rows = wind.v / EARTH_RADIUS / _by_row(np.gradient(latitude), wind.u)
-        return [self._level_velocity(wind, latitude), rows, columns]
+        departures = [x - d for x, d in zip(start, moved, strict=True)]
+        return sample([all_rows(x, context) for x in tracers], departures)
 
     @property
     def _d_lambda(self) -> float:
@@ -123,7 +120,7 @@ class Advection:
         if omega is None:
             omega = self._omega(wind, interfaces[:, 1:] - interfaces[:, :-1], latitude)
         center = 0.5 * (interfaces[:, :-1] + interfaces[:, 1:])
-        return omega / clip(_difference(center, axis=1), self.dp_floor)
+        return omega / clip(namespace(center).gradient(center, axis=1), self.dp_floor)
 
     def _omega(
         self, wind: Wind, thickness: LevelFields, latitude: np.ndarray
@@ -141,23 +138,24 @@ class Advection:
         return -0.5 * (above + below)
 
 
-def sample(volumes: Sequence[LevelFields], places: Sequence[Any]) -> list[Any]:
+def sample(volumes: Sequence[LevelFields], departures: Sequence[Any]) -> list[Any]:
     """Interpolates fields trilinearly at fractional grid indices.
 
     Args:
         volumes: fields on the whole grid, (batch, level, time, lat, lon) each.
-        places: level, row and column of every point, (batch, level, time, rows, lon)
-            each.
+        departures: level, row and column of every point, each (batch, level, time,
+            rows, lon).
 
     Returns:
         Each field at the points, (batch, level, time, rows, lon).
     """
-    xp = namespace(*volumes, *places)
+    xp = namespace(*volumes, *departures)
     sizes = [volumes[0].shape[axis] for axis in (1, 3, 4)]
     level, row = (
-        _held(place, size) for place, size in zip(places[:2], sizes[:2], strict=True)
+        _held(index, size)
+        for index, size in zip(departures[:2], sizes[:2], strict=True)
     )
-    ends = [level, row, _wrapped(places[2], sizes[2])]
+    ends = [level, row, _wrapped(departures[2], sizes[2])]
     batch = xp.arange(volumes[0].shape[0]).reshape(-1, 1, 1, 1, 1)
     time = xp.arange(volumes[0].shape[2]).reshape(1, 1, -1, 1, 1)
     # Stacked on a last dim, all volumes take one gather per corner.
@@ -169,21 +167,21 @@ def sample(volumes: Sequence[LevelFields], places: Sequence[Any]) -> list[Any]:
     return [out[..., i] for i in range(len(volumes))]
 
 
-def _held(place: Any, size: int) -> list[tuple[Any, Any]]:
+def _held(index: Any, size: int) -> list[tuple[Any, Any]]:
     """The two nearest indices and their weights; constant beyond the ends."""
-    xp = namespace(place)
-    place = clip(place, 0.0, size - 1.0)
-    low = clip(_floor(place), high=max(size - 2.0, 0.0))
-    part = place - low
+    xp = namespace(index)
+    index = clip(index, 0.0, size - 1.0)
+    low = clip(_floor(index), high=max(size - 2.0, 0.0))
+    part = index - low
     first = low.astype(np.int32)
     second = xp.minimum(first + 1, size - 1)
     return [(first, 1 - part), (second, part)]
 
 
-def _wrapped(place: Any, size: int) -> list[tuple[Any, Any]]:
+def _wrapped(index: Any, size: int) -> list[tuple[Any, Any]]:
     """The two nearest indices of a periodic dim, and their weights."""
-    low = _floor(place)
-    part = place - low
+    low = _floor(index)
+    part = index - low
     first = low.astype(np.int32) % size
     return [(first, 1 - part), ((first + 1) % size, part)]
 
@@ -201,11 +199,6 @@ def _arrival(like: LevelFields, context: FieldContext | None) -> list[Any]:
     columns = xp.arange(like.shape[-1]).astype(dtype)
     levels = xp.arange(like.shape[1]).astype(dtype).reshape(-1, 1, 1, 1)
     return [xp.broadcast_to(x, like.shape) for x in (levels, rows[:, None], columns)]
-
-
-def _difference(x: Any, axis: int) -> Any:
-    """Central difference with unit spacing, one-sided at the ends."""
-    return namespace(x).gradient(x, axis=axis)
 
 
 def _by_row(values: np.ndarray, like: Any) -> np.ndarray:

@@ -36,16 +36,18 @@ class ChannelUnits:
     mean: Float[np.ndarray, " channel"]
     std: Float[np.ndarray, " channel"]
 
-    def physical(self, array: ChannelArray, place: slice) -> ChannelArray:
-        """The channels `place` in physical units."""
-        some = array[:, place]
-        return some * by_level(self.std[place], some) + by_level(self.mean[place], some)
+    def physical(self, array: ChannelArray, channels: slice) -> ChannelArray:
+        """The channels `channels` in physical units."""
+        some = array[:, channels]
+        return some * by_level(self.std[channels], some) + by_level(
+            self.mean[channels], some
+        )
 
-    def normalized(self, values: ChannelArray, place: slice) -> ChannelArray:
+    def normalized(self, values: ChannelArray, channels: slice) -> ChannelArray:
         """The inverse of `physical`."""
         mean, std = (
-            by_level(self.mean[place], values),
-            by_level(self.std[place], values),
+            by_level(self.mean[channels], values),
+            by_level(self.std[channels], values),
         )
         return (values - mean) / std
 
@@ -55,12 +57,12 @@ class ChannelFixer(Protocol):
     """A function that corrects some channels."""
 
     def __call__(
-        self, before: ReadChannels, after: ReadChannels, context: FieldContext | None
+        self, previous: ReadChannels, after: ReadChannels, context: FieldContext | None
     ) -> tuple[slice, Any]:
         """Returns the corrected channels and their values in physical units.
 
         Args:
-            before: reads channels of the state before the step.
+            previous: reads channels of the state before the step.
             after: reads channels of the state after it.
             context: see `physics.rows`.
         """
@@ -79,20 +81,20 @@ class TracerLimits:
     limits: Mapping[int, tuple[float, float | None]]
 
     def __call__(
-        self, before: ReadChannels, after: ReadChannels, context: FieldContext | None
+        self, previous: ReadChannels, after: ReadChannels, context: FieldContext | None
     ) -> tuple[slice, Any]:
         """Returns all channels from the first to the last limited one."""
-        place = slice(min(self.limits), max(self.limits) + 1)
-        values = after(place)
-        low, high = np.full((2, place.stop - place.start), np.inf)
+        channels = slice(min(self.limits), max(self.limits) + 1)
+        values = after(channels)
+        low, high = np.full((2, channels.stop - channels.start), np.inf)
         low = -low
         for channel, (smallest, largest) in self.limits.items():
-            low[channel - place.start] = smallest
+            low[channel - channels.start] = smallest
             if largest is not None:
-                high[channel - place.start] = largest
+                high[channel - channels.start] = largest
         xp, (low, high) = namespace(values), (by_level(x, values) for x in (low, high))
         values = xp.where(values < low, low, values)
-        return place, xp.where(values > high, high, values)
+        return channels, xp.where(values > high, high, values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,15 +115,15 @@ class DryMass:
     num_fixed: int
 
     def __call__(
-        self, before: ReadChannels, after: ReadChannels, context: FieldContext | None
+        self, previous: ReadChannels, after: ReadChannels, context: FieldContext | None
     ) -> tuple[slice, Any]:
         """Returns the corrected surface pressure, or humidity on pressure levels."""
         if self.pressure is None:
-            humidity = before(self.humidity), after(self.humidity)
+            humidity = previous(self.humidity), after(self.humidity)
             return self.humidity, physics.fix_dry_mass_by_humidity(
                 self.grid, *humidity, self.num_fixed, context
             )
-        states = _moisture(before, after, self.humidity, self.pressure)
+        states = _moisture(previous, after, self.humidity, self.pressure)
         fixed = physics.fix_dry_mass(self.grid, *states, context)
         return _one(self.pressure), fixed
 
@@ -146,13 +148,13 @@ class Precipitation:
     seconds: int
 
     def __call__(
-        self, before: ReadChannels, after: ReadChannels, context: FieldContext | None
+        self, previous: ReadChannels, after: ReadChannels, context: FieldContext | None
     ) -> tuple[slice, Any]:
         """Returns the corrected precipitation."""
-        place = _one(self.precipitation)
-        start, end = _moisture(before, after, self.humidity, self.pressure)
-        rain, evaporation = after(place), after(_one(self.evaporation))
-        return place, physics.fix_precipitation(
+        channels = _one(self.precipitation)
+        start, end = _moisture(previous, after, self.humidity, self.pressure)
+        rain, evaporation = after(channels), after(_one(self.evaporation))
+        return channels, physics.fix_precipitation(
             self.grid, start, end, rain, evaporation, self.seconds, context
         )
 
@@ -182,10 +184,10 @@ class Energy:
     seconds: int
 
     def __call__(
-        self, before: ReadChannels, after: ReadChannels, context: FieldContext | None
+        self, previous: ReadChannels, after: ReadChannels, context: FieldContext | None
     ) -> tuple[slice, Any]:
         """Returns the corrected temperature."""
-        start, end = self._air(before), self._air(after)
+        start, end = self._air(previous), self._air(after)
         net = sum(sign * after(_one(channel)) for channel, sign in self.fluxes)
         return self.temperature, physics.fix_energy(
             self.grid,
@@ -240,15 +242,15 @@ class ChannelFixers:
         Differs from CREDIT: channels that no fixer corrects are not converted to
         physical units and back, which would only round them.
         """
-        before = x[:, :, -1:]
+        previous = x[:, :, -1:]
         if isinstance(x, jax.Array):
-            before = jax.lax.stop_gradient(before)
+            previous = jax.lax.stop_gradient(previous)
         for fixer, units in self.fixers:
-            reads = (_reader(array, units, context) for array in (before, y))
-            place, values = fixer(*reads, context)
+            reads = (_reader(array, units, context) for array in (previous, y))
+            channels, values = fixer(*reads, context)
             if units is not None:
-                values = units.normalized(values, place)
-            parts = [y[:, : place.start], values, y[:, place.stop :]]
+                values = units.normalized(values, channels)
+            parts = [y[:, : channels.start], values, y[:, channels.stop :]]
             y = namespace(y).concatenate(parts, axis=1)
         return y
 
@@ -256,8 +258,8 @@ class ChannelFixers:
 def _reader(
     array: ChannelArray, units: ChannelUnits | None, context: FieldContext | None
 ) -> ReadChannels:
-    def read(place: slice) -> Any:
-        some = array[:, place] if units is None else units.physical(array, place)
+    def read(channels: slice) -> Any:
+        some = array[:, channels] if units is None else units.physical(array, channels)
         return fill_padding(some, 1.0, context)
 
     return read
@@ -267,19 +269,19 @@ def _one(channel: int) -> slice:
     return slice(channel, channel + 1)
 
 
-def _pressure(read: ReadChannels, channel: int | None, place: slice) -> Any:
+def _pressure(read: ReadChannels, channel: int | None, channels: slice) -> Any:
     """Surface pressure; zeros on pressure levels, where it is not used."""
     if channel is not None:
         return read(_one(channel))
-    some = read(place)[:, :1]
+    some = read(channels)[:, :1]
     return namespace(some).zeros_like(some)
 
 
 def _moisture(
-    before: ReadChannels, after: ReadChannels, humidity: slice, pressure: int | None
+    previous: ReadChannels, after: ReadChannels, humidity: slice, pressure: int | None
 ) -> tuple[physics.Moisture, physics.Moisture]:
     start, end = (
         physics.Moisture(read(humidity), _pressure(read, pressure, humidity))
-        for read in (before, after)
+        for read in (previous, after)
     )
     return start, end

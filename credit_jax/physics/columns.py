@@ -67,8 +67,8 @@ class VerticalLevels:
         Raises:
             ValueError: `values` has another number of levels.
         """
-        layers, place = self._layers(values, start, stop)
-        return (layers * self.thickness(surface_pressure)[:, place]).sum(
+        layers, index = self._layers(values, start, stop)
+        return (layers * self.thickness(surface_pressure)[:, index]).sum(
             axis=1, keepdims=True
         )
 

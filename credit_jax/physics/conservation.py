@@ -17,9 +17,9 @@ from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.coordinates import (
     UNKNOWN,
     GridCoordinates,
+    indices_of,
     on_grid,
-    places_of,
-    take_places,
+    take_indices,
 )
 from credit_jax.physics.arrays import (
     EARTH_RADIUS,
@@ -57,16 +57,16 @@ class PhysicsGrid:
         """
         axes = self.axes
         weights = on_grid(self.weights, axes, data)
-        order = places_of(data.levels, axes.levels, "level", axes.where, data.where)
-        a, b = (take_places(x, order, 0) for x in (self.levels.a, self.levels.b))
+        order = indices_of(data.levels, axes.levels, "level", axes.where, data.where)
+        a, b = (take_indices(x, order, 0) for x in (self.levels.a, self.levels.b))
         levels = replace(self.levels, a=a, b=b)
-        known = GridCoordinates(
+        grid = GridCoordinates(
             data.latitude or axes.latitude,
             data.longitude or axes.longitude,
             axes.levels and (data.levels or axes.levels),
             axes.where,
         )
-        return replace(self, levels=levels, weights=weights, axes=known)
+        return replace(self, levels=levels, weights=weights, axes=grid)
 
     def mean(self, values: Any, context: FieldContext | None) -> Any:
         """Area-weighted global mean of each sample, (batch, level, time, 1, 1)."""
@@ -103,7 +103,7 @@ class Air(NamedTuple):
 
 
 def fix_dry_mass(
-    grid: PhysicsGrid, before: Moisture, after: Moisture, context: FieldContext | None
+    grid: PhysicsGrid, previous: Moisture, after: Moisture, context: FieldContext | None
 ) -> Surface:
     """Returns the surface pressure that conserves the global mass of dry air.
 
@@ -112,14 +112,14 @@ def fix_dry_mass(
 
     Args:
         grid: areas and hybrid levels.
-        before, after: states before and after the step.
+        previous, after: states before and after the step.
         context: see `physics.rows`.
 
     Returns:
         Surface pressure after the step, Pa.
     """
     dry, levels = 1 - after.humidity, grid.levels
-    deficit = levels.integral(1 - before.humidity, before.pressure)
+    deficit = levels.integral(1 - previous.humidity, previous.pressure)
     deficit = deficit - levels.integral(dry, after.pressure)
     scaled = levels.surface_part(dry) * after.pressure
     ratio = grid.mean(deficit, context) / grid.mean(scaled, context)
@@ -128,7 +128,7 @@ def fix_dry_mass(
 
 def fix_dry_mass_by_humidity(
     grid: PhysicsGrid,
-    before: LevelFields,
+    previous: LevelFields,
     after: LevelFields,
     num_fixed: int,
     context: FieldContext | None,
@@ -141,7 +141,7 @@ def fix_dry_mass_by_humidity(
 
     Args:
         grid: areas and pressure levels.
-        before, after: specific total water before and after the step, kg / kg.
+        previous, after: specific total water before and after the step, kg / kg.
         num_fixed: number of levels to correct, counted from the surface (CREDIT's
             fix_level_num).
         context: see `physics.rows`.
@@ -155,7 +155,7 @@ def fix_dry_mass_by_humidity(
     # The thickness of pressure levels does not depend on surface pressure.
     none = namespace(after).zeros_like(after[:, :1])
     lower = levels.integral(1 - after, none, start)
-    deficit = levels.integral(1 - before, none) - lower
+    deficit = levels.integral(1 - previous, none) - lower
     deficit = deficit - levels.integral(1 - after, none, 0, first)
     ratio = grid.mean(deficit, context) / grid.mean(lower, context)
     fixed = after[:, start:] - (1 - after[:, start:]) * ratio
@@ -164,7 +164,7 @@ def fix_dry_mass_by_humidity(
 
 def fix_precipitation(
     grid: PhysicsGrid,
-    before: Moisture,
+    previous: Moisture,
     after: Moisture,
     precipitation: Surface,
     evaporation: Surface,
@@ -177,7 +177,7 @@ def fix_precipitation(
 
     Args:
         grid: areas and levels.
-        before, after: states before and after the step.
+        previous, after: states before and after the step.
         precipitation, evaporation: m of water in the step, with CREDIT's signs.
         seconds: length of the step.
         context: see `physics.rows`.
@@ -186,7 +186,7 @@ def fix_precipitation(
         Precipitation, m of water in the step.
     """
     water = grid.levels.integral(after.humidity, after.pressure)
-    water = water - grid.levels.integral(before.humidity, before.pressure)
+    water = water - grid.levels.integral(previous.humidity, previous.pressure)
     flux = WATER_DENSITY / seconds
     needed = -water / GRAVITY / seconds - evaporation * flux
     ratio = grid.mean(needed, context) / grid.mean(precipitation * flux, context)
@@ -195,7 +195,7 @@ def fix_precipitation(
 
 def fix_energy(
     grid: PhysicsGrid,
-    before: Air,
+    previous: Air,
     after: Air,
     surface_geopotential: Float[np.ndarray, "global_lat lon"],
     net_flux: Surface,
@@ -209,7 +209,7 @@ def fix_energy(
 
     Args:
         grid: areas and levels.
-        before, after: states before and after the step.
+        previous, after: states before and after the step.
         surface_geopotential: (lat, lon) m^2 / s^2, on the whole grid.
         net_flux: net energy flux into the air from the top and the surface, W / m^2.
         seconds: length of the step.
@@ -221,7 +221,9 @@ def fix_energy(
     ground = local_rows(surface_geopotential, after.temperature, context)
     energy, capacity = _energy(after, ground)
     total = grid.levels.integral(energy, after.pressure) / GRAVITY
-    start = grid.levels.integral(_energy(before, ground)[0], before.pressure) / GRAVITY
+    start = (
+        grid.levels.integral(_energy(previous, ground)[0], previous.pressure) / GRAVITY
+    )
     missing = start - total + seconds * net_flux
     ratio = grid.mean(missing, context) / grid.mean(total, context)
     return after.temperature + energy * ratio / capacity
@@ -232,8 +234,8 @@ def _energy(air: Air, ground: Any) -> tuple[LevelFields, LevelFields]:
     capacity = (1 - air.humidity) * HEAT_CAPACITY_DRY
     capacity = capacity + air.humidity * HEAT_CAPACITY_VAPOR
     kinetic = 0.5 * (air.u**2 + air.v**2)
-    rest = LATENT_HEAT * air.humidity + ground + kinetic
-    return capacity * air.temperature + rest, capacity
+    remainder = LATENT_HEAT * air.humidity + ground + kinetic
+    return capacity * air.temperature + remainder, capacity
 
 
 def cell_areas(

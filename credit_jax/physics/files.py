@@ -42,9 +42,9 @@ def read_arrays(path: str, names: Sequence[str]) -> list[np.ndarray]:
     with opened(file) as dataset:
         missing = [name for name in names if name not in dataset.variables]
         if missing:
-            known = ", ".join(map(str, dataset.variables))
+            grid = ", ".join(map(str, dataset.variables))
             raise ValueError(
-                f"{file}: no variable {', '.join(missing)}; there are: {known}"
+                f"{file}: no variable {', '.join(missing)}; there are: {grid}"
             )
         arrays = [np.asarray(dataset[name].values, np.float64) for name in names]
     for name, array in zip(names, arrays, strict=True):

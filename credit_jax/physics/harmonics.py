@@ -59,11 +59,11 @@ def legendre_slopes(
         functions: as returned by `legendre_functions`.
     """
     count = len(functions) - 1
-    whole = functions[:, :count]
+    full = functions[:, :count]
     ratio = neighbor_ratio(count + 1)[:, :count, None]
     degree = np.arange(count)[:, None, None]
-    below = np.concatenate([np.zeros_like(whole[:1]), whole[: count - 1]])
-    return (degree + 1) * ratio[:count] * below - degree * ratio[1:] * whole[1:]
+    below = np.concatenate([np.zeros_like(full[:1]), full[: count - 1]])
+    return (degree + 1) * ratio[:count] * below - degree * ratio[1:] * full[1:]
 
 
 def quadrature(

@@ -112,8 +112,8 @@ def hybrid_to_hybrid(
     a, b = source
     if not rises(a, b):
         a, b, values = a[::-1], b[::-1], values[:, ::-1]
-    known = hybrid_pressure(a, b, surface_pressure)
-    return interpolate_columns(values, known, hybrid_pressure(*dest, surface_pressure))
+    grid = hybrid_pressure(a, b, surface_pressure)
+    return interpolate_columns(values, grid, hybrid_pressure(*dest, surface_pressure))
 
 
 def rises(a: np.ndarray, b: np.ndarray) -> bool:

@@ -65,7 +65,19 @@ def _of_rows(x: Whole) -> Any:
     """Zonal waves (order, row, ...) without those that are too short near the poles."""
     xp = namespace(x)
     waves = xp.moveaxis(xp.fft.rfft(x, axis=-1, norm="forward"), (-1, -2), (0, 1))
-    left = _polar_mask(x.shape[-2], x.shape[-1]).T
+    # Factor of each wave: 0 for periods below 100 grid points near the poles. CREDIT
+    # leaves out the row at the north pole and, of the last wave, one of its two complex
+    # halves. Where the grid has fewer than 150 columns it leaves all waves.
+    rows = x.shape[-2]
+    columns = x.shape[-1]
+    orders = columns // 2 + 1
+    mask = np.ones((rows, orders))
+    last = int(np.argmin(abs(columns / np.arange(1, orders) - _PERIOD)))
+    if last > 0:
+        polar = [*range(1, _POLAR_ROWS + 1), *range(-_POLAR_ROWS, 0)]
+        mask[polar, last:] = 0.0
+        mask[polar, last] = 0.5
+    left = mask.T
     left = xp.asarray(left, x.dtype)
     return waves * left.reshape(*left.shape, *[1] * (waves.ndim - 2))
 
@@ -91,22 +103,6 @@ def _to_field(waves: Any, like: Whole) -> Whole:
     waves = xp.moveaxis(waves, (0, 1), (-1, -2))
     field = xp.fft.irfft(waves, n=like.shape[-1], axis=-1, norm="forward")
     return field.astype(like.dtype)
-
-
-def _polar_mask(rows: int, columns: int) -> Float[np.ndarray, "rows order"]:
-    """Factor of each wave: 0 for periods below 100 grid points near the poles.
-
-    CREDIT leaves out the row at the north pole and, of the last wave, one of its two
-    complex halves. Where the grid has fewer than 150 columns it leaves all waves.
-    """
-    orders = columns // 2 + 1
-    mask = np.ones((rows, orders))
-    last = int(np.argmin(abs(columns / np.arange(1, orders) - _PERIOD)))
-    if last > 0:
-        polar = [*range(1, _POLAR_ROWS + 1), *range(-_POLAR_ROWS, 0)]
-        mask[polar, last:] = 0.0
-        mask[polar, last] = 0.5
-    return mask
 
 
 def _ramp(rows: int) -> Float[np.ndarray, " rows"]:
@@ -156,15 +152,17 @@ def _harmonics(
     """
     nodes, weights = np.polynomial.legendre.leggauss(rows)
     cosine, orders = nodes[::-1], min(columns // 2 + 1, rows)
-    before: np.ndarray = np.zeros((rows + 1, rows))
+    previous: np.ndarray = np.zeros((rows + 1, rows))
     here = _legendre(0, cosine)
     for m in range(orders):
         after = _legendre(m + 1, cosine)
         degree = np.arange(rows)[:, None]
-        down = np.sqrt(np.maximum((degree + m) * (degree - m + 1), 0)) * before[:-1]
+        down = np.sqrt(np.maximum((degree + m) * (degree - m + 1), 0)) * previous[:-1]
         up = np.sqrt(np.maximum((degree - m) * (degree + m + 1), 0)) * after[:-1]
         across = 0.5 * (down - up) if m else -up
-        left = np.sqrt(np.maximum((degree - m + 1) * (degree - m + 2), 0)) * before[1:]
+        left = (
+            np.sqrt(np.maximum((degree - m + 1) * (degree - m + 2), 0)) * previous[1:]
+        )
         right = np.sqrt((degree + m + 1) * (degree + m + 2)) * after[1:]
         along = 0.5 * np.sqrt((2 * degree + 1) / (2 * degree + 3)) * (left + right)
         # Nothing varies along longitude at order 0, nor is there a phase at Nyquist's.
@@ -172,7 +170,7 @@ def _harmonics(
             along = np.zeros_like(along)
         real = degree >= m
         yield here[:-1] * weights, np.where(real, along, 0.0), np.where(real, across, 0)
-        before, here = here, after
+        previous, here = here, after
 
 
 def _legendre(

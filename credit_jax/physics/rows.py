@@ -15,7 +15,7 @@ from jaxtyping import Shaped
 
 from credit_jax.named_fields import FieldContext
 from credit_jax.parallel.domain.halo_exchange import halo_exchange
-from credit_jax.parallel.rows.layout import Field, Layout
+from credit_jax.parallel.rows.layout import Field
 from credit_jax.physics.arrays import namespace
 
 Array5 = Shaped[Any, "batch level time rows lon"]
@@ -97,7 +97,9 @@ def with_halo(
     if context is None:
         xp = namespace(x)
         return xp.pad(x, [(0, 0)] * 3 + [(width, width), (0, 0)])
-    return halo_exchange(Field(x, _rows_of(x, context)), width)
+    return halo_exchange(
+        Field(x, dataclasses.replace(context.reducer.rows, dim=x.ndim - 2)), width
+    )
 
 
 def all_rows(
@@ -110,7 +112,3 @@ def all_rows(
 def num_rows(x: Array5, context: FieldContext | None) -> int:
     """Number of latitudes of the whole grid."""
     return x.shape[-2] if context is None else context.reducer.rows.size
-
-
-def _rows_of(x: Array5, context: FieldContext) -> Layout:
-    return dataclasses.replace(context.reducer.rows, dim=x.ndim - 2)

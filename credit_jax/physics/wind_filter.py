@@ -96,33 +96,27 @@ def blend_smoothed(
     """
     smoothed = smoothing(field, context)
     if preserve_amplitude:
-        smoothed = smoothed * _factor(field, smoothed, mask, context)
+        # Amplitude factor min(sqrt(sum(mask f^2) / (sum(mask smoothed^2) + 1e-12)), 4).
+        # Differs from CREDIT: the gradient is 0, not NaN, where the mask is 0
+        # everywhere.
+        xp = namespace(field)
+        points = num_rows(field, context) * field.shape[-1]
+        squares = [
+            points * global_mean(fill_padding(mask * x**2, 0.0, context), None, context)
+            for x in (field, smoothed)
+        ]
+        ratio = squares[0] / (squares[1] + 1e-12)
+        some = ratio > 0
+        root = xp.sqrt(xp.where(some, ratio, xp.ones_like(ratio)))
+        factor = clip(xp.where(some, root, xp.zeros_like(root)), high=_LARGEST_FACTOR)
+        smoothed = smoothed * factor
     return mask * smoothed + (1 - mask) * field
-
-
-def _factor(
-    field: LevelFields, smoothed: LevelFields, mask: Mask, context: FieldContext | None
-) -> Any:
-    """Amplitude factor min(sqrt(sum(mask f^2) / (sum(mask smoothed^2) + 1e-12)), 4).
-
-    Differs from CREDIT: the gradient is 0, not NaN, where the mask is 0 everywhere.
-    """
-    xp = namespace(field)
-    points = num_rows(field, context) * field.shape[-1]
-    squares = [
-        points * global_mean(fill_padding(mask * x**2, 0.0, context), None, context)
-        for x in (field, smoothed)
-    ]
-    ratio = squares[0] / (squares[1] + 1e-12)
-    some = ratio > 0
-    root = xp.sqrt(xp.where(some, ratio, xp.ones_like(ratio)))
-    return clip(xp.where(some, root, xp.zeros_like(root)), high=_LARGEST_FACTOR)
 
 
 def _weighted_slices(x: Any, weights: np.ndarray, size: int, axis: int) -> Any:
     """sum_i weights[i] x[i : i + size] along a dim."""
-    before = (slice(None),) * axis
-    total = x[(*before, slice(0, size))] * x.dtype.type(weights[0])
+    previous = (slice(None),) * axis
+    total = x[(*previous, slice(0, size))] * x.dtype.type(weights[0])
     for i, weight in enumerate(weights[1:], 1):
-        total = total + x[(*before, slice(i, i + size))] * x.dtype.type(weight)
+        total = total + x[(*previous, slice(i, i + size))] * x.dtype.type(weight)
     return total

@@ -10,7 +10,7 @@ from credit_jax.config.finetune import CopyChannels, NewChannels
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.models.channel_change import ChannelChange
-from credit_jax.named_fields.coordinates import common_places, is_numbered, places_of
+from credit_jax.named_fields.coordinates import common_indices, indices_of, is_numbered
 from credit_jax.named_fields.units import VariableUnits, unique_names, unit_problems
 
 _KEY = "trainer.finetune.new_channels"
@@ -25,7 +25,7 @@ class ChannelMatch:
 
 
 def match_channels(
-    base: ChannelSchema, ours: ChannelSchema, new: NewChannels
+    base: ChannelSchema, current: ChannelSchema, new: NewChannels
 ) -> ChannelMatch:
     """Matches channels by the names of their variables and the values of their levels.
 
@@ -34,17 +34,17 @@ def match_channels(
 
     Args:
         base: channels of the base.
-        ours: channels of the run.
+        current: channels of the run.
         new: what new outputs begin with.
 
     Raises:
         ValueError: levels that differ in number are unknown, those of the run are only
             numbers, or `copy` names what is not there.
     """
-    inputs, outputs = (_places(base, ours, which) for which in ("input", "target"))
+    inputs, outputs = (_indices(base, current, which) for which in ("input", "target"))
     copied = dict[int, int]()
     if isinstance(new, CopyChannels):
-        copied = _copied(new.copied, base, ours, outputs)
+        copied = _copied(new.copied, base, current, outputs)
     change = ChannelChange(
         tuple(inputs),
         tuple(outputs),
@@ -55,40 +55,40 @@ def match_channels(
     )
     begins = "the mean of all outputs" if new == "mean" else "0"
     report = [
-        *_report("input", base, ours, inputs, {}, "0"),
-        *_report("target", base, ours, outputs, copied, begins),
+        *_report("input", base, current, inputs, {}, "0"),
+        *_report("target", base, current, outputs, copied, begins),
     ]
     return ChannelMatch(change, tuple(report))
 
 
-def num_in_common(base: ChannelSchema, ours: ChannelSchema) -> int:
+def num_in_common(base: ChannelSchema, current: ChannelSchema) -> int:
     """Number of channels of a run that its base has, too; -1 if that is unknown."""
     try:
-        places = [_places(base, ours, which) for which in ("input", "target")]
+        indices = [_indices(base, current, which) for which in ("input", "target")]
     except ValueError:
         return -1
-    return sum(place is not None for each in places for place in each)
+    return sum(index is not None for each in indices for index in each)
 
 
 def level_differences(
-    base: ChannelSchema, ours: ChannelSchema, *, in_order: bool = True
+    base: ChannelSchema, current: ChannelSchema, *, in_order: bool = True
 ) -> list[str]:
     """A line for each variable whose levels have other values, or another order.
 
     Args:
         base: channels of the base.
-        ours: channels of a run, of the same variables with as many levels.
+        current: channels of a run, of the same variables with as many levels.
         in_order: whether the order counts.
     """
     lines = []
     for which in ("input", "target"):
-        for theirs, group in zip(base.groups(which), ours.groups(which), strict=True):
-            places, every = _levels(theirs, group), range(group.n_levels)
-            moved = in_order and any(places.get(i) != i for i in every)
-            if len(places) < len(every) or moved:
+        for other, group in zip(base.groups(which), current.groups(which), strict=True):
+            indices, every = _levels(other, group), range(group.n_levels)
+            moved = in_order and any(indices.get(i) != i for i in every)
+            if len(indices) < len(every) or moved:
                 lines.append(
                     f"{group.variable} has the levels {list(group.levels or ())}, in "
-                    f"the base {list(theirs.levels or ())}"
+                    f"the base {list(other.levels or ())}"
                 )
     return [*dict.fromkeys(lines)]
 
@@ -123,53 +123,55 @@ def _named(schema: ChannelSchema, which: str) -> dict[str, tuple[ChannelGroup, r
     return named
 
 
-def _places(base: ChannelSchema, ours: ChannelSchema, which: str) -> list[int | None]:
+def _indices(
+    base: ChannelSchema, current: ChannelSchema, which: str
+) -> list[int | None]:
     """For each channel of a run that of the base, or None."""
-    known, places = _named(base, which), list[int | None]()
-    for name, (group, channels) in _named(ours, which).items():
-        theirs, of_base = known.get(name, (None, channels))
+    available, indices = _named(base, which), list[int | None]()
+    for name, (group, channels) in _named(current, which).items():
+        other, of_base = available.get(name, (None, channels))
         levels = dict[int, int]()
-        if theirs and ("/3d/" in theirs.var_key) == ("/3d/" in group.var_key):
-            levels = {i: of_base[k] for i, k in _levels(theirs, group).items()}
-        places += [levels.get(level) for level in range(group.n_levels)]
-    return places
+        if other and ("/3d/" in other.var_key) == ("/3d/" in group.var_key):
+            levels = {i: of_base[k] for i, k in _levels(other, group).items()}
+        indices += [levels.get(level) for level in range(group.n_levels)]
+    return indices
 
 
-def _levels(base: ChannelGroup, ours: ChannelGroup) -> dict[int, int]:
+def _levels(base: ChannelGroup, current: ChannelGroup) -> dict[int, int]:
     """Level of ours -> level of the base, by their positions."""
-    in_order = {level: level for level in range(ours.n_levels)}
-    if base.levels is None or ours.levels is None:
-        if base.n_levels == ours.n_levels:
+    in_order = {level: level for level in range(current.n_levels)}
+    if base.levels is None or current.levels is None:
+        if base.n_levels == current.n_levels:
             return in_order
         raise ConfigError(
             [
-                f"{_KEY}: {ours.variable} has {ours.n_levels} levels, in the base "
-                f"{base.n_levels}, and the values of these levels are unknown; give "
-                "data.source levels, and a base that records its levels"
+                f"{_KEY}: {current.variable} has {current.n_levels} levels, in the "
+                f"base {base.n_levels}, and the values of these levels are unknown; "
+                "give data.source levels, and a base that records its levels"
             ]
         )
-    if is_numbered(ours.levels, base.levels):
-        names = f"data.source: {ours.variable}", f"{base.variable} of the base"
-        places_of(base.levels, ours.levels, "level", *names, of_run=True)
+    if is_numbered(current.levels, base.levels):
+        names = f"data.source: {current.variable}", f"{base.variable} of the base"
+        indices_of(base.levels, current.levels, "level", *names, of_run=True)
         return in_order
-    return dict(common_places(ours.levels, base.levels, "level", "the base"))
+    return dict(common_indices(current.levels, base.levels, "level", "the base"))
 
 
 def _copied(
     new: Mapping[str, str],
     base: ChannelSchema,
-    ours: ChannelSchema,
+    current: ChannelSchema,
     outputs: Sequence[int | None],
 ) -> dict[int, int]:
     """New output -> output of the base, as `copy` names them."""
-    copied, problems, named = dict[int, int](), list[str](), _named(ours, "target")
+    copied, problems, named = dict[int, int](), list[str](), _named(current, "target")
     fresh = [
         name
-        for name, (_, places) in named.items()
-        if None in outputs[places.start : places.stop]
+        for name, (_, indices) in named.items()
+        if None in outputs[indices.start : indices.stop]
     ]
     for target, source in new.items():
-        to, origin = _channels(target, ours), _channels(source, base)
+        to, origin = _channels(target, current), _channels(source, base)
         if not to or any(outputs[channel] is not None for channel in to):
             text = f"no new output; there are: {', '.join(fresh) or 'none'}"
         elif not origin:
@@ -202,31 +204,31 @@ def _channels(text: str, schema: ChannelSchema) -> list[int]:
         return []
     group, channels = named[name]
     try:
-        places = common_places([float(level)], group.levels or (), "level")
+        indices = common_indices([float(level)], group.levels or (), "level")
     except ValueError:
         return []
-    return [channels[place] for _, place in places]
+    return [channels[index] for _, index in indices]
 
 
 def _report(
     direction: str,
     base: ChannelSchema,
-    ours: ChannelSchema,
-    places: Sequence[int | None],
+    current: ChannelSchema,
+    indices: Sequence[int | None],
     copied: Mapping[int, int],
     begins: str,
 ) -> Iterator[str]:
     """What happened to each channel, and the channels of the base that are gone."""
     which = "input" if direction == "input" else "output"
-    for channel, place in enumerate(places):
-        name = ours.describe(channel, direction)
-        if place is not None:
-            text = f"channel {place} of the base"
+    for channel, index in enumerate(indices):
+        name = current.describe(channel, direction)
+        if index is not None:
+            text = f"channel {index} of the base"
         elif channel in copied:
             text = f"new, a copy of {base.describe(copied[channel], direction)}"
         else:
             text = f"new, begins with {begins}"
         yield f"{which} {channel}: {name}: {text}"
     count = sum(group.n_levels for group in base.groups(direction))
-    for channel in sorted({*range(count)} - {*places}):
+    for channel in sorted({*range(count)} - {*indices}):
         yield f"{which}: {base.describe(channel, direction)} of the base is removed"

@@ -35,14 +35,14 @@ def schema_of(
 
 
 def channel_problems(
-    schema: ChannelSchema, model: ModelConfig, where: str = "data.source"
+    schema: ChannelSchema, model: ModelConfig, origin: str = "data.source"
 ) -> list[str]:
     """Compares the channels of the data with those of a model.
 
     Args:
         schema: the channels of the data.
         model: the validated config of the model.
-        where: dotted path of the data's variables.
+        origin: dotted path of the data's variables.
 
     Returns:
         One line for the input and one for the output if they differ, with the sums of
@@ -56,10 +56,10 @@ def channel_problems(
         total = sum(group.n_levels for group in groups)
         if count != total:
             lines.append(
-                f"model: has {count} {direction} channels, but {where} has {total}: "
+                f"model: has {count} {direction} channels, but {origin} has {total}: "
                 f"model {model.channel_sum(direction)} = {count}; data "
                 f"{_listed(groups, ' + ')} = {total}; change the model's channels, or "
-                f"the variables of {where}"
+                f"the variables of {origin}"
             )
     return lines
 
@@ -146,7 +146,7 @@ def further_problems(
     data: DataConfig,
     model: ModelConfig,
     further: FurtherInputs | None = None,
-    where: str = "data",
+    origin: str = "data",
 ) -> Iterator[str]:
     """Finds mismatches of inputs other than x, one line each.
 
@@ -154,14 +154,14 @@ def further_problems(
         data: the data section.
         model: validated config of the model.
         further: the opened inputs; None compares what is known without files.
-        where: dotted path of the section.
+        origin: dotted path of the section.
     """
     schemas = further_schemas(data, further)
     specs = {name: spec for name, spec in model.inputs.items() if name != MAIN_INPUT}
     for name in (*data.further_inputs, *data.time_encoding):
         if name not in specs:
             yield (
-                f"{where} makes the input {name!r}, but model.type {model.type} takes "
+                f"{origin} makes the input {name!r}, but model.type {model.type} takes "
                 f"{', '.join(model.inputs)}"
             )
     for name, spec in specs.items():
@@ -171,15 +171,15 @@ def further_problems(
                 keys = (
                     k for each in data.further_inputs for k in data.sources_of(each)
                 )
-                known = ", ".join((INPUT_TIMES, TARGET_TIME, *keys))
+                available = ", ".join((INPUT_TIMES, TARGET_TIME, *keys))
                 yield (
                     f"model.type {model.type} takes a vector {name}: set "
-                    f"{where}.time_encoding: {{{name}: [...]}} to the times that it "
-                    f"encodes, of {known}"
+                    f"{origin}.time_encoding: {{{name}: [...]}} to the times that it "
+                    f"encodes, of {available}"
                 )
             elif (numbers := num_encoded(data, name)) != spec.size:
                 yield (
-                    f"{where}.time_encoding.{name} encodes "
+                    f"{origin}.time_encoding.{name} encodes "
                     f"{numbers // NUMBERS_OF_A_TIME} times, {NUMBERS_OF_A_TIME} "
                     f"numbers each, but the model takes {spec.size}; change "
                     "time_encode_dim, or the times"
@@ -189,13 +189,13 @@ def further_problems(
             yield (
                 f"model.type {model.type} takes fields {name} beside x: give the "
                 f"source that has them the key input: {name} "
-                f"({where}.source.NAME.input)"
+                f"({origin}.source.NAME.input)"
             )
         for source, section in sources.items():
             frames = section.history_len or data.history_len
             if frames != spec.frames:
                 yield (
-                    f"{where}.source.{source}.history_len: {frames} differs from the "
+                    f"{origin}.source.{source}.history_len: {frames} differs from the "
                     f"{spec.frames} frames of {name} in the model; make them equal"
                 )
         if name in schemas:

@@ -111,10 +111,10 @@ def _loader(
             open_files=open_files,
             like=loader.coordinates(),
         )
-    same = datasets[steps]
+    equal = datasets[steps]
     size = stage.trainer.train_batch_size
-    sampler = replace(same.sampler, batch_size=size, dp_size=dp_size)
-    return replace(same, sampler=sampler)
+    sampler = replace(equal.sampler, batch_size=size, dp_size=dp_size)
+    return replace(equal, sampler=sampler)
 
 
 def stage_lengths(
@@ -133,7 +133,9 @@ def stage_lengths(
     done, epochs, lengths = 0, config.trainer.start_epoch, []
     for index, stage in enumerate(config.stages):
         until = config.trainer.curriculum[index].until
-        each = _updates_an_epoch(stage, loaders.get(index), dp_size)
+        loader = loaders.get(index)
+        batches = _batches(stage, loader, dp_size)
+        each = max(-(-batches // stage.trainer.grad_accum_every), 1)
         left = max(config.trainer.epochs - epochs, 0)
         if until is not None and until.unit == "epochs":
             left = min(left, max(until.number - epochs, 0))
@@ -143,11 +145,6 @@ def stage_lengths(
         lengths.append(StageLength(updates, -(-updates // each)))
         done, epochs = done + updates, epochs + lengths[-1].epochs
     return lengths
-
-
-def _updates_an_epoch(stage: Config, loader: Loader | None, dp_size: int) -> int:
-    batches = _batches(stage, loader, dp_size)
-    return max(-(-batches // stage.trainer.grad_accum_every), 1)
 
 
 def _batches(stage: Config, loader: Loader | None, dp_size: int) -> int:

@@ -129,16 +129,16 @@ def data_patterns(config: Config) -> Iterator[tuple[str, str]]:
 
     Paths of validation that are those of training are left out.
     """
-    known: set[tuple[str, str, str]] = set()
+    visited: set[tuple[str, str, str]] = set()
     sections = {"data": config.data}
     if config.validation_overrides.source and not config.trainer.skip_validation:
         sections["validation_data"] = config.validation_data
     for section, data in sections.items():
         for name, source in data.source.items():
             for kind, template in source.file_templates.items():
-                if (name, kind, template) in known:
+                if (name, kind, template) in visited:
                     continue
-                known.add((name, kind, template))
+                visited.add((name, kind, template))
                 yield f"{section}.source.{name}.variables.{kind}.path", template
 
 

@@ -164,8 +164,8 @@ def check_base(base: Base, model_def: ModelDef, finetune: FinetuneConfig) -> Non
     if not differ:
         return
     keys = [
-        f"model.{name}: {value}, in the base {before}"
-        for name, value, before in _differing(model_def.config, base_def.config)
+        f"model.{name}: {value}, in the base {previous}"
+        for name, value, previous in _differing(model_def.config, base_def.config)
     ]
     raise ConfigError(
         [
@@ -232,23 +232,23 @@ def with_levels(
         levels: source -> values; those of another number of levels are left out.
     """
 
-    def known(group: ChannelGroup) -> ChannelGroup:
+    def shared(group: ChannelGroup) -> ChannelGroup:
         values = levels.get(group.source, ())
         fits = "/3d/" in group.var_key and len(values) == group.n_levels
         return replace(group, levels=values) if fits else group
 
-    parts = (tuple(map(known, groups)) for groups in (schema.input, schema.target))
+    parts = (tuple(map(shared, groups)) for groups in (schema.input, schema.target))
     return ChannelSchema(*parts)
 
 
 def check_type(base: Base, model_type: str) -> None:
     """Raises a ConfigError if a base has a model of another type."""
-    theirs = base.section["type"]
-    types = [MODELS[name].module for name in (theirs, model_type) if name in MODELS]
+    other = base.section["type"]
+    types = [MODELS[name].module for name in (other, model_type) if name in MODELS]
     if len(types) < 2 or types[0] is not types[1]:
         raise ConfigError(
             [
-                f"{base.key}: {base.path} has a model of type {theirs}, the config has "
+                f"{base.key}: {base.path} has a model of type {other}, the config has "
                 f"{model_type}; give a base of the same type"
             ]
         )
@@ -258,22 +258,22 @@ def notes_on_base(base: Base, model_def: ModelDef) -> list[str]:
     """Notes on keys of `model` by which the function of equal weights differs."""
     differing = _differing(model_def.config, build(base.section).config)
     return [
-        f"{_FROM}: model.{name} is {value}, that of the base {before}"
+        f"{_FROM}: model.{name} is {value}, that of the base {previous}"
         + _OF_POSITIONS.get(name, "")
-        for name, value, before in differing
+        for name, value, previous in differing
         if name != "type"
     ]
 
 
 def _differing(
-    ours: ModelConfig, theirs: ModelConfig
+    current: ModelConfig, other: ModelConfig
 ) -> Iterator[tuple[str, str, str]]:
     """Keys with other values, and both values as a YAML may have them."""
-    values, before = (one.model_dump(mode="json") for one in (ours, theirs))
+    values, previous = (one.model_dump(mode="json") for one in (current, other))
     for name, value in values.items():
         # A base of another type may lack the key.
-        if value != before.get(name):
-            yield name, json.dumps(value), json.dumps(before.get(name))
+        if value != previous.get(name):
+            yield name, json.dumps(value), json.dumps(previous.get(name))
 
 
 def finetuned(model_def: ModelDef, finetune: FinetuneConfig | None) -> ModelDef:
@@ -309,16 +309,16 @@ def frozen_parameters(
     if finetune is None or not (finetune.freeze or finetune.train):
         return frozenset()
     which = "freeze" if finetune.freeze else "train"
-    where = f"{_KEY}.{which}"
+    origin = f"{_KEY}.{which}"
     patterns = finetune.freeze or finetune.train
     names = _names(model_def)
     matched = {
         path: [_matches(part, patterns) for part in parts]
         for path, parts in names.items()
     }
-    problems = _unmatched(where, patterns, names)
+    problems = _unmatched(origin, patterns, names)
     problems += [
-        f"{where}: matches {sum(flags)} of the {len(flags)} blocks of {path!r}, which "
+        f"{origin}: matches {sum(flags)} of the {len(flags)} blocks of {path!r}, which "
         "are one array; expected all of them, or none"
         for path, flags in matched.items()
         if any(flags) and not all(flags)
@@ -327,7 +327,7 @@ def frozen_parameters(
     frozen = chosen if which == "freeze" else names.keys() - chosen
     trained = model_def.trainable.keys() - frozen
     if not problems and not trained:
-        problems = [f"{where}: all parameters are frozen; nothing is left to train"]
+        problems = [f"{origin}: all parameters are frozen; nothing is left to train"]
     check_problems(problems)
     return frozenset(frozen)
 
@@ -346,8 +346,8 @@ def low_rank_of(model_def: ModelDef, finetune: FinetuneConfig | None) -> LowRank
     lora = None if finetune is None else finetune.lora
     if lora is None:
         return None
-    where, names = f"{_KEY}.lora.targets", _names(model_def)
-    problems = _unmatched(where, lora.targets, names)
+    origin, names = f"{_KEY}.lora.targets", _names(model_def)
+    problems = _unmatched(origin, lora.targets, names)
     targets = set[str]()
     for pattern in lora.targets:
         paths = [
@@ -359,13 +359,13 @@ def low_rank_of(model_def: ModelDef, finetune: FinetuneConfig | None) -> LowRank
         targets.update(matrices)
         if paths and not matrices:
             problems.append(
-                f"{where}: {pattern!r} matches no matrix of a dense layer or of a 1 x "
+                f"{origin}: {pattern!r} matches no matrix of a dense layer or of a 1 x "
                 f"1 convolution, but {_some(sorted(paths))}"
             )
     trained = sorted(targets - model_def.frozen)
     if trained and not problems:
         problems.append(
-            f"{where}: {_some(trained)} would be trained and have adapters; leave "
+            f"{origin}: {_some(trained)} would be trained and have adapters; leave "
             "them out of train, or out of targets"
         )
     check_problems(problems)
@@ -411,12 +411,12 @@ def _matches(names: Iterable[str], patterns: Sequence[str]) -> bool:
 
 
 def _unmatched(
-    where: str, patterns: Sequence[str], names: Mapping[str, list[tuple[str, ...]]]
+    origin: str, patterns: Sequence[str], names: Mapping[str, list[tuple[str, ...]]]
 ) -> list[str]:
     """A line for each pattern that matches no parameter."""
     every = {name for parts in names.values() for part in parts for name in part}
     return [
-        f"{where}: {pattern!r} matches no parameter; there are "
+        f"{origin}: {pattern!r} matches no parameter; there are "
         f"{_some(sorted(names))}: docs/parameters.md"
         for pattern in patterns
         if not _matches(every, [pattern])

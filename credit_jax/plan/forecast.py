@@ -27,9 +27,9 @@ from credit_jax.models.common.config import ModelConfig
 from credit_jax.named_fields.coordinates import (
     Coordinates,
     check_order,
-    check_same_grid,
+    check_shared_grid,
+    indices_of,
     listed,
-    places_of,
 )
 from credit_jax.plan.channel_problems import data_problems, schema_of
 from credit_jax.plan.findings import Findings, titled, together, unique
@@ -133,7 +133,7 @@ def plan_forecast(
     overrides: Mapping[str, Any] | None = None,
     run: RunPlan | None = None,
     like: Coordinates | None = None,
-    state_before: int | None = None,
+    earlier_state: int | None = None,
 ) -> ForecastPlan:
     """Plans forecasts.
 
@@ -149,7 +149,7 @@ def plan_forecast(
             open files are used; `parallelism` and `num_devices` are then ignored.
         like: coordinates of the run, at which the data are read; None takes those of
             the first file.
-        state_before: number of steps from the only initial state of the data to the
+        earlier_state: number of steps from the only initial state of the data to the
             first start date, where later forecasts begin with other states; None needs
             one at every start date.
 
@@ -191,16 +191,16 @@ def plan_forecast(
         lambda: forecast_pipeline(config, inference, run),
     )
 
-    num_before = max(*perturbation.states(dates), state_before or 0)
+    num_earlier = max(*perturbation.states(dates), earlier_state or 0)
     opened = open_forecast_data(
         data,
-        dates.before(num_before),
+        dates.before(num_earlier),
         dates.num_steps,
         (None if run is None else run.open_files) or OpenFiles(),
         # Blocks of `inference.preblocks` bring other data to the coordinates of the
         # run, so that these are compared only after them (`_located`).
         like=like if inference.data is None or run is not None else None,
-        same_grid=pipeline.grid is None,
+        shared_grid=pipeline.grid is None,
     )
     schedule: ForecastSchedule
     schema: ChannelSchema
@@ -225,7 +225,7 @@ def plan_forecast(
         pipeline = _located(pipeline, opened, schema, like)
     with findings.collecting():
         check_grid(opened, model.grid if pipeline.grid is None else None)
-    findings.problems += _missing_times(opened, schedule, num_before, state_before)
+    findings.problems += _missing_times(opened, schedule, num_earlier, earlier_state)
     findings.problems += perturbation.unknown_variables(schema.target_slices())
     findings.problems += perturbation.problems(
         schedule, model.config.x.frames, model.config.draws_noise
@@ -237,7 +237,7 @@ def plan_forecast(
     channels = schema.input_slices(), schema.target_slices()
     rollout = Rollout.of(pipeline, *channels, num_steps=schedule.num_steps)
     findings.notes += _notes(config, inference, pipeline, opened, schedule)
-    first = None if state_before is None else schedule.valid_time(0, -state_before)
+    first = None if earlier_state is None else schedule.valid_time(0, -earlier_state)
     reader = ForecastReader(opened, pipeline, schedule, schema, state=first)
     return ForecastPlan(
         config,
@@ -256,20 +256,20 @@ def plan_forecast(
 def _missing_times(
     opened: ForecastData,
     schedule: ForecastSchedule,
-    num_before: int,
-    state_before: int | None,
+    num_earlier: int,
+    earlier_state: int | None,
 ) -> list[str]:
     """Times that the data lack, of the forecasts and of the steps before them."""
     starts, steps = schedule.starts, schedule.num_steps
-    if state_before is None:
+    if earlier_state is None:
         states = None
     else:
-        states = np.array([schedule.valid_time(0, -state_before)])
+        states = np.array([schedule.valid_time(0, -earlier_state)])
     lines = opened.problems(starts, steps, states)
-    if states is not None and state_before:
-        lines += opened.problems(states, state_before)
-    elif num_before:
-        lines += opened.problems(schedule.before(num_before), 1)
+    if states is not None and earlier_state:
+        lines += opened.problems(states, earlier_state)
+    elif num_earlier:
+        lines += opened.problems(schedule.before(num_earlier), 1)
     return lines
 
 
@@ -356,15 +356,15 @@ def forecast_schema(
     if trained is None:
         of_training = build_pipeline(config.preblocks, config.postblocks)
         trained = schema_of(config.data, model, of_training)
-    ours, theirs = schema.input_slices(), trained.input_slices()
-    if [*ours.items()] != [*theirs.items()]:
-        missing = [key for key in theirs if theirs[key] != ours.get(key)]
-        more = [key for key in ours if key not in theirs]
-        if not more and ours.keys() == theirs.keys():
+    current, other = schema.input_slices(), trained.input_slices()
+    if [*current.items()] != [*other.items()]:
+        missing = [key for key in other if other[key] != current.get(key)]
+        more = [key for key in current if key not in other]
+        if not more and current.keys() == other.keys():
             raise ValueError(
                 "inference.data: its input channels are in another order than those "
-                f"that the model was trained with: {', '.join(ours)}; expected "
-                f"{', '.join(theirs)}. Give sources and variables in that order; a "
+                f"that the model was trained with: {', '.join(current)}; expected "
+                f"{', '.join(other)}. Give sources and variables in that order; a "
                 "source that a rename block makes comes after those that there are"
             )
         raise ValueError(
@@ -388,18 +388,14 @@ def _located(
     data = opened.coordinates()
     if like is not None:
         like.check_calendar(data.calendar, "the data of forecasts")
-        _check_grid_of(like, pipeline, data)
+        # Checks that the input of the model is on the rows and columns of the run.
+        axes, origin = data, data.where
+        if pipeline.grid is not None:
+            axes, origin = pipeline.grid, "the regrid block of preblocks"
+        trained, grid = (like.latitude, like.longitude), (axes.latitude, axes.longitude)
+        check_shared_grid(trained, grid, origin, like.where)
         _check_levels_of(like, schema)
     return pipeline.at(tree_schema, data.grid)
-
-
-def _check_grid_of(like: Coordinates, pipeline: Pipeline, data: Coordinates) -> None:
-    """Checks that the input of the model is on the rows and columns of the run."""
-    axes, where = data, data.where
-    if pipeline.grid is not None:
-        axes, where = pipeline.grid, "the regrid block of preblocks"
-    trained, grid = (like.latitude, like.longitude), (axes.latitude, axes.longitude)
-    check_same_grid(trained, grid, where, like.where)
 
 
 def _check_levels_of(like: Coordinates, schema: ChannelSchema) -> None:
@@ -409,8 +405,8 @@ def _check_levels_of(like: Coordinates, schema: ChannelSchema) -> None:
         if trained is None or len(trained.levels or ()) != group.n_levels:
             continue
         if "/3d/" in group.var_key:
-            where, pair = f"the data ({group.var_key})", (trained.levels, group.levels)
-            places = places_of(*pair, "level", where, like.where, of_run=True)
+            origin, pair = f"the data ({group.var_key})", (trained.levels, group.levels)
+            indices = indices_of(*pair, "level", origin, like.where, of_run=True)
             check_order(
-                [places], f"the levels {listed(group.levels)}", where, like.where
+                [indices], f"the levels {listed(group.levels)}", origin, like.where
             )

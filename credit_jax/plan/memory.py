@@ -104,14 +104,14 @@ def estimate_memory(
 
 
 def memory_problems(
-    config: Config, model_def: ModelDef, axes: MeshAxes, memory: float, where: str
+    config: Config, model_def: ModelDef, axes: MeshAxes, memory: float, origin: str
 ) -> list[str]:
     """A problem for each stage of a run that needs more memory than a device has.
 
     Args:
         config, model_def, axes: see `estimate_memory`.
         memory: bytes of a device.
-        where: what has them, such as "NVIDIA H100".
+        origin: what has them, such as "NVIDIA H100".
     """
     lines = []
     for index, stage in enumerate(config.stages or (config,)):
@@ -119,7 +119,7 @@ def memory_problems(
         key = f"trainer.curriculum.{index}" if config.stages else "trainer"
         if size > memory:
             lines.append(
-                f"{key}: needs about {size / 1e9:.3g} GB a device, {where} has "
+                f"{key}: needs about {size / 1e9:.3g} GB a device, {origin} has "
                 f"{memory / 1e9:.3g} GB; take a smaller train_batch_size with more "
                 "grad_accum_every, a shorter forecast_len, activation_checkpoint: "
                 "true, or more devices"
@@ -167,10 +167,10 @@ def _gathered(
     for path, param_spec in param_specs.items():
         one = param_spec.unstack()
         name = "/".join(path.split("/")[:3])
-        whole = local_size(one, axes, replace(rules, over_domain=False))
+        full = local_size(one, axes, replace(rules, over_domain=False))
         if rules.shard_dim(one, axes) is not None:
-            whole *= axes.num_shard
-        groups[name] = groups.get(name, 0) + whole
+            full *= axes.num_shard
+        groups[name] = groups.get(name, 0) + full
     reshard = config.trainer.fsdp.reshard_after_forward
     if reshard is False:
         return FLOAT32 * sum(groups.values())
@@ -196,8 +196,8 @@ def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
         inner = stage.attentions * between
         again = {"none": 0, "selective": attention - inner, "full": block}[mode]
         largest = max(largest, again)
-        rest = between if mode == "full" else block - again
-        saved += 2 * between + stage.depth * rest
+        remainder = between if mode == "full" else block - again
+        saved += 2 * between + stage.depth * remainder
     saved += largest
     saved += _edges(model_def, geometry, axes)
     return int(WORKSPACE * _item(config) * _samples(config) * saved)

@@ -46,7 +46,7 @@ from credit_jax.metrics import (
 from credit_jax.metrics.build import Climatologies
 from credit_jax.named_fields import FieldContext, FieldTree, target_variances
 from credit_jax.named_fields.axes import horizontal
-from credit_jax.named_fields.coordinates import UNKNOWN, places_of, take_places
+from credit_jax.named_fields.coordinates import UNKNOWN, indices_of, take_indices
 from credit_jax.named_fields.tree import PREDICTION, TARGET
 from credit_jax.plan.files import latitude_files
 from credit_jax.plan.findings import Findings
@@ -246,26 +246,10 @@ def _loss_builder(
             variances = files.variance_reader("loss", channels, findings)(path)
     with findings.collecting():
         tendencies = files.tendencies(config, channels)
-    return partial(
-        build_loss,
-        config.loss,
-        channels,
-        latitude=latitude,
-        variances=variances,
-        levels=_levels(config, schema, opened=files.open_files is not None),
-        tendencies=tendencies or {},
-        num_members=config.trainer.ensemble_size,
-    )
-
-
-def _levels(
-    config: Config, schema: ChannelSchema, *, opened: bool
-) -> dict[str, Sequence[float] | None]:
-    """Values of the levels of each target variable, of its files or of the config.
-
-    Where no file is opened to find unknown ones, they are numbers, with which the
-    section is checked.
-    """
+    # Values of the levels of each target variable, of its files or of the config. Where
+    # no file is opened to find unknown ones, they are numbers, with which the section
+    # is checked.
+    opened = files.open_files is not None
     levels: dict[str, Sequence[float] | None] = {}
     for group in schema.target:
         source = config.data.source.get(group.source)
@@ -275,7 +259,16 @@ def _levels(
             if values is None and not opened:
                 values = range(1, group.n_levels + 1)
         levels[group.var_key] = values
-    return levels
+    return partial(
+        build_loss,
+        config.loss,
+        channels,
+        latitude=latitude,
+        variances=variances,
+        levels=levels,
+        tendencies=tendencies or {},
+        num_members=config.trainer.ensemble_size,
+    )
 
 
 def _climatologies(
@@ -306,7 +299,7 @@ def _training_mean(
     mean = build_climatology(loader.dataset).mean[:, :, 0]
     if not _Postblocks.of(config).are_physical:
         mean = loader.units.normalize(mean)
-    return {key: mean[0, place] for key, place in schema.target_slices().items()}
+    return {key: mean[0, part] for key, part in schema.target_slices().items()}
 
 
 def _training_metric_problems(
@@ -412,9 +405,9 @@ class WeightFiles:
         if not path or self.loader is None:
             return latitude
         # A file may have the rows of the data in another order.
-        rows, where = self.loader.coordinates(), f"{key}: {path}"
-        places = places_of(rows.latitude, latitude, "latitude", where, rows.where)
-        return take_places(latitude, places, 0)
+        rows, origin = self.loader.coordinates(), f"{key}: {path}"
+        indices = indices_of(rows.latitude, latitude, "latitude", origin, rows.where)
+        return take_indices(latitude, indices, 0)
 
     def variance_reader(
         self, section: WeightedSection, channels: Mapping[str, int], findings: Findings

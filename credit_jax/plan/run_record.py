@@ -41,7 +41,7 @@ class RunRecord:
     def of(
         cls,
         config: Config | Mapping[str, Any],
-        where: str = "here",
+        origin: str = "here",
         *,
         forecasts: bool = False,
     ) -> RunRecord:
@@ -49,7 +49,7 @@ class RunRecord:
 
         Args:
             config: see `RunRecord`.
-            where: see `RunRecord`.
+            origin: see `RunRecord`.
             forecasts: whether it is to make forecasts, and not to train.
         """
         files: dict[str, str] = {}
@@ -60,7 +60,7 @@ class RunRecord:
         of_model = _without_warnings(parse_model, written["model"]).files
         files |= {f"model.{key}": path for key, path in of_model.items()}
         files |= dict(files_of_blocks(written))
-        return cls(written, digests_of(files), where)
+        return cls(written, digests_of(files), origin)
 
     def compare(
         self, here: RunRecord, *, forecasts: bool = False, begins: bool = False
@@ -90,8 +90,10 @@ class RunRecord:
             free = begins or _MAY_DIFFER.match(key)
             (lines if free else problems).append(line_of(key, recorded, value))
         if problems:
-            what = f"not as {self.where} was trained; take its values, or begin a new "
-            raise ConfigError(problems, f"{what}run with it (trainer.finetune.from)")
+            subject = (
+                f"not as {self.where} was trained; take its values, or begin a new "
+            )
+            raise ConfigError(problems, f"{subject}run with it (trainer.finetune.from)")
         sides = [self.config, here.config]
         if forecasts:
             sides = [for_forecasts(side) for side in sides]

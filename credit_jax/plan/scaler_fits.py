@@ -77,22 +77,22 @@ class FitPlan:
             units: key -> unit and file, for the variables of the data.
         """
         facts, notes = {}, list[str]()
-        known = {key: unit for key, (unit, _) in units.items()}
+        units_by_key = {key: unit for key, (unit, _) in units.items()}
         for block in self.chain:
             transform = block.transform
             if isinstance(transform, Fitted):
                 groups = [group for part in schema.values() for group in part]
                 facts[block.path] = VariableFacts(
-                    {variable_of(key): unit for key, unit in known.items()},
+                    {variable_of(key): unit for key, unit in units_by_key.items()},
                     {variable_of(g.var_key): g.levels for g in groups if g.levels},
                 )
                 if isinstance(transform, OfVariables):
                     lines = transform.selection.unmatched(g.var_key for g in groups)
                     notes += [f"{block.path}.args.variables: {line}" for line in lines]
                 continue
-            known = {
+            units_by_key = {
                 transform.renames.get(key, key): unit
-                for key, unit in known.items()
+                for key, unit in units_by_key.items()
                 if transform.keeps_units or not transform.changes(key)
             }
             schema = transform.schema_after(schema)

@@ -38,12 +38,12 @@ def compare_shapes(
     return missing + unexpected + mismatched
 
 
-def raise_problems(problems: Sequence[str], what: str) -> None:
+def raise_problems(problems: Sequence[str], subject: str) -> None:
     """Raises one error that lists all problems; returns if there are none."""
     if problems:
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
         lines = "\n".join(f"  {problem}" for problem in problems)
-        raise ValueError(f"{what}, {count}:\n{lines}")
+        raise ValueError(f"{subject}, {count}:\n{lines}")
 
 
 # The letters of each dim of an array.
@@ -65,9 +65,9 @@ class Arrangement:
 
     def __post_init__(self) -> None:
         right, torch = self._groups[1], self._torch_letters
-        ours = [letter for group in right for letter in group]
+        path = [letter for group in right for letter in group]
         plain = all(len(group) == 1 for group in right)
-        if not plain or len(set(ours)) != len(ours) or sorted(ours) != sorted(torch):
+        if not plain or len(set(path)) != len(path) or sorted(path) != sorted(torch):
             raise ValueError(
                 f"arrangement {self.pattern!r}: the right side must name every letter "
                 "of the left side once, one letter a dim"
@@ -86,8 +86,8 @@ class Arrangement:
 
     def to_torch(self, array: np.ndarray) -> np.ndarray:
         """Converts an array to PyTorch's layout: the inverse of `to_ours`."""
-        ours = self.letters
-        moved = array.transpose([ours.index(k) for k in self._torch_letters])
+        path = self.letters
+        moved = array.transpose([path.index(k) for k in self._torch_letters])
         return _contiguous(moved.reshape(self.torch_shape(array.shape)))
 
     def torch_shape(self, shape: Shape) -> Shape:
@@ -104,8 +104,8 @@ class Arrangement:
         """
         groups = self._groups[0]
         rows = groups[self.torch_out]
-        rest = [g for i, g in enumerate(groups) if i != self.torch_out]
-        return self._flat(rows), self._flat([k for g in rest for k in g])
+        remainder = [g for i, g in enumerate(groups) if i != self.torch_out]
+        return self._flat(rows), self._flat([k for g in remainder for k in g])
 
     def _flat(self, letters: Sequence[str]) -> Arrangement:
         remaining = [letter for letter in self.letters if letter in letters]

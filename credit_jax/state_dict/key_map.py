@@ -187,8 +187,8 @@ class KeyMap:
         state = {key: array.copy() for key, array in self.constants.items()}
         for entry in self.entries:
             array = arrays[entry.name]
-            ours = array if entry.layer is None else np.asarray(array[entry.layer])
-            state[entry.key] = np.array(entry.arrangement.to_torch(ours), order="C")
+            jax_path = array if entry.layer is None else np.asarray(array[entry.layer])
+            state[entry.key] = np.array(entry.arrangement.to_torch(jax_path), order="C")
         return state
 
     @cached_property
@@ -240,8 +240,8 @@ def with_statistics(
         for torch, leaf, arrangement in _ARRAYS:
             key = f"{entry.key.removesuffix('.bias')}.{torch}"
             shape = batch_stats[path][leaf].unstack().shape
-            place = entry.layer, BATCH_STATS, leaf
-            entries.append(KeyEntry(key, path, arrangement, shape, *place))
+            index = entry.layer, BATCH_STATS, leaf
+            entries.append(KeyEntry(key, path, arrangement, shape, *index))
     return replace(key_map, entries=tuple(entries))
 
 

@@ -80,7 +80,7 @@ def template_regex(template: str) -> re.Pattern[str]:
     return re.compile("".join(parts))
 
 
-def key_table(rows: str, torch: str = "", ours: str = "") -> tuple[Rule, ...]:
+def key_table(rows: str, torch: str = "", path: str = "") -> tuple[Rule, ...]:
     """Returns the rules of a table of layers and arrays.
 
     A row has PyTorch's name, our path, and the kind of layer, one of `LAYERS`; or, of
@@ -89,21 +89,21 @@ def key_table(rows: str, torch: str = "", ours: str = "") -> tuple[Rule, ...]:
 
     Args:
         rows: the table, a row each line, in the order of PyTorch's state dict.
-        torch, ours: the module of all rows, and its path.
+        torch, path: the module of all rows, and its path.
 
     >>> for rule in key_table("up  dense  linear", "blocks.{d}", "blocks"):
     ...     print(rule.torch, rule.ours, rule.arrangement.pattern)
     blocks.{d}.up.weight blocks/dense/kernel o i -> i o
     blocks.{d}.up.bias blocks/dense/bias c -> c
     """
-    return tuple(_rules(rows, torch, ours))
+    return tuple(_rules(rows, torch, path))
 
 
-def _rules(rows: str, torch: str, ours: str) -> Iterator[Rule]:
+def _rules(rows: str, torch: str, jax_path: str) -> Iterator[Rule]:
     for row in filter(str.strip, rows.splitlines()):
         name, path, *kind = row.split(maxsplit=2)
         key = ".".join(part for part in (torch, name) if part.strip("."))
-        path = "/".join(part for part in (ours, path) if part.strip("."))
+        path = "/".join(part for part in (jax_path, path) if part.strip("."))
         layout = kind[0].strip() if kind else SAME.pattern
         if layout in LAYERS:
             yield from _rules(LAYERS[layout], key, path)

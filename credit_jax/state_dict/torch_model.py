@@ -130,7 +130,7 @@ class RenamedKey:
 
 
 def current_names(
-    keys: Iterable[str], known: Collection[str], renames: Iterable[KeyRename] = ()
+    keys: Iterable[str], available: Collection[str], renames: Iterable[KeyRename] = ()
 ) -> list[RenamedKey]:
     """Maps the keys of a file to names in the key table.
 
@@ -140,11 +140,11 @@ def current_names(
 
     Args:
         keys: keys of the file.
-        known: keys of the table.
+        available: keys of the table.
         renames: renames of older versions of the model.
     """
-    known, renames = set(known), tuple(renames)
-    renamed = [_renamed(key, known, renames) for key in keys]
+    available, renames = set(available), tuple(renames)
+    renamed = [_renamed(key, available, renames) for key in keys]
     first: dict[str, str] = {}
     for key in renamed:
         if key.name in first:
@@ -156,7 +156,9 @@ def current_names(
     return renamed
 
 
-def _renamed(key: str, known: set[str], renames: tuple[KeyRename, ...]) -> RenamedKey:
+def _renamed(
+    key: str, available: set[str], renames: tuple[KeyRename, ...]
+) -> RenamedKey:
     plain = _INNER.sub("", _PREFIX.sub("", key))
     unwrapped = (WRAPPER,) if plain != key else ()
     # Possible current names of the key, and the changes that lead to them.
@@ -172,7 +174,7 @@ def _renamed(key: str, known: set[str], renames: tuple[KeyRename, ...]) -> Renam
         if (match := rename.pattern.fullmatch(start))
     ]
     for name, steps in names:
-        if name in known:
+        if name in available:
             return RenamedKey(key, name, unwrapped + steps)
     return RenamedKey(key, plain, unwrapped)
 

@@ -54,16 +54,16 @@ class Agreement:
             self._agreed = self._look()
         if self._agreed is None or step < self._agreed[0]:
             return None
-        (_, what), self._agreed = self._agreed, None
+        (_, subject), self._agreed = self._agreed, None
         self._round += 1
-        return what
+        return subject
 
     def _look(self) -> tuple[int, str] | None:
         announced = self._try("NOT_FOUND", "key_value_try_get")
         if announced is None:
             return None
-        step, _, what = announced.partition(":")
-        return int(step), what
+        step, _, subject = announced.partition(":")
+        return int(step), subject
 
     def _try(self, expected: str, method: str, *values: str) -> Any:
         """Calls a method of the store for the key; None after the expected error."""

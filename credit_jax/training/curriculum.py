@@ -94,14 +94,14 @@ def entered(
     """
     if len(stages) == 1:
         return progress
-    trainer, before = stages[index].trainer, progress.stage
-    first = 0 if before is None or before > index else before + 1
+    trainer, previous = stages[index].trainer, progress.stage
+    first = 0 if previous is None or previous > index else previous + 1
     passed = stages[first : index + 1]
     changes: dict[str, Any] = {"stage": index}
     if any(stage.sets_schedule for stage in passed):
         start = {"schedule_epoch": progress.epoch, "schedule_step": micro_step}
         changes |= {"plateau": None, **start}
-    if passed and before is not None and trainer.training_metric.startswith("train_"):
+    if passed and previous is not None and trainer.training_metric.startswith("train_"):
         best = ("best_metric", "best_epoch", "best_step")
         changes |= dict.fromkeys(("plateau", *best))
     after = dataclasses.replace(progress, **changes)

@@ -339,19 +339,19 @@ def _open_groups(
         config that reads them.
     """
     blocks = (*config.preblocks.ic_only.values(), *config.preblocks.per_step.values())
-    same_grid = "regrid" not in [block.type for block in blocks]
-    datasets = {"data": open_dataset(config.data, same_grid=same_grid)}
+    shared_grid = "regrid" not in [block.type for block in blocks]
+    datasets = {"data": open_dataset(config.data, shared_grid=shared_grid)}
     if "valid" in splits(config):
         datasets["validation_data"] = open_dataset(
             config.validation_data,
             like=datasets["data"].coordinates(),
-            same_grid=same_grid,
+            shared_grid=shared_grid,
         )
     written, groups = dump_config(config), dict[str, Group]()
     sections = {name: dict(written[name] or {}) for name in datasets if name in written}
     notes: dict[str, None] = {}
     for name, dataset in datasets.items():
-        notes |= dict.fromkeys(check_dataset(dataset, same_grid=same_grid))
+        notes |= dict.fromkeys(check_dataset(dataset, shared_grid=shared_grid))
         separate = name == "data" or config.validation_overrides.source is not None
         prefix = "" if name == "data" or not separate else "validation/"
         if separate:
@@ -665,9 +665,9 @@ class _Writer:
             if name in packings:
                 packing, steps = packings[name], np.empty(field.shape, np.int16)
                 parts = []
-                for place, x in enumerate(field):
-                    steps[place] = packing.pack(x)
-                    error = np.abs(packing.unpack(steps[place]).astype(np.float64) - x)
+                for index, x in enumerate(field):
+                    steps[index] = packing.pack(x)
+                    error = np.abs(packing.unpack(steps[index]).astype(np.float64) - x)
                     error = error.reshape(len(x), -1)
                     valid = ~np.isnan(error)
                     largest = error.max(-1, initial=0, where=valid)
@@ -754,14 +754,14 @@ def _error_rows(
             scale = np.where(deviation > 0, deviation, 1)
             rms = np.sqrt(total["squares"] / np.maximum(total["count"], 1)) / scale
             largest = total["largest"] / scale
-            for place in range(max(1, levels)):
-                level = values[place] if levels and values else place + 1
+            for index in range(max(1, levels)):
+                level = values[index] if levels and values else index + 1
                 yield {
                     "variable": key,
                     "level": f"{level:g}" if levels else "",
-                    "deviation": f"{deviation[place]:.4g}",
-                    "largest_error": f"{largest[place]:.3g}",
-                    "rms_error": f"{rms[place]:.3g}",
+                    "deviation": f"{deviation[index]:.4g}",
+                    "largest_error": f"{largest[index]:.3g}",
+                    "rms_error": f"{rms[index]:.3g}",
                 }
 
 
@@ -800,15 +800,15 @@ def _coordinates(group: Group) -> xr.Dataset:
     if config.variables.has_levels and levels and len(levels) == source.num_levels:
         attributes = source.attributes().get(f"{source.name}/level", {})
         coordinates[group.level_dim] = (group.level_dim,), np.array(levels), attributes
-    places: Any = grid.latitude, grid.longitude
+    indices: Any = grid.latitude, grid.longitude
     if group.space == ("y", "x"):
-        places = curvilinear_axes(source) or places
+        indices = curvilinear_axes(source) or indices
     elif isinstance(source, AnemoiSource):
-        places = source.points if group.space == ("point",) else places
+        indices = source.points if group.space == ("point",) else indices
     elif group.space == ("point",) and isinstance(source, FileSource):
         opened = next(source.variables(group.field_type)).opened
-        places = opened.latitude, opened.longitude
-    for (name, attributes), values in zip(_SPACE.items(), places, strict=True):
+        indices = opened.latitude, opened.longitude
+    for (name, attributes), values in zip(_SPACE.items(), indices, strict=True):
         dims = (name,) if name in group.space else group.space
         if name in group.space or np.shape(values) == grid.shape:
             coordinates[name] = dims, np.asarray(values, np.float64), attributes

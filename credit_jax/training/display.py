@@ -157,5 +157,5 @@ def clock(seconds: float) -> str:
     >>> clock(3725.2)
     '1:02:05'
     """
-    whole = int(seconds)
-    return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
+    total = int(seconds)
+    return f"{total // 3600}:{total % 3600 // 60:02d}:{total % 60:02d}"

@@ -104,9 +104,9 @@ def _name_in(folder: Path, path: str) -> str | None:
     """Pattern of the names in a folder that a path leads to; None if it does not."""
     if not any(mark in path for mark in "/."):
         return None  # a word, as "forecast" may be one in a config
-    place = Path(os.path.abspath(Path(os.path.expandvars(path)).expanduser()))
+    location = Path(os.path.abspath(Path(os.path.expandvars(path)).expanduser()))
     try:
-        parts = place.relative_to(folder.absolute()).parts
+        parts = location.relative_to(folder.absolute()).parts
     except ValueError:
         return None
     # Dates of paths are as in strftime; more than they match may stay.

@@ -51,17 +51,17 @@ def held_out_starts(dataset: Dataset, num_steps: int) -> tuple[np.ndarray, int]:
         num_steps: requested steps; fewer are taken if the period is shorter.
     """
     targets = [dataset.target_time(i) for i in range(len(dataset))]
-    known = {*dataset.starts.tolist(), *np.array(targets, "datetime64[ns]").tolist()}
+    trained = {*dataset.starts.tolist(), *np.array(targets, "datetime64[ns]").tolist()}
     starts, steps = dataset.starts, 0
     while steps < num_steps:
         ends = dataset.shifted(starts, steps + 1).tolist()
-        further = starts[[end in known for end in ends]]
+        further = starts[[end in trained for end in ends]]
         if not len(further):
             break
         starts, steps = further, steps + 1
     most = min(len(starts), MAX_STARTS, max(1, MAX_STEPS // max(1, steps)))
-    places = np.linspace(0, len(starts) - 1, most)
-    return starts[places.round().astype(int)], steps
+    indices = np.linspace(0, len(starts) - 1, most)
+    return starts[indices.round().astype(int)], steps
 
 
 def _usable(

@@ -46,18 +46,18 @@ FIRST_COLUMNS = (
 class CsvLog:
     """One row an epoch. Each new row replaces the file with a complete one."""
 
-    def __init__(self, path: str | Path, *, keep_before: int = 0) -> None:
+    def __init__(self, path: str | Path, *, keep_until: int = 0) -> None:
         """Reads the rows of an earlier run to keep.
 
         Args:
             path: the file.
-            keep_before: rows of earlier epochs are kept; 0 begins a new log.
+            keep_until: rows of earlier epochs are kept; 0 begins a new log.
         """
         self.path = Path(path)
         self.rows: list[LogRow] = []
-        if keep_before > 0 and self.path.exists():
+        if keep_until > 0 and self.path.exists():
             rows = read_log(self.path)
-            self.rows = [row for row in rows if row["epoch"] < keep_before]
+            self.rows = [row for row in rows if row["epoch"] < keep_until]
 
     def append(self, row: Mapping[str, Number]) -> None:
         """Adds a row and writes the file."""
@@ -82,16 +82,16 @@ def read_log(path: str | Path) -> list[LogRow]:
     """The rows of a `training_log.csv` of CREDIT or credit_jax, without empty cells."""
     with Path(path).open(newline="") as file:
         rows: list[LogRow] = [
-            {key: _number(value) for key, value in row.items() if value}
+            {
+                key: (int(value) if value.isdigit() else float(value))
+                for key, value in row.items()
+                if value
+            }
             for row in csv.DictReader(file)
         ]
     for row in rows:
         row.pop("index", None)
     return rows
-
-
-def _number(text: str) -> Number:
-    return int(text) if text.isdigit() else float(text)
 
 
 class TensorBoard:

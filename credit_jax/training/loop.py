@@ -223,12 +223,12 @@ class TrainingLoop:
         left = batches_left(self.train_loader, cap, samples)
         if (updates := self.stage.updates_left(self._progress)) is not None:
             left = min(left, updates * self.trainer.grad_accum_every)
-        total, whole = done + left, num_batches(self.train_loader, cap)
+        total, full = done + left, num_batches(self.train_loader, cap)
         self.loggers.display.start(
             self._label(epoch, last),
             total=total,
             done=done,
-            left=(last - epoch - 1) * whole,
+            left=(last - epoch - 1) * full,
         )
         batches = itertools.islice(self.train_loader.epoch(epoch, samples), left)
         groups = grouped(batches, self.trainer.grad_accum_every)
@@ -245,7 +245,10 @@ class TrainingLoop:
             self._finish_updates(epoch, ahead)
             self._num_started += 1
             # All processes stop and save after the same update: saving is collective.
-            decision = self._agreement.reached(self._num_started, self._wish(requests))
+            decision = self._agreement.reached(
+                self._num_started,
+                requests.caught or (_SAVE if self._saves.due_by_clock else None),
+            )
             if decision or self._saves.due_by_steps:
                 self._finish_updates(epoch)
                 if self._progress.batches < total:
@@ -278,10 +281,6 @@ class TrainingLoop:
     def _next_update(self) -> int:
         """The update that starts next, counted from 1 in this command."""
         return self._num_started + 1
-
-    def _wish(self, requests: StopRequests) -> str | None:
-        """The request of this process to all processes: stop, save, or None."""
-        return requests.caught or (_SAVE if self._saves.due_by_clock else None)
 
     def _save_within_epoch(self) -> None:
         self._progress = dataclasses.replace(
@@ -366,13 +365,13 @@ class TrainingLoop:
         """Hands the numbers of an update to the records."""
         if self.loggers.records is None:
             return
-        before, self._saved = self._saved, self._saves.total_seconds
+        previous, self._saved = self._saved, self._saves.total_seconds
         values = {
             "loss": float(losses.mean()),
             "grad_norm": norm,
             "learning_rate": float(info["learning_rate"]),
             "data_wait_seconds": self._numbers.waits[-1],
-            "save_seconds": self._saved - before,
+            "save_seconds": self._saved - previous,
             **self._stage_number,
         }
         if "loss_scale" in info:
@@ -430,7 +429,14 @@ class TrainingLoop:
             tracker.write_epoch(row)
         self._save()
         self._announce(row, last, time.monotonic() - began)
-        return self._patience_over(epoch)
+        best, patience = self._progress.best_epoch, self.trainer.stopping_patience
+        if best is None or epoch - best < patience or self.trainer.skip_validation:
+            return None
+        self.loggers.display.message(
+            f"No better {self.trainer.training_metric} for {patience} epochs; "
+            f"epoch {best + 1} was best."
+        )
+        return EARLY
 
     def _row(self, epoch: int, valid: dict[str, float]) -> LogRow:
         """The row of an epoch in the log."""
@@ -456,16 +462,6 @@ class TrainingLoop:
             self.steps.learning_rate(self._micro_step) if rate is None else float(rate)
         )
 
-    def _patience_over(self, epoch: int) -> str | None:
-        best, patience = self._progress.best_epoch, self.trainer.stopping_patience
-        if best is None or epoch - best < patience or self.trainer.skip_validation:
-            return None
-        self.loggers.display.message(
-            f"No better {self.trainer.training_metric} for {patience} epochs; "
-            f"epoch {best + 1} was best."
-        )
-        return EARLY
-
     def _save(self) -> None:
         # A killed run resumes from this checkpoint and keeps the records up to it.
         if self.loggers.records:
@@ -479,7 +475,7 @@ class TrainingLoop:
             self.loggers.records.resume_clock()
 
     def _announce(self, row: LogRow, last: int, seconds: float) -> None:
-        shown = [
+        displayed = [
             f"{name} {value:.5g}"
             for name, value in row.items()
             if name not in self.stage.lengths and name != "epoch" and "/" not in name
@@ -487,10 +483,10 @@ class TrainingLoop:
         best = " (best so far)" if self._progress.best_epoch == row["epoch"] else ""
         records = self.loggers.records
         for name, value in (records.shown if records else {}).items():
-            shown.append(f"{name} {value:.3g}")
+            displayed.append(f"{name} {value:.3g}")
         self.loggers.display.message(
-            f"{self._label(int(row['epoch']), last)} done{best}: {'  '.join(shown)}  "
-            f"validation {seconds:.1f} s"
+            f"{self._label(int(row['epoch']), last)} done{best}: "
+            f"{'  '.join(displayed)}  validation {seconds:.1f} s"
         )
         if (percent := row["data_wait_percent"]) > MUCH_WAITING:
             self.loggers.display.message(
@@ -529,14 +525,14 @@ def check_finite(
     if np.isfinite(losses).all() and math.isfinite(norm):
         return
     bad = ~np.isfinite(losses)
-    place = int(np.argmax(bad)) if bad.any() else len(group) - 1
-    what = f"the loss is {losses[place]}"
+    index = int(np.argmax(bad)) if bad.any() else len(group) - 1
+    subject = f"the loss is {losses[index]}"
     if not bad.any():
-        what = f"the norm of the gradient is {norm}"
+        subject = f"the norm of the gradient is {norm}"
     raise NonFiniteLossError(
-        f"{what} at step {micro_step + place + 1} (epoch {progress.epoch + 1}, batch "
-        f"{progress.batches + place + 1}, samples of {_dates(group[place])}); training "
-        f"has stopped. {_newest_checkpoint(checkpoints)} A lower "
+        f"{subject} at step {micro_step + index + 1} (epoch {progress.epoch + 1}, "
+        f"batch {progress.batches + index + 1}, samples of {_dates(group[index])}); "
+        f"training has stopped. {_newest_checkpoint(checkpoints)} A lower "
         "trainer.learning_rate or a trainer.grad_max_norm of 1.0 may help."
     )
 

@@ -138,8 +138,8 @@ class StepRecords:
         """Peak memory of a device, or of the host, and MFU, for the display."""
         last, host = self._last, self._last.get("host_memory_peak_bytes", 0)
         memory = last.get("memory_peak_bytes", host)
-        shown = {"memory GB": memory / 1e9} if memory else {}
-        return shown | ({"MFU %": 100 * last["mfu"]} if "mfu" in last else {})
+        displayed = {"memory GB": memory / 1e9} if memory else {}
+        return displayed | ({"MFU %": 100 * last["mfu"]} if "mfu" in last else {})
 
     def resume_clock(self) -> None:
         """Restarts the clock, so that a validation does not count for an update."""
@@ -169,8 +169,8 @@ class StepRecords:
         update = {"seconds": seconds, "count": float(count), **values}
         update["productive"] = seconds if self._warm else 0.0
         self._updates.append(update)
-        place = {"step": step, "epoch": epoch, "batch": batch}
-        self._place: LogRecord = {**place, "time": self.wall()}
+        position = {"step": step, "epoch": epoch, "batch": batch}
+        self._place: LogRecord = {**position, "time": self.wall()}
         if len(self._updates) < self.every:
             return
         self._write()
@@ -199,15 +199,30 @@ class StepRecords:
         self._productive += productive
         summed = ("seconds", "count", "productive", "save_seconds")
         others = [key for key in updates[-1] if key not in summed]
+        # Kilobytes on Linux, bytes on macOS.
+        unit = 1 if sys.platform == "darwin" else 1024
+        record: LogRecord = {
+            "host_memory_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            * unit
+        }
+        local = [d for d in self.work.devices if d.process_index == jax.process_index()]
+        stats = [
+            s for d in local if (s := d.memory_stats()) and "peak_bytes_in_use" in s
+        ]
+        if stats:
+            record["memory_peak_bytes"] = max(s["peak_bytes_in_use"] for s in stats)
+        # Productive fraction of the time since the start; the wall clock may jump.
+        total = self.wall() - self._first_start
+        goodput = min(1.0, self._productive / total) if total > 0 else 0.0
         return {
             **{key: float(np.mean([u[key] for u in updates])) for key in others},
             "step_seconds": seconds / len(updates),
             "save_seconds": sum(update["save_seconds"] for update in updates),
             "samples_per_second": count * self.work.samples / max(seconds, 1e-9),
             **self._operations(count, seconds, len(updates)),
-            **_memory(self.work.devices),
+            **record,
             "productive_seconds": productive,
-            "goodput": self._goodput(),
+            "goodput": goodput,
         }
 
     def _operations(self, count: float, seconds: float, updates: int) -> LogRecord:
@@ -221,11 +236,6 @@ class StepRecords:
         if peak is not None and self._warm:
             record["mfu"] = flops / (max(seconds, 1e-9) * peak * len(devices))
         return record
-
-    def _goodput(self) -> float:
-        """Productive fraction of the time since the start; the wall clock may jump."""
-        total = self.wall() - self._first_start
-        return min(1.0, self._productive / total) if total > 0 else 0.0
 
     def _write(self) -> None:
         self._last = record = self._place | self._values()
@@ -257,18 +267,3 @@ def _records_until(path: Path, step: int) -> Iterator[LogRecord]:
         for record in read_records(path):
             if record["step"] <= step:
                 yield record
-
-
-def _memory(devices: Sequence[Any]) -> LogRecord:
-    """Peak memory so far: of this process, and the largest of its devices."""
-    # Kilobytes on Linux, bytes on macOS.
-    unit = 1 if sys.platform == "darwin" else 1024
-    record: LogRecord = {
-        "host_memory_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        * unit
-    }
-    local = [d for d in devices if d.process_index == jax.process_index()]
-    stats = [s for d in local if (s := d.memory_stats()) and "peak_bytes_in_use" in s]
-    if stats:
-        record["memory_peak_bytes"] = max(s["peak_bytes_in_use"] for s in stats)
-    return record

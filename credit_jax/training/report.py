@@ -121,8 +121,8 @@ def _maps(
     held_out: HeldOut, folder: Path, names: Sequence[str]
 ) -> list[tuple[str, bytes]]:
     """Captions and maps of some variables at the last lead time; writes the first."""
-    known = held_out.setup.plan.open_files
-    files = open_forecasts(str(folder / FORECAST_FOLDER), known)
+    open_files = held_out.setup.plan.open_files
+    files = open_forecasts(str(folder / FORECAST_FOLDER), open_files)
     last, images = len(files.leads) - 1, []
     training = held_out.setup.config.data.ranges
     # A forecast of one step needs only one map.
@@ -130,7 +130,7 @@ def _maps(
         levels = files.grid.variables[name].levels
         middle = None if levels is None else float(levels[(len(levels) - 1) // 2])
         choice = choose(files, name, level=middle, training=training)
-        scene = Scene(choice, truth_of(choice, held_out.plan.truth, [last], known))
+        scene = Scene(choice, truth_of(choice, held_out.plan.truth, [last], open_files))
         images.append((choice.title(last), png_of(scene.figure(last).figure)))
     with new_file(folder / FIGURE_NAME) as partial:
         partial.write_bytes(images[0][1])
@@ -139,8 +139,8 @@ def _maps(
 
 def _chosen(names: Sequence[str]) -> list[str]:
     """The first, a middle and the last one."""
-    places = np.linspace(0, len(names) - 1, min(len(names), MAX_MAPS))
-    return [names[int(place)] for place in places.round()]
+    indices = np.linspace(0, len(names) - 1, min(len(names), MAX_MAPS))
+    return [names[int(index)] for index in indices.round()]
 
 
 def loss_chart(rows: Sequence[Mapping[str, float]]) -> Chart:
@@ -156,5 +156,10 @@ def loss_chart(rows: Sequence[Mapping[str, float]]) -> Chart:
             epochs, losses = np.array(points, float).T
             lines.append(Line(name, epochs, losses, look, has_markers=True))
     return Chart(
-        "loss by epoch", "epoch", lines, y_is_log=True, x_is_whole=True, has_legend=True
+        "loss by epoch",
+        "epoch",
+        lines,
+        y_is_log=True,
+        has_integer_x=True,
+        has_legend=True,
     )

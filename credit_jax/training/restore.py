@@ -69,11 +69,11 @@ class RunStore:
 
     def save(self, step: int, state: TrainState, progress: Progress) -> None:
         """Starts to write a checkpoint; see `CheckpointStore.save`."""
-        where, record = self.coordinates, self.record or RunRecord({})
+        origin, record = self.coordinates, self.record or RunRecord({})
         progress = dataclasses.replace(
             progress,
             channels=self.channels,
-            coordinates=None if where is None else where.to_json(),
+            coordinates=None if origin is None else origin.to_json(),
             digests=record.digests,
             config=record.config or None,
             units=self.units,
@@ -104,8 +104,8 @@ class RunStore:
         """Items with the sums of matrices and adapters, and an item of these."""
         params, specs = items[WEIGHTS]["params"], self.param_specs
         adapters = {"base": {path: params[path] for path in low_rank.targets}}
-        whole = merged(params, low_rank, specs)
-        sums = {**items, WEIGHTS: {**items[WEIGHTS], "params": whole}}
+        full = merged(params, low_rank, specs)
+        sums = {**items, WEIGHTS: {**items[WEIGHTS], "params": full}}
         adapters["weights"] = {p: x for p, x in params.items() if is_adapter(p)}
         if EMA in items:
             average = items[EMA]

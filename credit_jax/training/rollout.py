@@ -87,11 +87,6 @@ class ForecastLoss:
         """
         if self.rollout.backprop.mode == "full":
             return self._full(trained, model_state, batch, key)
-        return self._truncated(trained, model_state, batch, key)
-
-    def _truncated(
-        self, trained: Trained, model_state: ModelState, batch: PlacedBatch, key: Array
-    ) -> tuple[Trained, ModelState, dict[str, Scalar]]:
         start = self.rollout.first_carry(batch, self._context({}))
         carry = (model_state, zeros_like(trained), start)
         values, scores = [], {}
@@ -287,8 +282,8 @@ def evaluate_forecast(
     fields: PlacedBatch = rollout.first_carry(batch, context)
     if rollout.num_steps > 1:
         # Up to the last step, whose whole tree the metrics take.
-        before = jax.tree.map(lambda leaf: leaf[:-1], inputs)
-        fields, _ = _turns(turn, fields, before)
+        previous = jax.tree.map(lambda leaf: leaf[:-1], inputs)
+        fields, _ = _turns(turn, fields, previous)
     last = jax.tree.map(lambda leaf: leaf[-1], inputs)
     numbers = metrics(step(fields, last), context)
     _check_numbers(numbers)

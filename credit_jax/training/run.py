@@ -222,8 +222,8 @@ def header(source: str, setup: Setup) -> list[str]:
     held_out = ""
     if valid is not None:
         seen = valid.seen_in(setup.config.data)
-        what = "for validation, not held out" if seen else "held out"
-        held_out = f", {len(valid.dataset)} {what}"
+        subject = "for validation, not held out" if seen else "held out"
+        held_out = f", {len(valid.dataset)} {subject}"
     return [
         f"credit_jax  {source} -> {setup.config.save_loc}",
         f"mesh   {axes.summary} on "
@@ -367,11 +367,11 @@ def _stages(setup: Setup, *, first_rate_at: int | None) -> list[Stage]:
 
 
 def _run_store(setup: Setup, store: CheckpointStore) -> RunStore:
-    where = setup.train_loader.coordinates()
+    origin = setup.train_loader.coordinates()
     specs, names = setup.model_def.param_specs, setup.schema.names
     record, low_rank = setup.plan.record, setup.model_def.low_rank
     units = {key: unit for key, (unit, _) in setup.plan.units.items()}
-    return RunStore(store, specs, names, where, record, units, low_rank)
+    return RunStore(store, specs, names, origin, record, units, low_rank)
 
 
 def _loggers(
@@ -388,32 +388,28 @@ def _loggers(
         display.message(f"note: {path} of before is now {move_aside(path).name}")
     write_config(setup.config, path)
     setup.schema.save(folder / SCHEMA_FILE)
-    log = CsvLog(folder / LOG_NAME, keep_before=start.progress.epoch)
+    log = CsvLog(folder / LOG_NAME, keep_until=start.progress.epoch)
     records = StepRecords(
         folder / RECORDS_NAME, _work(setup), setup.config.trainer.log_every_steps
     )
     records.open(start.micro_step or None)
-    records.trackers = _trackers(setup.config, folder, start, records.first_start)
-    profile = Profile(folder / "profile", *updates) if updates else None
-    return Loggers(store, display, log, records, profile)
-
-
-def _trackers(
-    config: Config, folder: Path, start: Start, first_start: float
-) -> list[Tracker]:
-    trainer, trackers = config.trainer, list[Tracker]()
+    trainer, trackers = setup.config.trainer, list[Tracker]()
     if trainer.use_tensorboard:
         trackers.append(TensorBoard(folder))
     if trainer.use_wandb:
         trackers.append(
-            GuardedTracker("wandb", lambda: WandbTracker(config, folder, first_start))
+            GuardedTracker(
+                "wandb", lambda: WandbTracker(setup.config, folder, records.first_start)
+            )
         )
     if trainer.use_mlflow:
         resumes = start.micro_step > 0
         trackers.append(
             GuardedTracker("mlflow", lambda: MlflowTracker(folder, resumes=resumes))
         )
-    return trackers
+    records.trackers = trackers
+    profile = Profile(folder / "profile", *updates) if updates else None
+    return Loggers(store, display, log, records, profile)
 
 
 def _work(setup: Setup) -> MicroBatchWork:

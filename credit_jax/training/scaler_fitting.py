@@ -123,11 +123,11 @@ def tendencies_of(
     if batch.replaced:
         return {}, batch.replaced
     inputs, moments = schema.input_slices(), {}
-    for key, place in schema.target_slices().items():
+    for key, part in schema.target_slices().items():
         if key not in inputs:
             continue
-        before, after = batch.x[:, inputs[key], -1:], batch.y[:, place]
-        change = np.subtract(after, before, dtype=np.float64)
+        previous, after = batch.x[:, inputs[key], -1:], batch.y[:, part]
+        change = np.subtract(after, previous, dtype=np.float64)
         moments[key] = MeanAndVariance.of(change, axis=1)
     return moments, ()
 
@@ -247,7 +247,7 @@ def open_samples(config: Config, *, in_order: bool) -> Samples:
     data = config.data.model_copy(update={"forecast_len": 1})
     dataset = open_dataset(data)
     blocks = (*config.preblocks.ic_only.values(), *config.preblocks.per_step.values())
-    check_dataset(dataset, same_grid="regrid" not in [block.type for block in blocks])
+    check_dataset(dataset, shared_grid="regrid" not in [block.type for block in blocks])
     sampler = Sampler(
         num_samples=len(dataset),
         batch_size=config.trainer.train_batch_size,
@@ -336,14 +336,16 @@ def in_threads(
     At most two items per thread are pending. After an exception, also in the caller, no
     further item is started.
     """
-    rest, num_threads = iter(items), max(1, num_threads)
+    remainder, num_threads = iter(items), max(1, num_threads)
     with ThreadPoolExecutor(num_threads) as pool:
-        first = itertools.islice(rest, 2 * num_threads)
+        first = itertools.islice(remainder, 2 * num_threads)
         pending = deque(pool.submit(function, item) for item in first)
         try:
             while pending:
                 yield pending.popleft().result()
-                pending += [pool.submit(function, i) for i in itertools.islice(rest, 1)]
+                pending += [
+                    pool.submit(function, i) for i in itertools.islice(remainder, 1)
+                ]
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -151,9 +151,9 @@ def epochs_note(trainer: TrainerConfig, first: int) -> str | None:
         )
     if last >= trainer.epochs:
         return None
-    whole = ("train_one_epoch", "stop_after_epoch")
+    full = ("train_one_epoch", "stop_after_epoch")
     key = next(
-        (f"{name} is true" for name in whole if getattr(trainer, name)),
+        (f"{name} is true" for name in full if getattr(trainer, name)),
         f"num_epoch is {trainer.num_epoch}",
     )
     epochs = f"epoch {last}" if last == first + 1 else f"epochs {first + 1} to {last}"

@@ -153,7 +153,7 @@ def state_specs(
         ValueError: the optimizer's state is not elementwise; `optimizer_state_specs`.
     """
     param_specs, packing = model.model_def.param_specs, packing_of(model)
-    params, whole = packed_specs(model), PartitionSpec()
+    params, full = packed_specs(model), PartitionSpec()
     optimized, specs = param_specs, model.specs
     if isinstance(optimizer, UniformTransformation):
         optimized, specs = packing.param_specs(param_specs), params
@@ -165,16 +165,16 @@ def state_specs(
     scaled = model.parallel_config.precision.needs_scaling
     return TrainState(
         packing=packing,
-        micro_step=whole,
-        update_step=whole,
+        micro_step=full,
+        update_step=full,
         stored_params=params,
         model_state=model.model_state_specs,
         stored_opt_state=opt_state,
         stored_ema=trainable(params, param_specs) if ema else None,
         ema_stats=model.model_state_specs[BATCH_STATS] if ema else None,
-        loss_scale=LossScale(whole, whole) if scaled else None,
-        loss_state=jax.tree.map(lambda leaf: whole, loss_state),
-        key=whole,
+        loss_scale=LossScale(full, full) if scaled else None,
+        loss_state=jax.tree.map(lambda leaf: full, loss_state),
+        key=full,
     )
 
 
@@ -329,7 +329,7 @@ def with_moments(state: TrainState, moments: optax.ScaleByAdamState) -> TrainSta
     opt_state = unpack_on_host(like, packing)
     adam = opt_state[ADAM]
     parts: Any = zip(adam[1:], moments[1:], strict=True)  # mu and nu
-    mu, nu = ({**whole, **changed} for whole, changed in parts)
+    mu, nu = ({**full, **changed} for full, changed in parts)
     opt_state[ADAM] = adam._replace(count=moments.count, mu=mu, nu=nu)
     packed = pack_tree(opt_state, like, packing)
     placed = jax.tree.map(lambda x, to: jax.device_put(x, to.sharding), packed, like)

@@ -392,8 +392,8 @@ def _batch_specs(
     model: ParallelModel, names: tuple[str, ...], *, stacked: bool = False
 ) -> dict[str, PartitionSpec]:
     """PartitionSpecs of a batch; trees of further fields are split like "y"."""
-    known = model.batch_specs(stacked=stacked)
-    return {name: known.get(name, known["y"]) for name in names}
+    specs = model.batch_specs(stacked=stacked)
+    return {name: specs.get(name, specs["y"]) for name in names}
 
 
 def _updated(

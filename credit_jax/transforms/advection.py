@@ -13,8 +13,8 @@ from credit_jax.io.errors import errors_of
 from credit_jax.named_fields.coordinates import (
     CoordinateValues,
     GridCoordinates,
-    places_of,
-    take_places,
+    indices_of,
+    take_indices,
 )
 from credit_jax.physics.advection import Advection, Wind
 from credit_jax.physics.files import (
@@ -128,11 +128,11 @@ class _Advection(Transform):
         if (self._latitude.size, self._longitude.size) != size:
             return self
         files = self.grid_info_file or self.level_info_file, grid.where
-        rows = places_of(grid.latitude, self._latitude, "latitude", *files)
-        columns = places_of(grid.longitude, self._longitude, "longitude", *files)
+        rows = indices_of(grid.latitude, self._latitude, "latitude", *files)
+        columns = indices_of(grid.longitude, self._longitude, "longitude", *files)
         return self.with_values(
-            _latitude=take_places(self._latitude, rows, 0),
-            _longitude=take_places(self._longitude, columns, 0),
+            _latitude=take_indices(self._latitude, rows, 0),
+            _longitude=take_indices(self._longitude, columns, 0),
         )
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
@@ -163,16 +163,9 @@ class _Advection(Transform):
             field(self.surface_pressure_var),
             None if self.omega_var is None else field(self.omega_var),
         )
-        step = self._step(num_rows(wind.u, context), wind.u.shape[-1])
-        tracers = [field(key) for key in self.tracer_vars]
-        names = self.model_a_half_var, self.model_b_half_var
-        with errors_of(self.level_info_file, *names):
-            moved = step(tracers, wind, context)
-        moved = [tracer[:, down] for tracer in moved]
-        return with_fields(tree, part, dict(zip(self.tracer_vars, moved, strict=True)))
-
-    def _step(self, lat: int, lon: int) -> Advection:
-        """The step on a grid of this size."""
+        # The step on a grid of this size.
+        lat = num_rows(wind.u, context)
+        lon = wind.u.shape[-1]
         latitude, longitude = self._latitude, self._longitude
         if (len(latitude), len(longitude)) != (lat, lon):
             warnings.warn(
@@ -183,7 +176,7 @@ class _Advection(Transform):
             )
             latitude = np.linspace(90.0, -90.0, lat)
             longitude = np.arange(lon) * (360.0 / lon)
-        return Advection(
+        step = Advection(
             latitude,
             longitude,
             self._half_levels,
@@ -192,6 +185,12 @@ class _Advection(Transform):
             self.coslat_floor,
             self.dp_dlevel_floor,
         )
+        tracers = [field(key) for key in self.tracer_vars]
+        names = self.model_a_half_var, self.model_b_half_var
+        with errors_of(self.level_info_file, *names):
+            moved = step(tracers, wind, context)
+        moved = [tracer[:, down] for tracer in moved]
+        return with_fields(tree, part, dict(zip(self.tracer_vars, moved, strict=True)))
 
 
 @preblock("semilagrangian_advection")

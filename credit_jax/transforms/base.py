@@ -269,11 +269,11 @@ class Transform(StrictModel):
         """Returns the variables after a preblock, in their order."""
         return schema
 
-    def describe(self, known: Descriptions) -> Descriptions:
+    def describe(self, units: Descriptions) -> Descriptions:
         """Returns the attributes of the fields that it makes, or gives another name.
 
         Args:
-            known: attributes of the fields before it.
+            units: attributes of the fields before it.
         """
         return {}
 

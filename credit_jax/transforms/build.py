@@ -44,8 +44,8 @@ def build_pipeline(
     for phase in Phase:
         blocks = pipeline.of(phase)
         host, traced = (
-            [block.path for block in blocks if block.transform.where is place]
-            for place in (Where.HOST, Where.TRACED)
+            [block.path for block in blocks if block.transform.where is part]
+            for part in (Where.HOST, Where.TRACED)
         )
         if host and traced:
             raise ValueError(

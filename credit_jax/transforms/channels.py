@@ -190,7 +190,7 @@ class Reconstruct(Transform):
                     f"reconstruct: the batch has no {key!r}; it has: {sorted(tree)}"
                 )
         flat, slices = tree[self.in_key], tree[channel_map]
-        count = max(place.stop for place in slices.values())
+        count = max(part.stop for part in slices.values())
         if flat.shape[1] != count:
             raise ValueError(
                 f"reconstruct: {self.in_key!r} has {flat.shape[1]} channels, the "
@@ -200,7 +200,7 @@ class Reconstruct(Transform):
             flat = flat[:, :, None]
         if self.detach and isinstance(flat, jax.Array):
             flat = jax.lax.stop_gradient(flat)
-        fields = {key: flat[:, place] for key, place in slices.items()}
+        fields = {key: flat[:, part] for key, part in slices.items()}
         return {**tree, self.out_key: by_source(fields)}
 
 

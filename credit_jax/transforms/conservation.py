@@ -117,8 +117,8 @@ class _OnLevels(Transform):
         Its levels are those of the predicted variables.
         """
         levels = {g.levels for g in schema.get("target", ()) if g.levels is not None}
-        known = levels.pop() if len(levels) == 1 else None
-        axes = GridCoordinates(grid.latitude, grid.longitude, known, grid.where)
+        level_values = levels.pop() if len(levels) == 1 else None
+        axes = GridCoordinates(grid.latitude, grid.longitude, level_values, grid.where)
         return self.with_values(_grid=self._grid.at(axes))
 
     @property
@@ -140,8 +140,8 @@ class _OnLevels(Transform):
                 get_field(tree, part, key)[:, :, time], 1.0, context
             )
 
-        before = reader(self.input_source_key, slice(-1, None))
-        return before, reader(OUTPUT, slice(0, 1))
+        previous = reader(self.input_source_key, slice(-1, None))
+        return previous, reader(OUTPUT, slice(0, 1))
 
 
 class _OfMoisture(_OnLevels):
@@ -177,8 +177,8 @@ class MassFixer(_OfMoisture):
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Replaces surface pressure."""
-        before, after = map(self.moisture, self.readers(tree, context))
-        fixed = physics.fix_dry_mass(self._grid, before, after, context)
+        previous, after = map(self.moisture, self.readers(tree, context))
+        fixed = physics.fix_dry_mass(self._grid, previous, after, context)
         return with_fields(tree, OUTPUT, {self.sp_var: fixed})
 
 
@@ -198,10 +198,10 @@ class WaterFixer(_OfMoisture):
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Replaces precipitation."""
-        before, after = self.readers(tree, context)
+        previous, after = self.readers(tree, context)
         fixed = physics.fix_precipitation(
             self._grid,
-            self.moisture(before),
+            self.moisture(previous),
             self.moisture(after),
             after(self.precip_var),
             after(self.evapor_var),
@@ -267,19 +267,19 @@ class _EnergyFixer(_OnLevels):
     def state_keys(self) -> tuple[str, ...]:
         return self._air_keys
 
-    def flux(self, before: Reader, after: Reader) -> Any:
+    def flux(self, previous: Reader, after: Reader) -> Any:
         """Net energy flux into the air, W / m^2."""
         raise NotImplementedError
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Replaces temperature."""
-        before, after = self.readers(tree, context)
+        previous, after = self.readers(tree, context)
         fixed = physics.fix_energy(
             self._grid,
-            self._air(before),
+            self._air(previous),
             self._air(after),
             self._surface_geopotential,
-            self.flux(before, after),
+            self.flux(previous, after),
             self.lead_time_periods * SECONDS_PER_HOUR,
             context,
         )
@@ -316,9 +316,9 @@ class EnergyFixer(_EnergyFixer):
     def state_keys(self) -> tuple[str, ...]:
         return (*self._air_keys, self.toa_down_solar_input_var)
 
-    def flux(self, before: Reader, after: Reader) -> Any:
+    def flux(self, previous: Reader, after: Reader) -> Any:
         """Of upward and downward fluxes."""
-        top = before(self.toa_down_solar_input_var) - after(self.toa_up_solar_var)
+        top = previous(self.toa_down_solar_input_var) - after(self.toa_up_solar_var)
         top = top - after(self.toa_up_olr_var)
         down = after(self.surf_down_solar_var) + after(self.surf_down_lw_var)
         up = after(self.surf_up_solar_var) + after(self.surf_up_lw_var)
@@ -343,7 +343,7 @@ class NetEnergyFixer(_EnergyFixer):
     surf_net_thermal_var: str
     flux_units: Literal["J m-2", "W m-2"] = "J m-2"
 
-    def flux(self, before: Reader, after: Reader) -> Any:
+    def flux(self, previous: Reader, after: Reader) -> Any:
         """Of net fluxes."""
         top = after(self.toa_net_solar_var) + after(self.toa_net_thermal_var)
         surface = after(self.surf_net_solar_var) + after(self.surf_net_thermal_var)

@@ -30,9 +30,9 @@ def check_schema(pipeline: Pipeline, schema: TreeSchema) -> None:
     Raises:
         ValueError: a file does not fit the variables.
     """
-    for each, before in pipeline.with_schemas(schema):
+    for each, previous in pipeline.with_schemas(schema):
         with errors_of(each.path):
-            each.transform.check(before)
+            each.transform.check(previous)
 
 
 def check_units(pipeline: Pipeline, units: Mapping[str, tuple[str, str]]) -> None:
@@ -46,11 +46,11 @@ def check_units(pipeline: Pipeline, units: Mapping[str, tuple[str, str]]) -> Non
         ValueError: a unit differs from that of the file of means, or from that of a
             formula.
     """
-    known = {key: (*unit, variable_of(key)) for key, unit in units.items()}
+    available = {key: (*unit, variable_of(key)) for key, unit in units.items()}
     for each in pipeline.blocks:
-        known = _renamed(each, known)
-        for key, expected, whose in _units_of(each, known):
-            unit, path, name = known[key]
+        available = _renamed(each, available)
+        for key, expected, whose in _units_of(each, available):
+            unit, path, name = available[key]
             if differ(unit, expected):
                 raise ValueError(
                     f"{path}: variable {name!r} has units {unit!r}, "
@@ -68,16 +68,16 @@ def units_after(
         pipeline: the transforms.
         units: key -> unit and file, for the variables whose files have a unit.
     """
-    known = dict(units)
+    available = dict(units)
     for each in pipeline.blocks:
-        known = _renamed(each, known)
-    return known
+        available = _renamed(each, available)
+    return available
 
 
-def _renamed(each: Block, known: dict[str, Any]) -> dict[str, Any]:
+def _renamed(each: Block, available: dict[str, Any]) -> dict[str, Any]:
     """What is known of variables, by their keys after a transform."""
     names = each.transform.renames
-    return {names.get(key, key): value for key, value in known.items()}
+    return {names.get(key, key): value for key, value in available.items()}
 
 
 def notes_on_schema(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
@@ -93,9 +93,9 @@ def notes_on_schema(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
         One line for each finding.
     """
     notes = []
-    for each, before in pipeline.with_schemas(schema):
+    for each, previous in pipeline.with_schemas(schema):
         if isinstance(each.transform, OfVariables):
-            parts = before if each.phase in PREBLOCKS else {"": before["target"]}
+            parts = previous if each.phase in PREBLOCKS else {"": previous["target"]}
             keys = {group.var_key: 0 for groups in parts.values() for group in groups}
             lines = each.transform.selection.unmatched(keys)
             notes += [f"{each.path}.args.variables: {line}" for line in lines]
@@ -110,9 +110,9 @@ def _not_normalized(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
     if not all(isinstance(transform, Normalizer) for transform in scaling):
         return []
     missing, paths = {}, []
-    for each, before in pipeline.with_schemas(schema):
+    for each, previous in pipeline.with_schemas(schema):
         if isinstance(each.transform, Normalizer) and each.phase in PREBLOCKS:
-            names = (variable_of(group.var_key) for group in before["target"])
+            names = (variable_of(group.var_key) for group in previous["target"])
             unscaled = [name for name in names if not each.transform.changes(name)]
             missing = dict.fromkeys(n for n in unscaled if not paths or n in missing)
             paths.append(f"{each.path}: {each.transform.paths}")
@@ -135,9 +135,11 @@ def notes_on_order(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
         One line, or none if there are no such files.
     """
     notes = []
-    for each, before in pipeline.with_schemas(schema):
+    for each, previous in pipeline.with_schemas(schema):
         for file in each.transform.level_files:
-            groups = [group for group, numbered in file.groups(before) if not numbered]
+            groups = [
+                group for group, numbered in file.groups(previous) if not numbered
+            ]
             names = dict.fromkeys(variable_of(group.var_key) for group in groups)
             if names:
                 notes.append(f"{each.path}: {file.origin} ({', '.join(names)})")
@@ -187,14 +189,14 @@ def notes_on_initial(pipeline: Pipeline) -> list[str]:
     ]
 
 
-def _units_of(each: Block, known: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _units_of(each: Block, units: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Key, expected unit and origin of that unit, for variables with known units."""
     if isinstance(each.transform, Normalizer):
-        for key in known:
+        for key in units:
             unit = each.transform.unit_of(key)
             if unit is not None:
                 yield key, unit, f" has a mean ({each.transform.paths}) in"
     for name, unit in EXPECTED.items():
         key = each.argument(name)
-        if isinstance(key, str) and key in known:
+        if isinstance(key, str) and key in units:
             yield key, unit, f".args.{name} takes"

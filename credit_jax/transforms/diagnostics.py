@@ -172,7 +172,7 @@ class SeaLevelPressure(_OfEra5):
         )
         return with_fields(tree, self.key, {self.output_name: pressure})
 
-    def describe(self, known: Descriptions) -> Descriptions:
+    def describe(self, units: Descriptions) -> Descriptions:
         """Returns the attributes of the result."""
         return {self.output_name: SEA_LEVEL_PRESSURE}
 
@@ -227,7 +227,7 @@ class Geopotential(_OfLevels):
             )
         return with_fields(tree, self.key, {self.output_name: heights})
 
-    def describe(self, known: Descriptions) -> Descriptions:
+    def describe(self, units: Descriptions) -> Descriptions:
         """Returns the attributes of the result."""
         return {self.output_name: GEOPOTENTIAL}
 
@@ -311,13 +311,13 @@ class PressureInterp(_OfLevels):
         keys = (*self.interp_variables, self.temperature_var, self.geopotential_var)
         return {key: derived_key(key, self.output_suffix) for key in keys}
 
-    def describe(self, known: Descriptions) -> Descriptions:
+    def describe(self, units: Descriptions) -> Descriptions:
         """Returns the attributes of each variable, its long name with an addition."""
         defaults = {self.temperature_var: TEMPERATURE}
         defaults |= {self.geopotential_var: GEOPOTENTIAL}
         descriptions = {}
         for key, name in self._names.items():
-            attributes = {**defaults.get(key, {}), **known.get(key, {})}
+            attributes = {**defaults.get(key, {}), **units.get(key, {})}
             if "long_name" in attributes:
                 attributes["long_name"] += " on pressure levels"
             descriptions[name] = attributes

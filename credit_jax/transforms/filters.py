@@ -89,8 +89,8 @@ class LaplaceFilter(OutputBlock):
             fixed |= dict(zip(keys, both, strict=True))
         for group in self.scalars:
             for key in group.variables:
-                whole = self._whole(tree, key, context)
-                fixed[key] = filter_scalar(whole, group.steps, group.strength)
+                full = self._whole(tree, key, context)
+                fixed[key] = filter_scalar(full, group.steps, group.strength)
         if context is not None:
             for key, field in fixed.items():
                 xp = namespace(field)
@@ -193,9 +193,11 @@ class WindFilter(Transform):
             context,
             preserve_amplitude=self.preserve_amplitude,
         )
-        places = {level: place for place, level in enumerate(chosen)}
+        indices = {level: part for part, level in enumerate(chosen)}
         levels = [
-            smooth[:, places[n] : places[n] + 1] if n in places else field[:, n : n + 1]
+            smooth[:, indices[n] : indices[n] + 1]
+            if n in indices
+            else field[:, n : n + 1]
             for n in range(field.shape[1])
         ]
         return namespace(field).concatenate(levels, axis=1)

@@ -99,7 +99,7 @@ def for_forecast(pipeline: Pipeline) -> Pipeline:
         undone = [b for b in blocks if _undoes(b, {block.transform.undone_by})]
         inverse = Inverse(
             transform=block.transform,
-            names_before=origins_of(steps[position:]),
+            input_names=origins_of(steps[position:]),
             undone=tuple(each.transform for each in undone),
         )
         new = replace(block, phase=Phase.AFTER_STEP, transform=inverse)
@@ -113,13 +113,13 @@ class Inverse(Transform):
 
     Attributes:
         transform: the preblock.
-        names_before: key of a predicted variable -> its key before the preblock, if
+        input_names: key of a predicted variable -> its key before the preblock, if
             another.
         undone: postblocks that undo it for the variables that they select.
     """
 
     transform: Transform
-    names_before: Mapping[str, str]
+    input_names: Mapping[str, str]
     undone: tuple[Transform, ...] = ()
 
     @property
@@ -134,7 +134,7 @@ class Inverse(Transform):
 
     def names(self, keys: Iterable[str]) -> dict[str, str]:
         """Those of some predicted variables that it restores, with their origins."""
-        names = {key: self.names_before.get(key, key) for key in keys}
+        names = {key: self.input_names.get(key, key) for key in keys}
         return {
             key: name
             for key, name in names.items()
@@ -149,8 +149,8 @@ class Inverse(Transform):
         names = self.names(fields)
         if not names:
             return dict(tree)
-        before = by_source({name: fields[key] for key, name in names.items()})
-        after = by_key(self.transform.inverse({"target": before}, context)["target"])
+        previous = by_source({name: fields[key] for key, name in names.items()})
+        after = by_key(self.transform.inverse({"target": previous}, context)["target"])
         restored = {key: after[name] for key, name in names.items()}
         return {**tree, OUTPUT: by_source({**fields, **restored})}
 
@@ -161,17 +161,17 @@ class Inverse(Transform):
 
     def at(self, schema: TreeSchema, grid: GridCoordinates) -> Inverse:
         """Returns the block with the files of the preblock in the order of the data."""
-        names = self.names_before
-        before = {
+        names = self.input_names
+        previous = {
             part: [
                 replace(g, var_key=names.get(g.var_key, g.var_key))  # type: ignore[type-var]
                 for g in groups
             ]
             for part, groups in schema.items()
         }
-        transform = self.transform.at(before, grid)
-        same = transform is self.transform
-        return self if same else self.model_copy(update={"transform": transform})
+        transform = self.transform.at(previous, grid)
+        equal = transform is self.transform
+        return self if equal else self.model_copy(update={"transform": transform})
 
 
 def check_feedback(pipeline: Pipeline, counts: Mapping[str, int]) -> None:
@@ -188,19 +188,22 @@ def check_feedback(pipeline: Pipeline, counts: Mapping[str, int]) -> None:
     Raises:
         ValueError: a variable is another one after its round trip.
     """
-    before = [
+    previous = [
         block
         for block in pipeline.of(Phase.BEFORE_STEP)
         if block.transform.undone_by is not None or block.transform.renames
     ]
-    every = (*TRANSFORMS["preblocks"].values(), *(block.transform for block in before))
+    every = (
+        *TRANSFORMS["preblocks"].values(),
+        *(block.transform for block in previous),
+    )
     types = {each.undone_by for each in every} - {None}
     after = [
         block
         for block in pipeline.of(Phase.AFTER_STEP)
         if _undoes(block, types) or isinstance(block.transform, Inverse)
     ]
-    blocks = (*before, *after)
+    blocks = (*previous, *after)
     reaches = {block.transform.reach for block in blocks}
     by_channel = reaches <= {Reach.CHANNEL, Reach.COLUMN}
     if _index_of_output(pipeline.blocks) < 0 or not by_channel:
@@ -216,8 +219,8 @@ def check_feedback(pipeline: Pipeline, counts: Mapping[str, int]) -> None:
     values = np.array([0.3, 0.6], np.float32)
     fields = {k: np.broadcast_to(values, (1, n, 1, 1, 2)) for k, n in counts.items()}
     physical = undone(fields)
-    tree = pipeline.named_as_before({"target": by_source(physical)})
-    for block in before:
+    tree = pipeline.with_input_names({"target": by_source(physical)})
+    for block in previous:
         with errors_of(block.path):
             tree = block.transform(tree)
     again = undone(by_key(tree["target"]))
@@ -300,12 +303,12 @@ def after_aligned(pipeline: Pipeline) -> Pipeline:
                     "predict; in a forecast of several steps they need blocks of their "
                     "own"
                 )
-        for before in steps[:index]:
-            altered = [key for key in moved if before.transform.changes(key)]
-            if altered and not before.transform.moves:
+        for previous in steps[:index]:
+            altered = [key for key in moved if previous.transform.changes(key)]
+            if altered and not previous.transform.moves:
                 raise ValueError(
-                    f"{block.path} takes {altered[0]} after {before.path} (type "
-                    f"{before.type}) has changed it; in a forecast of several steps "
+                    f"{block.path} takes {altered[0]} after {previous.path} (type "
+                    f"{previous.type}) has changed it; in a forecast of several steps "
                     f"the block of type {block.type} must come first"
                 )
     return Pipeline(

@@ -207,7 +207,7 @@ class FullLevels(OverGround):
         }
         return with_fields(tree, self.key, derived)
 
-    def describe(self, known: Descriptions) -> Descriptions:
+    def describe(self, units: Descriptions) -> Descriptions:
         """Returns the attributes of each field, its long name with an addition."""
         heights, pressure = (
             self.derived(name) for name in (self.geopotential_var, self.pressure_3d_var)
@@ -217,16 +217,16 @@ class FullLevels(OverGround):
             pressure: _AIR_PRESSURE,
             self.derived("mean_sea_level_pressure", "2d"): SEA_LEVEL_PRESSURE,
         }
-        sources = {self.temperature_var: TEMPERATURE, **known, **attributes_of}
+        sources = {self.temperature_var: TEMPERATURE, **units, **attributes_of}
         endings = (
             (self.pres_ending, (*self.interp_fields, heights), "pressure levels"),
             (self.height_ending, (*self.interp_fields, pressure), "heights"),
         )
-        for ending, keys, where in endings:
+        for ending, keys, origin in endings:
             for key in keys:
                 attributes = dict(sources.get(key, {}))
                 if "long_name" in attributes:
-                    attributes["long_name"] += f" on {where}"
+                    attributes["long_name"] += f" on {origin}"
                 name = derived_key(key, ending)
                 if name in self.output_levels:
                     attributes_of[name] = attributes

@@ -30,8 +30,8 @@ from credit_jax.named_fields.coordinates import (
     as_values,
     attributes_of,
     counts,
-    places_of,
-    take_places,
+    indices_of,
+    take_indices,
 )
 from credit_jax.named_fields.tree import by_key
 from credit_jax.named_fields.units import conversion, differ, text_of
@@ -85,7 +85,7 @@ class _Moments(Transform):
     # without such values is matched by position.
     _level_values: Mapping[str, Sequence[tuple[str, LevelValues]]] = PrivateAttr()
     # Key -> positions of its levels in the files, where they are not those of the data.
-    _places: Mapping[str, Sequence[np.ndarray | None]] = PrivateAttr(
+    _indices: Mapping[str, Sequence[np.ndarray | None]] = PrivateAttr(
         default_factory=dict
     )
 
@@ -190,15 +190,15 @@ class _Moments(Transform):
             values = self._level_values.get(variable_of(group.var_key), ())
             if group.levels is not None:
                 name = f"the data ({group.var_key})"
-                places = [
-                    places_of(group.levels, levels, "level", path, name, some=True)
+                positions = [
+                    indices_of(group.levels, levels, "level", path, name, some=True)
                     for path, levels in values
                 ]
-                if any(indices is not None for indices in places):
-                    moved[group.var_key] = places
-        if not moved and not self._places:
+                if any(indices is not None for indices in positions):
+                    moved[group.var_key] = positions
+        if not moved and not self._indices:
             return self
-        return self.with_values(_places=moved)
+        return self.with_values(_indices=moved)
 
     def normalize(
         self, key: str, array: Shaped[Any, "batch level time lat lon"]
@@ -229,9 +229,9 @@ class _Moments(Transform):
         name = variable_of(key)
         if name not in self._mean:
             return np.zeros(num_levels, np.float32), np.ones(num_levels, np.float32)
-        of_mean, of_std = self._places.get(key, (None, None))
-        mean = take_places(self._mean[name], of_mean, 0)
-        std = np.maximum(take_places(self._std[name], of_std, 0), SMALLEST_STD)
+        of_mean, of_std = self._indices.get(key, (None, None))
+        mean = take_indices(self._mean[name], of_mean, 0)
+        std = np.maximum(take_indices(self._std[name], of_std, 0), SMALLEST_STD)
         std = std.astype(np.float32)
         for values in (mean, std):
             if values.ndim > 1 or values.size not in (1, num_levels):
@@ -281,10 +281,10 @@ class Normalizer(_Moments, Fitted):
             )
         for part in ("input", "target"):
             for key, x in by_key(tree[part]).items():
-                known, _ = fields.setdefault(variable_of(key), (key, x))
-                if known != key:
+                names, _ = fields.setdefault(variable_of(key), (key, x))
+                if names != key:
                     raise ValueError(
-                        f"{known} and {key} have one name in {self.mean_path}; rename "
+                        f"{names} and {key} have one name in {self.mean_path}; rename "
                         "one of them before this block"
                     )
         return {name: MeanAndVariance.of(x, 1) for name, (_, x) in fields.items()}
@@ -341,16 +341,16 @@ def _dims(
     arrays: Mapping[str, np.ndarray], level_values: Mapping[str, CoordinateValues]
 ) -> dict[str, tuple[str, ...]]:
     """Dims of variables, by the values of their levels, or else by their number."""
-    known: dict[tuple[int, CoordinateValues | None], str] = {}
+    names: dict[tuple[int, CoordinateValues | None], str] = {}
     dims = {}
     for name, array in arrays.items():
         values = level_values.get(name)
         if not array.ndim or (values and len(values) != array.size):
             values = None  # positions of some levels, of which others are empty
         dim = f"level_{array.size}"
-        if dim in known.values() and (array.size, values) not in known:
-            dim = f"{dim}_{len(known)}"
-        dim = known.setdefault((array.size, values), dim)
+        if dim in names.values() and (array.size, values) not in names:
+            dim = f"{dim}_{len(names)}"
+        dim = names.setdefault((array.size, values), dim)
         dims[name] = (dim,) if array.ndim else ()
     return dims
 

@@ -148,17 +148,17 @@ class Pipeline:
                 new = block.transform(new, context)
         return new
 
-    def require(self, phase: Phase, where: Where) -> None:
+    def require(self, phase: Phase, origin: Where) -> None:
         """Checks that a phase can run on the host, or traced.
 
         Raises:
             ValueError: some blocks cannot; names them.
         """
-        misplaced = [b for b in self.of(phase) if where not in b.transform.where]
+        misplaced = [b for b in self.of(phase) if origin not in b.transform.where]
         if misplaced:
             listed = ", ".join(f"{b.path} (type {b.type})" for b in misplaced)
             here, only = "on the host", "in the traced step"
-            if where is Where.TRACED:
+            if origin is Where.TRACED:
                 here, only = only, here
             raise ValueError(
                 f"{phase.value} runs {here}, but these transforms run {only} only: "
@@ -208,7 +208,7 @@ class Pipeline:
                     new = block.transform(new, None)
         return new
 
-    def named_as_before(
+    def with_input_names(
         self, tree: FieldTree, context: StepContext = None
     ) -> dict[str, Any]:
         """Undoes only the renames of every step, before `before_step` runs them again.
@@ -286,11 +286,11 @@ class Pipeline:
             ValueError: a file has other coordinates than the data; names both.
         """
         located = []
-        for block, before in self.with_schemas(schema):
+        for block, previous in self.with_schemas(schema):
             with errors_of(block.path):
-                transform = block.transform.at(before, grid)
+                transform = block.transform.at(previous, grid)
                 for file in transform.level_files:
-                    file.check(before)
+                    file.check(previous)
             if transform is not block.transform:
                 block = replace(block, transform=transform)
             # Blocks after a regrid see its grid, the regrid itself that of the data.
@@ -299,8 +299,8 @@ class Pipeline:
                 axes = as_values(new.latitude), as_values(new.longitude)
                 grid = GridCoordinates(*axes, where=block.path)
             located.append(block)
-        same = all(new is old for new, old in zip(located, self.blocks, strict=True))
-        return self if same else Pipeline(tuple(located))
+        equal = all(new is old for new, old in zip(located, self.blocks, strict=True))
+        return self if equal else Pipeline(tuple(located))
 
     @property
     def grid(self) -> Grid | None:
@@ -325,21 +325,23 @@ class Pipeline:
             schema: the variables of the data, before preblocks.
         """
         scaled: set[str] = set()
-        for block, before in Pipeline(self.preblocks).with_schemas(schema):
+        for block, previous in Pipeline(self.preblocks).with_schemas(schema):
             names = block.transform.renames
             scaled = {names.get(key, key) for key in scaled}
             if block.transform.is_scaling:
-                keys = {group.var_key for groups in before.values() for group in groups}
+                keys = {
+                    group.var_key for groups in previous.values() for group in groups
+                }
                 scaled |= set(filter(block.transform.changes, keys))
         return frozenset(scaled)
 
-    def described(self, known: Descriptions) -> Descriptions:
+    def described(self, units: Descriptions) -> Descriptions:
         """Attributes of all fields, those that blocks make or rename included.
 
         Args:
-            known: attributes of the fields of the data files.
+            units: attributes of the fields of the data files.
         """
-        descriptions = dict(known)
+        descriptions = dict(units)
         for block in self.blocks:
             descriptions |= block.transform.describe(descriptions)
         return descriptions
@@ -470,7 +472,7 @@ def _applied(
     """
     has_time = array.ndim == 5
     split = array if has_time else array[:, :, None]
-    fields = {key: split[:, place] for key, place in channels.slices.items()}
+    fields = {key: split[:, part] for key, part in channels.slices.items()}
     tree: FieldTree = {"target": by_source(fields)}
     for path, function in steps:
         with errors_of(path):

@@ -66,18 +66,22 @@ def standardize(
     # In float32 a float64 shift is two numbers: rounded to one, a mean of 280 K would
     # be off by 1e-6 deviations.
     rounded = np.asarray(shift, x.dtype)
-    rest, divisor = (np.asarray(part, x.dtype) for part in (shift - rounded, factor))
+    remainder, divisor = (
+        np.asarray(part, x.dtype) for part in (shift - rounded, factor)
+    )
     if local_rows is not None:
-        rounded, rest = local_rows(rounded), local_rows(rest)
+        rounded, remainder = local_rows(rounded), local_rows(remainder)
         divisor = local_rows(divisor, fill=1)
-    rounded, rest, divisor = (
+    rounded, remainder, divisor = (
         jnp.broadcast_to(jnp.asarray(part), x.shape)
-        for part in (rounded, rest, divisor)
+        for part in (rounded, remainder, divisor)
     )
     # XLA adds constants that follow one another, that of a denormalization included,
     # and multiplies by the reciprocal of what is broadcast: each rounds otherwise.
-    rounded, rest, divisor = lax.optimization_barrier((rounded, rest, divisor))
-    moved = x - rounded if shift.dtype == x.dtype else (x - rounded) - rest
+    rounded, remainder, divisor = lax.optimization_barrier(
+        (rounded, remainder, divisor)
+    )
+    moved = x - rounded if shift.dtype == x.dtype else (x - rounded) - remainder
     return moved / divisor
 
 

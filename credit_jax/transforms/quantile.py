@@ -106,8 +106,8 @@ def scale(
         parts = digest(scaler, np.dtype(x.dtype))
         function = partial(_inverse if inverse else _transform, scaler)
     if per_point:
-        whole = (part.reshape(*grid, *part.shape[1:]) for part in parts)
-        arrays = (rows(part) for part in whole)
+        full = (part.reshape(*grid, *part.shape[1:]) for part in parts)
+        arrays = (rows(part) for part in full)
         parts = type(parts)(*(part.reshape(-1, *part.shape[2:]) for part in arrays))
     new = _each_channel(function, parts, flat)
     if per_point:
@@ -169,7 +169,7 @@ def _cdf(xp: Any, channel_digest: Digest, x: Any) -> Any:
     size, last = mean.shape[0], xp.maximum(count - 1, 0)
     left, right = (xp.searchsorted(mean, x, side=side) for side in ("left", "right"))
     first, end = mean[0], mean[last]
-    before = merged[0] / 2 * (x - low) / _safe(xp, first - low) / total
+    previous = merged[0] / 2 * (x - low) / _safe(xp, first - low) / total
     after = 1 - weight[last] / 2 * (high - x) / _safe(xp, high - end) / total
     at = merged[xp.minimum(right, last)] / total
     i = xp.minimum(xp.clip(left, 1, None), xp.clip(last, 1, None))
@@ -179,7 +179,7 @@ def _cdf(xp: Any, channel_digest: Digest, x: Any) -> Any:
     inside = (merged[i - 1] + inside) / total
     cdf = xp.where(mean[xp.minimum(left, last)] == x, at, inside)
     cdf = xp.where(left >= count, after, cdf)
-    cdf = xp.where(x < first, before, cdf)
+    cdf = xp.where(x < first, previous, cdf)
     cdf = xp.where(x >= high, 1.0, xp.where(x <= low, 0.0, cdf))
     ramp = (x - low) / _safe(xp, high - low)
     ramp = xp.where(high - low < xp.finfo(x.dtype).eps, 0.5, ramp)
@@ -261,8 +261,8 @@ def slopes(x: Knots2d, y: Knots2d) -> Knots2d:
     with np.errstate(divide="ignore", invalid="ignore"):
         h = np.diff(x, axis=1)
         delta = np.diff(y, axis=1) / h
-        after, before = 2 * h[:, 1:] + h[:, :-1], h[:, 1:] + 2 * h[:, :-1]
-        mean = (after + before) / (after / delta[:, :-1] + before / delta[:, 1:])
+        after, previous = 2 * h[:, 1:] + h[:, :-1], h[:, 1:] + 2 * h[:, :-1]
+        mean = (after + previous) / (after / delta[:, :-1] + previous / delta[:, 1:])
         slope[:, 1:-1] = np.where(delta[:, :-1] * delta[:, 1:] > 0, mean, 0.0)
         slope[:, 0] = _edge(h[:, 0], h[:, 1], delta[:, 0], delta[:, 1])
         slope[:, -1] = _edge(h[:, -1], h[:, -2], delta[:, -1], delta[:, -2])
@@ -278,17 +278,17 @@ def _edge(h0: Any, h1: Any, d0: Any, d1: Any) -> Any:
 
 def _evaluate(inverse: bool, curve: Knots, x: Any) -> Any:
     """Cubic Hermite interpolation between the knots around x; constant beyond them."""
-    places, values, slope = curve.x, curve.z, curve.slope
+    indices, values, slope = curve.x, curve.z, curve.slope
     if inverse:
-        places, values, slope = curve.z, curve.x, curve.inverse_slope
+        indices, values, slope = curve.z, curve.x, curve.inverse_slope
     xp = np if is_numpy(x) else jnp
-    i = xp.clip(xp.searchsorted(places, x, side="left"), 1, places.shape[0] - 1)
-    x0, x1, y0, y1 = places[i - 1], places[i], values[i - 1], values[i]
+    i = xp.clip(xp.searchsorted(indices, x, side="left"), 1, indices.shape[0] - 1)
+    x0, x1, y0, y1 = indices[i - 1], indices[i], values[i - 1], values[i]
     h = x1 - x0
     t = (x - x0) / xp.where(h == 0, 1, h)
     t2 = t * t
     t3 = t2 * t
     y = (2 * t3 - 3 * t2 + 1) * y0 + (t3 - 2 * t2 + t) * h * slope[i - 1]
     y = y + (-2 * t3 + 3 * t2) * y1 + (t3 - t2) * h * slope[i]
-    y = xp.where(x <= places[0], values[0], y)
-    return xp.where(x >= places[-1], values[-1], y)
+    y = xp.where(x <= indices[0], values[0], y)
+    return xp.where(x >= indices[-1], values[-1], y)

@@ -65,10 +65,10 @@ class Regrid(InputBlock):
                     f"{', '.join(sorted(lacking))}"
                 )
             entries = weights["S"].values.astype(np.float32)
-            places = weights["row"].values - 1, weights["col"].values - 1
+            indices = weights["row"].values - 1, weights["col"].values - 1
             self._num_points = int(weights.sizes["n_a"])
             shape = int(weights.sizes["n_b"]), self._num_points
-            self._matrix = csr_array((entries, places), shape)
+            self._matrix = csr_array((entries, indices), shape)
             self._grid = _new_grid(weights, self.reshape_to_xy)
 
     @property

@@ -102,9 +102,9 @@ class Rename(InputBlock):
             ]
         return new_schema
 
-    def describe(self, known: Descriptions) -> Descriptions:
+    def describe(self, units: Descriptions) -> Descriptions:
         """Returns the attributes of the old keys, by their new keys."""
-        return {new: known[old] for old, new in self._mapping.items() if old in known}
+        return {new: units[old] for old, new in self._mapping.items() if old in units}
 
     def _renamed(self, tree: FieldTree, mapping: Mapping[str, str]) -> dict[str, Any]:
         renamed = dict(tree)

@@ -224,7 +224,7 @@ class Advance:
             "channel_map": dict(self.target_channels),
         }
         # Blocks before a rename know the variables by their old names.
-        renamed = self.pipeline.named_as_before(tree, context)
+        renamed = self.pipeline.with_input_names(tree, context)
         return self.pipeline.before_step(renamed, context)["x"]
 
 

@@ -33,7 +33,7 @@ from credit_jax.named_fields.bridgescaler import (
     take_channels,
     write_scalers,
 )
-from credit_jax.named_fields.coordinates import GridCoordinates, places_of
+from credit_jax.named_fields.coordinates import GridCoordinates, indices_of
 from credit_jax.named_fields.tree import by_key, by_source
 from credit_jax.transforms import quantile
 from credit_jax.transforms.base import (
@@ -114,10 +114,10 @@ def scale(
     count, last = num_channels(scaler), scaler.channels_last
     expected = grid[0] * grid[1] if per_point else x.shape[-1 if last else 1]
     if count != expected:
-        what = "grid points" if per_point else "longitudes" if last else "levels"
+        subject = "grid points" if per_point else "longitudes" if last else "levels"
         raise ValueError(
             f"the scaler has {count} channels, the field {tuple(x.shape)} has "
-            f"{expected} {what}; fit it again with scaler_params: {{channels_last: "
+            f"{expected} {subject}; fit it again with scaler_params: {{channels_last: "
             "false}, or see spatial_variables"
         )
     shape = grid if per_point else (count,) if last else (1, count, 1, 1, 1)
@@ -242,13 +242,13 @@ class OfScalers(Transform):
                 if scaler is None or scaler.channels_last or not self.by_level(key):
                     continue
                 names = "level", f"{self.scaler_file}: {key}", "the data"
-                order = places_of(group.levels, levels_of(scaler), *names, some=True)
+                order = indices_of(group.levels, levels_of(scaler), *names, some=True)
                 if order is not None:
                     ordered[key] = take_channels(scaler, order)
             if ordered:
                 located[side] = by_source(scalers | ordered)
-        same = all(located[side] is self._scalers[side] for side in located)
-        return self if same else self.with_values(_scalers=located)
+        equal = all(located[side] is self._scalers[side] for side in located)
+        return self if equal else self.with_values(_scalers=located)
 
 
 class _Scaling(OfVariables, OfScalers):

@@ -236,16 +236,16 @@ def _divided(values: np.ndarray, count: np.ndarray) -> np.ndarray:
 def _stacked(rows: Sequence[np.ndarray], fill: float) -> np.ndarray:
     """Stacks rows of different lengths, padded with `fill`."""
     stacked = np.full((len(rows), max(map(len, rows), default=0)), fill)
-    for place, row in zip(stacked, rows, strict=True):
-        place[: len(row)] = row
+    for part, row in zip(stacked, rows, strict=True):
+        part[: len(row)] = row
     return stacked
 
 
 def _range(values: np.ndarray) -> str:
-    known = values[np.isfinite(values)]
-    if not known.size:
+    finite = values[np.isfinite(values)]
+    if not finite.size:
         return "unknown"
-    low, high = known.min(), known.max()
+    low, high = finite.min(), finite.max()
     return f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
 
 

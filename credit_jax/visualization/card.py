@@ -58,7 +58,7 @@ def differences(
     return percent.transpose("channel", LEAD)
 
 
-def shown_leads(difference: xr.DataArray) -> Float[xr.DataArray, "channel lead"]:
+def tabled_leads(difference: xr.DataArray) -> Float[xr.DataArray, "channel lead"]:
     """The differences at up to MAX_LEADS lead times, evenly spaced."""
     num = difference.sizes[LEAD]
     spaced = np.unique(np.linspace(0, num - 1, min(num, MAX_LEADS)).round().astype(int))
@@ -89,7 +89,7 @@ def card_panel(
     difference: Float[xr.DataArray, "channel lead"], title: str, names: Sequence[str]
 ) -> Panel:
     """Returns the score card of `differences`, with at most MAX_LEADS lead times."""
-    difference = shown_leads(difference)
+    difference = tabled_leads(difference)
     values = difference.values
     leads = [lead_text(lead) for lead in difference[LEAD].values]
 

@@ -48,7 +48,7 @@ class Chart:
         lines: lines in the order in which they are drawn.
         y_label: label of y inside of a figure.
         x_is_log, y_is_log: whether an axis is logarithmic; values must be above 0.
-        x_is_whole: whether x are whole numbers, and so are its ticks.
+        has_integer_x: whether x are whole numbers, and so are its ticks.
         y_from: lowest value of the y axis; None is that of the lines.
         level: y of a thin horizontal line; None for none.
         has_legend: whether the lines are named inside of a figure.
@@ -61,7 +61,7 @@ class Chart:
     y_label: str = ""
     x_is_log: bool = False
     y_is_log: bool = False
-    x_is_whole: bool = False
+    has_integer_x: bool = False
     y_from: float | None = None
     level: float | None = None
     has_legend: bool = False
@@ -93,7 +93,7 @@ class Chart:
             axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         elif not self.bar_width:
             axis.set_xlim(left=0)
-        if self.x_is_whole:
+        if self.has_integer_x:
             axis.xaxis.get_major_locator().set_params(integer=True)
         if self.y_from is not None:
             axis.set_ylim(bottom=self.y_from)

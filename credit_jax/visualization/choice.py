@@ -103,9 +103,9 @@ def choose(
     if variable not in names:
         meant = hint(variable, names)
         for name in names:
-            rest = variable.removeprefix(name)
-            if rest.isdecimal() and files.grid.variables[name].levels is not None:
-                meant = f" (nearest: --variable {name} --level {rest})"
+            remainder = variable.removeprefix(name)
+            if remainder.isdecimal() and files.grid.variables[name].levels is not None:
+                meant = f" (nearest: --variable {name} --level {remainder})"
         raise ValueError(
             f"--variable: no {variable!r} in the forecasts; there are: "
             f"{', '.join(names)}{meant}"
@@ -140,13 +140,13 @@ def _level(name: str, levels: np.ndarray | None, level: float | None) -> int | N
         if len(levels) > 1:
             raise ValueError(f"--level: {name} needs one of {listed}")
         return 0
-    place = int(np.argmin(np.abs(levels - level)))
-    if not np.isclose(levels[place], level, rtol=1e-4):
+    index = int(np.argmin(np.abs(levels - level)))
+    if not np.isclose(levels[index], level, rtol=1e-4):
         raise ValueError(
             f"--level: {name} has no level {level:g}; there are: {listed}; the "
-            f"nearest is {levels[place]:g}"
+            f"nearest is {levels[index]:g}"
         )
-    return place
+    return index
 
 
 def find_lead(leads: np.ndarray, text: str) -> int:
@@ -155,14 +155,14 @@ def find_lead(leads: np.ndarray, text: str) -> int:
         requested = np.timedelta64(duration(text).value, "ns")
     except ValueError:
         raise ValueError(f"--lead: {text!r} is no duration such as 5d or 36h") from None
-    place = int(np.argmin(np.abs(leads - requested)))
-    if leads[place] != requested:
+    index = int(np.argmin(np.abs(leads - requested)))
+    if leads[index] != requested:
         raise ValueError(
             f"--lead: no lead time {text}; there are {len(leads)} from "
             f"{lead_text(leads[0])} to {lead_text(leads[-1])}; the nearest is "
-            f"{lead_text(leads[place])}"
+            f"{lead_text(leads[index])}"
         )
-    return place
+    return index
 
 
 def _start(starts: np.ndarray, init_time: str | None) -> int:
@@ -232,17 +232,17 @@ def truth_of(
     opened = open_truth(truth, valid_times, open_files)
     name = choice.variable
     comparison = compare(choice.files.grid.table, opened, [name])
-    places = comparison.to_truth
+    indices = comparison.to_truth
     if problems := opened.problems(valid_times, [name]):
         raise ValueError("--truth: " + "; ".join(problems))
     levels = None
     if choice.level is not None:
-        ours, theirs = places.levels[name] or (), places.other_levels[name] or ()
-        if choice.level not in ours:
+        current, other = indices.levels[name] or (), indices.other_levels[name] or ()
+        if choice.level not in current:
             raise ValueError(f"--truth: {opened.table.where} has no {choice.label}")
-        levels = (theirs[ours.index(choice.level)],)
+        levels = (other[current.index(choice.level)],)
 
     def at(lead: int) -> np.ndarray:
-        return places(opened.read(times[lead], {name: levels}))[0]
+        return indices(opened.read(times[lead], {name: levels}))[0]
 
     return Truth(at, comparison.channels[0].units)

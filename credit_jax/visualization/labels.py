@@ -53,11 +53,11 @@ def field_text(variable: str, level: float | None, units: str = "") -> str:
 
 def channel_text(scores: xr.Dataset, channel: str) -> str:
     """Names a channel of scores by its variable and level, such as "T at 500 hPa"."""
-    place = scores.get_index("channel").get_loc(channel)
+    index = scores.get_index("channel").get_loc(channel)
     units = ""
     if "level_units" in scores.coords:
-        units = str(scores["level_units"].values[place])
-    variable, level = scores["variable"].values[place], scores["level"].values[place]
+        units = str(scores["level_units"].values[index])
+    variable, level = scores["variable"].values[index], scores["level"].values[index]
     return field_text(str(variable), float(level), units)
 
 
@@ -92,8 +92,8 @@ def channel_units(scores: xr.Dataset, channel: str, power: int = 1) -> str:
     """Units of a channel to a power, as they are set; empty if unknown."""
     if "units" not in scores.coords:
         return ""
-    place = scores.get_index("channel").get_loc(channel)
-    return typeset_units(str(scores["units"].values[place]), power)
+    index = scores.get_index("channel").get_loc(channel)
+    return typeset_units(str(scores["units"].values[index]), power)
 
 
 def number_text(value: float) -> str:

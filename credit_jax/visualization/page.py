@@ -13,7 +13,7 @@ from credit_jax.config.messages import counted
 from credit_jax.evaluation.scores import LEAD, seen_in_training
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_file
-from credit_jax.visualization.card import card_rows, differences, shown_leads
+from credit_jax.visualization.card import card_rows, differences, tabled_leads
 from credit_jax.visualization.charts import DASHES, Chart
 from credit_jax.visualization.html import Part, page_of_sections, part
 from credit_jax.visualization.labels import channel_text, lead_text, region_text
@@ -92,9 +92,22 @@ def page_of(
     region = GLOBAL if GLOBAL in scores["region"] else str(scores["region"].values[0])
     several = scores.sizes[LEAD] > 1
     images = [(base64.b64encode(png).decode(), text) for text, png in maps]
+    # Number and length of the forecasts, and the truth.
+    attributes: Mapping[str, Any] = scores.attrs
+    last = lead_text(scores[LEAD].values[-1])
+    parts = [f"{scores.sizes['channel']} channels to {last}"]
+    if "num_start_dates" in attributes:
+        parts.insert(0, counted(int(attributes["num_start_dates"]), "start date"))
+    if int(attributes.get("num_members", 1)) > 1:
+        parts.append(f"{attributes['num_members']} members")
+    if "truth" in attributes:
+        parts.append(f"truth: {attributes['truth']}")
+    if seen := seen_in_training(scores):
+        parts.append(seen)
+    intro = ", ".join(parts)
     return page_of_sections(
         title,
-        _intro(scores),
+        intro,
         {
             "Skill": [*verdict(scores, region), skill_table(scores, region)],
             "Scores": score_table(scores, region),
@@ -107,22 +120,6 @@ def page_of(
             "Provenance": _provenance(scores.attrs),
         },
     )
-
-
-def _intro(scores: xr.Dataset) -> str:
-    """Number and length of the forecasts, and the truth."""
-    attributes: Mapping[str, Any] = scores.attrs
-    last = lead_text(scores[LEAD].values[-1])
-    parts = [f"{scores.sizes['channel']} channels to {last}"]
-    if "num_start_dates" in attributes:
-        parts.insert(0, counted(int(attributes["num_start_dates"]), "start date"))
-    if int(attributes.get("num_members", 1)) > 1:
-        parts.append(f"{attributes['num_members']} members")
-    if "truth" in attributes:
-        parts.append(f"truth: {attributes['truth']}")
-    if seen := seen_in_training(scores):
-        parts.append(seen)
-    return ", ".join(parts)
 
 
 def _legend(looks: Iterable[tuple[str, Mapping[str, Any]]]) -> Part:
@@ -231,7 +228,7 @@ def _cards(scores: xr.Dataset, region: str) -> list[Part]:
     parts = []
     for baseline in BASELINES:
         try:
-            changes = shown_leads(differences(scores, baseline, region=region))
+            changes = tabled_leads(differences(scores, baseline, region=region))
         except (KeyError, ValueError):
             continue
         title = f"RMSE of the forecast beside that of {baseline}, {region_text(region)}"

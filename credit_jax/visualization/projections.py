@@ -128,21 +128,21 @@ class MapProjection:
         return self.name == PLAIN
 
     def axes(
-        self, figure: Any, place: tuple[int, int, int], middle: tuple[float, float]
+        self, figure: Any, index: tuple[int, int, int], middle: tuple[float, float]
     ) -> tuple[Any, dict[str, Any]]:
         """Adds the axes of a map; returns them, and keywords for drawing degrees.
 
-        `place` is rows, columns and number, from 1; `middle` degrees east and north.
+        `index` is rows, columns and number, from 1; `middle` degrees east and north.
         """
         if self.is_plain:
-            axis = figure.add_subplot(*place)
+            axis = figure.add_subplot(*index)
             axis.set_aspect("equal")
             return axis, {}
         crs = _cartopy(self.name)
         kind, names = _CLASSES[self.name]
         arguments = dict(zip(names, middle, strict=False))
         projection = getattr(crs, kind)(**arguments)
-        axis = figure.add_subplot(*place, projection=projection)
+        axis = figure.add_subplot(*index, projection=projection)
         return axis, {"transform": crs.PlateCarree()}
 
     def frame(self, axis: Any, window: Any) -> None:

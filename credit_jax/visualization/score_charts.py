@@ -214,7 +214,7 @@ def small_scales_text(scores: xr.Dataset, band: str) -> list[str]:
     ratios = {channel: scale.ratio for channel, scale in scales.items()}
     start = f"At {lead_text(leads[-1])}, in the shorter half of the waves of the truth,"
     parts = []
-    for is_excess, what, most_is in (
+    for is_excess, subject, most_is in (
         (True, "too much energy (too rough)", "at most"),
         (False, "too little energy (too smooth)", "at least"),
     ):
@@ -223,7 +223,7 @@ def small_scales_text(scores: xr.Dataset, band: str) -> list[str]:
         if names:
             most = max(names, key=lambda name: abs(np.log(max(ratios[name], 1e-300))))
             parts.append(
-                f"{what} in {len(names)} of {len(scales)} channels, {most_is} "
+                f"{subject} in {len(names)} of {len(scales)} channels, {most_is} "
                 f"{ratios[most]:.2g} times that of the truth ("
                 f"{channel_text(scores, most)})"
             )
@@ -268,8 +268,8 @@ def _shades(count: int) -> list[str]:
     from matplotlib.colors import to_hex
 
     # Others are hardly seen on the black or the white paper of a page.
-    places = np.linspace(0.42, 0.8, max(count, 1))[:count]
-    return [to_hex(color) for color in matplotlib.colormaps["plasma"](places)]
+    indices = np.linspace(0.42, 0.8, max(count, 1))[:count]
+    return [to_hex(color) for color in matplotlib.colormaps["plasma"](indices)]
 
 
 def rank_charts(
@@ -305,7 +305,7 @@ def rank_charts(
             f"Rank of {channel_text(scores, channel)}",
             "rank",
             lines,
-            x_is_whole=True,
+            has_integer_x=True,
             level=1 / size,
             has_legend=True,
             bar_width=width,

@@ -39,12 +39,12 @@ def as_arrays(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     return {key: LazyArray(tensor) for key, tensor in state.items()}
 
 
-def raise_non_finite(state: Mapping[str, Any], what: str) -> None:
+def raise_non_finite(state: Mapping[str, Any], subject: str) -> None:
     """Raises one error that names every array with a NaN or an infinity.
 
     Args:
         state: arrays, or objects that numpy converts to arrays, by name.
-        what: what the arrays are, for the error.
+        subject: what the arrays are, for the error.
 
     Raises:
         ValueError: there is such an array.
@@ -54,7 +54,7 @@ def raise_non_finite(state: Mapping[str, Any], what: str) -> None:
         for key, value in state.items()
         if not _all_finite(np.asarray(value))
     ]
-    raise_problems(problems, f"{what}: NaN or infinite values")
+    raise_problems(problems, f"{subject}: NaN or infinite values")
 
 
 def _all_finite(array: np.ndarray) -> bool:

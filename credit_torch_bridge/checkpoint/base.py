@@ -37,7 +37,7 @@ class TorchArtifact(Artifact):
         """
         opened = open_checkpoint(files.path)
         has_average = opened.average is not None
-        average = takes_average(weights, has_average=has_average, where=files.path)
+        average = takes_average(weights, has_average=has_average, origin=files.path)
         return cls(
             files=files, path=opened.path, average=average, step=None, checkpoint=opened
         )

@@ -75,9 +75,9 @@ def _contents(checkpoint: TorchCheckpoint) -> Iterator[str]:
         f"  weights: {sum(numbers.values()):,} numbers in {len(numbers)} arrays"
         + (f", {vectors} vectors of spectral norm" if vectors else "")
     )
-    known = recognized_model(checkpoint.model)
-    if known:
-        yield f"  model: {known}"
+    recognized = recognized_model(checkpoint.model)
+    if recognized:
+        yield f"  model: {recognized}"
     states = {
         "optimizer": checkpoint.optimizer,
         "schedule": checkpoint.scheduler,
@@ -97,20 +97,21 @@ def _keys(run_config: RunConfig, checkpoint: TorchCheckpoint) -> Iterator[str]:
     if is_older:
         yield f"  note: {checkpoint.notes[-1]}"
     renamed = renamed_keys(run_config, checkpoint)
-    places = {place.key: place for place in run_config.key_map.entries}
+    entries = {mapping.key: mapping for mapping in run_config.key_map.entries}
     for entry in renamed:
-        place = places.get(entry.name)
+        mapping = entries.get(entry.name)
         done = f" [{', '.join(entry.steps)}]" if entry.steps else ""
         shape = tuple(checkpoint.model[entry.file_key].shape)
-        if place is None:
+        if mapping is None:
             yield f"  {entry.file_key} {shape}{done} -> not known"
             continue
-        layer = "" if place.layer is None else f"[{place.layer}]"
-        leaf = f" ({place.leaf})" if place.leaf else ""
-        yield f"  {entry.file_key} {shape}{done} -> {place.path}{layer}{leaf}"
+        layer = "" if mapping.layer is None else f"[{mapping.layer}]"
+        leaf = f" ({mapping.leaf})" if mapping.leaf else ""
+        yield f"  {entry.file_key} {shape}{done} -> {mapping.path}{layer}{leaf}"
     actual = {r.name: tuple(checkpoint.model[r.file_key].shape) for r in renamed}
     expected = {
-        key: place.arrangement.torch_shape(place.shape) for key, place in places.items()
+        key: mapping.arrangement.torch_shape(mapping.shape)
+        for key, mapping in entries.items()
     }
     problems = compare_shapes(actual, expected)
     yield f"{len(problems)} problem(s)" if problems else "every key has its place"

@@ -97,7 +97,7 @@ class RunConversion:
     def _to_jax(self, folder: Path) -> Iterator[str]:
         earlier: list[JaxCheckpoint] = []
         if self.base is not None:
-            newest = self._read_ours(None)
+            newest = self._read_jax(None)
             yield self._weights_line(newest)
         else:
             checkpoint = open_checkpoint(self.source, verify=self.verify)
@@ -108,9 +108,10 @@ class RunConversion:
                 earlier = self._earlier(checkpoint, newest)
                 newest = _with_best_step(newest, [*earlier, newest])
         newest = self._located(newest)
-        where = newest.progress.coordinates
+        origin = newest.progress.coordinates
         earlier = [
-            replace(x, progress=replace(x.progress, coordinates=where)) for x in earlier
+            replace(x, progress=replace(x.progress, coordinates=origin))
+            for x in earlier
         ]
         settings = {**newest.settings, "save_loc": str(self.out)}
         if newest.moments is None and self.run_config.raw.get("trainer"):
@@ -136,7 +137,7 @@ class RunConversion:
         try:
             if is_url(texts):
                 raise ValueError("they are remote")
-            coordinates = open_data(config.data, same_grid=not regrids).coordinates()
+            coordinates = open_data(config.data, shared_grid=not regrids).coordinates()
         except (OSError, ValueError) as error:
             note = (
                 "the files of data.source cannot be opened here, so that their "
@@ -164,7 +165,7 @@ class RunConversion:
             return checkpoint
         has_average = checkpoint.ema is not None
         average = takes_average(
-            self.weights, has_average=has_average, where=self.source
+            self.weights, has_average=has_average, origin=self.source
         )
         return checkpoint.weights_alone(average=average)
 
@@ -222,14 +223,14 @@ class RunConversion:
     def _to_torch(self, folder: Path) -> Iterator[str]:
         moved = self.run_config.with_settings({"save_loc": str(self.out)})
         credit, changes = config_for_credit(moved, drop=self.drop)
-        newest = self._read_ours(self.step)
+        newest = self._read_jax(self.step)
         checkpoints = {"": newest}
         best = newest.progress.best_step
         if best is not None and self.step is None:
             # The best checkpoint may have been removed.
             with contextlib.suppress(FileNotFoundError):
                 is_newest = best == newest.micro_step
-                checkpoints[BEST] = newest if is_newest else self._read_ours(best)
+                checkpoints[BEST] = newest if is_newest else self._read_jax(best)
         for prefix, checkpoint in checkpoints.items():
             self._write_torch(folder, prefix, checkpoint)
         settings = resume_settings(self.run_config, newest)
@@ -256,7 +257,7 @@ class RunConversion:
         if "inference" in config:
             yield f"credit rollout -c {file} forecasts with it"
 
-    def _read_ours(self, step: int | None) -> JaxCheckpoint:
+    def _read_jax(self, step: int | None) -> JaxCheckpoint:
         if kind_of(self.source) == "package":
             package = open_artifact(self.source, None, self.weights, base=self.base)
             return JaxCheckpoint(*package.weights)

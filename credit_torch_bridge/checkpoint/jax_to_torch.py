@@ -12,7 +12,6 @@ import torch
 
 from credit_jax.models.conversion import idle_keys
 from credit_jax.nn.model_state import BATCH_STATS
-from credit_jax.state_dict.key_map import Arrays
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
 from credit_torch_bridge.checkpoint.optimizer import write_moments
 from credit_torch_bridge.checkpoint.orbax_run import read_run
@@ -21,7 +20,7 @@ from credit_torch_bridge.checkpoint.schedulers import write_position
 from credit_torch_bridge.checkpoint.torch_checkpoint import CHECKPOINT
 from credit_torch_bridge.config.convert import GEN2, convert_config
 from credit_torch_bridge.config.editor import ConfigEditor
-from credit_torch_bridge.config.to_gen2 import keys_of_ours
+from credit_torch_bridge.config.to_gen2 import jax_keys
 
 AVERAGE = "checkpoint_ema.pt"
 
@@ -74,28 +73,23 @@ def to_torch_files(
         if checkpoint.ema_stats:
             stats = {BATCH_STATS: dict(checkpoint.ema_stats)}
             averaged |= key_map.averaged_statistics.write({}, stats)
+        # The average of every array that CREDIT averages, in the order of its state
+        # dict. These are all except the vectors of spectral norm. Arrays without an
+        # average in credit_jax (tables of a process) are copied in float32.
+        stems = [key.removesuffix("orig") for key in state if key.endswith("_orig")]
+        vectors = {f"{stem}{end}" for stem in stems for end in "uv"}
+        shadow = {
+            key: averaged[key] if key in averaged else array.astype(np.float32)
+            for key, array in state.items()
+            if key not in vectors
+        }
         average = {
-            "shadow": _tensors(_shadow(averaged, state)),
+            "shadow": _tensors(shadow),
             "decay": run_config.trainer.ema_decay,
             "step": checkpoint.update_step,
         }
         files[AVERAGE] = {"epoch": epoch, "model_state_dict": average}
     return files
-
-
-def _shadow(averaged: Arrays, state: Arrays) -> Arrays:
-    """The average of every array that CREDIT averages, in the order of its state dict.
-
-    These are all except the vectors of spectral norm. Arrays without an average in
-    credit_jax (tables of a process) are copied in float32.
-    """
-    stems = [key.removesuffix("orig") for key in state if key.endswith("_orig")]
-    vectors = {f"{stem}{end}" for stem in stems for end in "uv"}
-    return {
-        key: averaged[key] if key in averaged else array.astype(np.float32)
-        for key, array in state.items()
-        if key not in vectors
-    }
 
 
 def _tensors(state: Mapping[str, np.ndarray]) -> OrderedDict[str, torch.Tensor]:
@@ -157,7 +151,7 @@ def config_for_credit(
     }
     one_device = run_config.with_settings(settings)
     editor = ConfigEditor(dict(one_device.raw))
-    for key in keys_of_ours(editor.get("model", {})):
+    for key in jax_keys(editor.get("model", {})):
         editor.drop(key, "CREDIT's model has no such argument")
     raw, report = convert_config(editor.config, to=GEN2, drop=drop)
     lines = [str(c) for c in (*editor.changes, *report.changes)]

@@ -45,7 +45,17 @@ def read_moments(
         ValueError: it is not the state of CREDIT's AdamW for this model.
     """
     group, entries = _entries(optimizer, key_map)
-    _check_settings(group)
+    # Checks that settings equal those of `credit_jax.training.optimizer`.
+    betas = tuple(group.get("betas", BETAS))
+    problems = []
+    if betas != BETAS:
+        problems.append(f"betas are {betas}, expected {BETAS}")
+    if group.get("eps", EPSILON) != EPSILON:
+        problems.append(f"eps is {group['eps']}, expected {EPSILON}")
+    problems += [f"{k} is on" for k in ("amsgrad", "maximize") if group.get(k)]
+    if group.get("decoupled_weight_decay") is False:
+        problems.append("weight decay is not decoupled: it is Adam, not AdamW")
+    raise_problems(problems, "optimizer: not set up as CREDIT's AdamW")
     trainable = key_map.trainable
     _check_frozen(entries, set(key_map.keys) - set(trainable.keys))
     entries = {key: entries[key] for key in trainable.keys if key in entries}
@@ -112,20 +122,6 @@ def _names(params: list[Any], key_map: KeyMap) -> dict[Any, str]:
             "belongs to another model section"
         )
     return dict(zip(params, keys, strict=True))
-
-
-def _check_settings(group: Mapping[str, Any]) -> None:
-    """Checks that settings equal those of `credit_jax.training.optimizer`."""
-    betas = tuple(group.get("betas", BETAS))
-    problems = []
-    if betas != BETAS:
-        problems.append(f"betas are {betas}, expected {BETAS}")
-    if group.get("eps", EPSILON) != EPSILON:
-        problems.append(f"eps is {group['eps']}, expected {EPSILON}")
-    problems += [f"{k} is on" for k in ("amsgrad", "maximize") if group.get(k)]
-    if group.get("decoupled_weight_decay") is False:
-        problems.append("weight decay is not decoupled: it is Adam, not AdamW")
-    raise_problems(problems, "optimizer: not set up as CREDIT's AdamW")
 
 
 def _check_frozen(entries: Mapping[str, Any], frozen: Collection[str]) -> None:
@@ -197,16 +193,7 @@ def write_moments(
         for index, key in enumerate(listed)
         if key in mu and not (key in idle and is_zero(mu[key]) and is_zero(nu[key]))
     }
-    group = _fresh_group(trainer)
-    group["lr"] = learning_rate
-    if by_name:
-        group["betas"] = list(group["betas"])
-    group["params"] = listed if by_name else list(range(len(listed)))
-    return {"state": state, "param_groups": [group]}
-
-
-def _fresh_group(trainer: TrainerConfig) -> dict[str, Any]:
-    """The settings that torch writes for CREDIT's AdamW, in torch's order."""
+    # The settings that torch writes for CREDIT's AdamW, in torch's order.
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.AdamW(
         [parameter],
@@ -219,4 +206,8 @@ def _fresh_group(trainer: TrainerConfig) -> dict[str, Any]:
     group.pop("params")
     if not trainer.keeps_rate:
         group["initial_lr"] = trainer.learning_rate
-    return group
+    group["lr"] = learning_rate
+    if by_name:
+        group["betas"] = list(group["betas"])
+    group["params"] = listed if by_name else list(range(len(listed)))
+    return {"state": state, "param_groups": [group]}

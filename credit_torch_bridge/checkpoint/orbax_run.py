@@ -5,7 +5,7 @@ The items of a checkpoint are those that `credit_jax.checkpoint` describes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,12 +137,6 @@ def read_run(
         micro_step=chosen,
         progress=progress,
     )
-    return _with_optimizer(checkpoint, items)
-
-
-def _with_optimizer(
-    checkpoint: JaxCheckpoint, items: Mapping[str, Any]
-) -> JaxCheckpoint:
     scaler: dict[str, Any] = {}
     if LOSS_SCALE in items:
         scaler = {
@@ -165,7 +159,10 @@ def _with_optimizer(
 
 def _targets(model_def: ModelDef, items: Sequence[str]) -> dict[str, PyTree]:
     """Arrays with the shapes and dtypes of a checkpoint of this model."""
-    params = {k: _like(d.shape) for k, d in model_def.param_specs.items()}
+    params = {
+        k: np.broadcast_to(np.float32(0), d.shape)
+        for k, d in model_def.param_specs.items()
+    }
     model_state = jax.tree.map(
         lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape),
         model_def.model_state_shapes,
@@ -189,8 +186,3 @@ def _targets(model_def: ModelDef, items: Sequence[str]) -> dict[str, PyTree]:
         del targets[OPTIMIZER]
     # CREDIT does not save the trained parameters of a loss.
     return {name: targets[name] for name in items if name in targets}
-
-
-def _like(shape: tuple[int, ...]) -> np.ndarray:
-    """Zeros of this shape as a broadcast view, which needs no memory."""
-    return np.broadcast_to(np.float32(0), shape)

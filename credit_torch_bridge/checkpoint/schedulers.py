@@ -107,8 +107,8 @@ def read_plateau(state: Mapping[str, Any]) -> PlateauState:
 def settings_of(state: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Settings that a resumed run of CREDIT takes from the state, by config key."""
     settings = {
-        f"trainer.scheduler.{ours}": state[theirs]
-        for theirs, ours in _SETTINGS[kind].items()
+        f"trainer.scheduler.{current}": state[other]
+        for other, current in _SETTINGS[kind].items()
     }
     if kind == PLATEAU:
         return settings | {"trainer.scheduler.min_lr": state["min_lrs"][0]}
@@ -157,27 +157,22 @@ def write_position(
                 "set trainer.batches_per_epoch, or give --batches-per-epoch"
             )
         epochs = micro_step // batches_per_epoch
-        return _stepped(trainer, kind, settings, epochs * PER_EPOCH[kind])
+        # The state of a torch schedule after some steps; its cosine is recursive.
+        steps = epochs * PER_EPOCH[kind]
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.AdamW([parameter], lr=trainer.learning_rate)
+        schedule = (
+            CosineAnnealingLR(optimizer, **settings)
+            if kind == COSINE
+            else LambdaLR(optimizer, lr_lambda=_lambda_factor)
+        )
+        optimizer.step()
+        for _ in range(steps):
+            schedule.step()
+        return schedule.state_dict(), optimizer.param_groups[0]["lr"]
     if kind == WARMUP:
         return _warmup_cosine(trainer.learning_rate, micro_step, **settings)
     return _restarts(micro_step, **settings)
-
-
-def _stepped(
-    trainer: TrainerConfig, kind: str, settings: dict[str, Any], steps: int
-) -> tuple[dict[str, Any], float]:
-    """The state of a torch schedule after some steps; its cosine is recursive."""
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.AdamW([parameter], lr=trainer.learning_rate)
-    schedule = (
-        CosineAnnealingLR(optimizer, **settings)
-        if kind == COSINE
-        else LambdaLR(optimizer, lr_lambda=_lambda_factor)
-    )
-    optimizer.step()
-    for _ in range(steps):
-        schedule.step()
-    return schedule.state_dict(), optimizer.param_groups[0]["lr"]
 
 
 def _plateau(
@@ -246,17 +241,17 @@ def _restarts(
     gamma: float,
 ) -> tuple[dict[str, Any], float]:
     """`CosineAnnealingWarmupRestarts`."""
-    cycle, place, length = 0, steps, first_cycle_steps
-    while place >= length:
-        place, cycle = place - length, cycle + 1
+    cycle, index, length = 0, steps, first_cycle_steps
+    while index >= length:
+        index, cycle = index - length, cycle + 1
         length = int((length - warmup_steps) * cycle_mult) + warmup_steps
     top = max_lr * gamma**cycle
     if steps == 0:
         rate = min_lr
-    elif place < warmup_steps:
-        rate = (top - min_lr) * place / warmup_steps + min_lr
+    elif index < warmup_steps:
+        rate = (top - min_lr) * index / warmup_steps + min_lr
     else:
-        phase = math.pi * (place - warmup_steps) / (length - warmup_steps)
+        phase = math.pi * (index - warmup_steps) / (length - warmup_steps)
         rate = min_lr + (top - min_lr) * (1 + math.cos(phase)) / 2
     state = {
         "first_cycle_steps": first_cycle_steps,
@@ -268,7 +263,7 @@ def _restarts(
         "gamma": gamma,
         "cur_cycle_steps": length,
         "cycle": cycle,
-        "step_in_cycle": place,
+        "step_in_cycle": index,
     }
     # Its step() does not change torch's counters.
     counters = {"base_lrs": [min_lr], "last_epoch": steps, "_step_count": 0}

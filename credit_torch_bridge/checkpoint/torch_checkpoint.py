@@ -90,7 +90,15 @@ def open_checkpoint(path: str | Path, *, verify: bool = True) -> TorchCheckpoint
     path = Path(path)
     load = partial(load_file, verify=verify)
     if verify:
-        _check_digests(path if path.is_dir() else path.parent)
+        # Compares files with the digests that `convert` wrote next to them. Raises:
+        # ValueError: a file was damaged.
+        folder = path if path.is_dir() else path.parent
+        if damage := find_damage(folder / DIGESTS, or_newer=True):
+            raise ValueError(
+                "; ".join(damage)
+                + "; convert or copy it again, or read it as it is with "
+                "--no-verify"
+            )
     if path.is_dir():
         return _open_folder(path, load)
     if not path.exists():
@@ -99,19 +107,6 @@ def open_checkpoint(path: str | Path, *, verify: bool = True) -> TorchCheckpoint
     if checkpoint.average is not None and not checkpoint.model:
         return _average_as_model(checkpoint, load)
     return _with_average(checkpoint, path, load)
-
-
-def _check_digests(folder: Path) -> None:
-    """Compares files with the digests that `convert` wrote next to them.
-
-    Raises:
-        ValueError: a file was damaged.
-    """
-    if damage := find_damage(folder / DIGESTS, or_newer=True):
-        raise ValueError(
-            "; ".join(damage) + "; convert or copy it again, or read it as it is with "
-            "--no-verify"
-        )
 
 
 def _open_folder(folder: Path, load: Load) -> TorchCheckpoint:
@@ -166,15 +161,19 @@ def _from_safetensors(folder: Path, paths: list[Path], load: Load) -> TorchCheck
     return _from_content(state, folder, f"safetensors, {len(paths)} file(s)")
 
 
-def _from_fsdp1(folder: Path, rest: Mapping[str, Any], load: Load) -> TorchCheckpoint:
+def _from_fsdp1(
+    folder: Path, remainder: Mapping[str, Any], load: Load
+) -> TorchCheckpoint:
     """The three files of a run with `trainer.mode: fsdp`."""
     model = folder / FSDP1_MODEL
     checkpoint = _from_content(load(model), model, "files of an FSDP (gen1) run")
-    if not isinstance(rest, Mapping):
-        raise ValueError(f"{folder / CHECKPOINT}: expected a dict, got {type(rest)}")
+    if not isinstance(remainder, Mapping):
+        raise ValueError(
+            f"{folder / CHECKPOINT}: expected a dict, got {type(remainder)}"
+        )
     optimizer = folder / FSDP1_OPTIMIZER
     state = load(optimizer) if optimizer.is_file() else None
-    checkpoint = replace(checkpoint, **_progress_of(rest, folder / CHECKPOINT))
+    checkpoint = replace(checkpoint, **_progress_of(remainder, folder / CHECKPOINT))
     return _with_average(
         replace(checkpoint, optimizer=state), folder / CHECKPOINT, load
     )
@@ -193,12 +192,27 @@ def _from_content(content: Any, path: Path, kind: str) -> TorchCheckpoint:
         if isinstance(inner, Mapping):
             return _from_content(inner, path, kind)
     if model is None:
-        what = f"{path}: no {_MODEL[0]} in it, and taken as a bare state dict"
-        state = as_tensors(content, what)
+        subject = f"{path}: no {_MODEL[0]} in it, and taken as a bare state dict"
+        state = as_tensors(content, subject)
         return TorchCheckpoint(path, kind or "bare state dict", state)
     progress = _progress_of(content, path)
     if isinstance(model, Mapping) and _SHADOW in model:
-        average = _average_of(model, path, progress["epoch"])
+        # Reads the nested dict of an EMA file. Averaged vectors of spectral norm, in
+        # files of older versions of CREDIT, are not unit vectors and are omitted, as by
+        # CREDIT.
+        epoch = progress["epoch"]
+        shadow = as_tensors(model[_SHADOW], f"{path}: the average")
+        averaged = {
+            key: value
+            for key, value in shadow.items()
+            if not (key.endswith(("_u", "_v")) and f"{key[:-2]}_orig" in shadow)
+        }
+        decay, step = model.get("decay", 0.9999), model.get("step", 0)
+        if not (isinstance(decay, float | int) and isinstance(step, int) and step >= 0):
+            raise ValueError(
+                f"{path}: decay {decay!r} and step {step!r} are no numbers"
+            )
+        average = Average(averaged, float(decay), step, epoch)
         return TorchCheckpoint(path, kind or "average", {}, average=average)
     optimizer = _find(content, _OPTIMIZER)
     return TorchCheckpoint(
@@ -246,24 +260,6 @@ def _progress_of(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         "scheduler": states[_SCHEDULER],
         "scaler": states[_SCALER],
     }
-
-
-def _average_of(model: Mapping[str, Any], path: Path, epoch: int | None) -> Average:
-    """Reads the nested dict of an EMA file.
-
-    Averaged vectors of spectral norm, in files of older versions of CREDIT, are not
-    unit vectors and are omitted, as by CREDIT.
-    """
-    shadow = as_tensors(model[_SHADOW], f"{path}: the average")
-    averaged = {
-        key: value
-        for key, value in shadow.items()
-        if not (key.endswith(("_u", "_v")) and f"{key[:-2]}_orig" in shadow)
-    }
-    decay, step = model.get("decay", 0.9999), model.get("step", 0)
-    if not (isinstance(decay, float | int) and isinstance(step, int) and step >= 0):
-        raise ValueError(f"{path}: decay {decay!r} and step {step!r} are no numbers")
-    return Average(averaged, float(decay), step, epoch)
 
 
 def average_file(path: Path) -> Path:

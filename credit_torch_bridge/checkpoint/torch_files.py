@@ -84,10 +84,10 @@ def _refusal(message: str) -> str:
             f"not a file of torch.save with weights ({reason or 'pickle error'}); give "
             "CREDIT's checkpoint.pt, or a whole copy of it"
         )
-    what = next(group for group in match.groups() if group)
+    subject = next(group for group in match.groups() if group)
     return (
-        f"the file asks for {what}, which is code and not weights; it was not loaded, "
-        "and nothing of it was run. Save the state dicts alone with torch.save"
+        f"the file asks for {subject}, which is code and not weights; it was not "
+        "loaded, and nothing of it was run. Save the state dicts alone with torch.save"
     )
 
 
@@ -104,14 +104,14 @@ def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
         raise ValueError(f"{path}: not a whole safetensors file ({error})") from None
 
 
-def as_tensors(state: Any, what: str) -> dict[str, torch.Tensor]:
+def as_tensors(state: Any, subject: str) -> dict[str, torch.Tensor]:
     """Checks that a state dict maps strings to dense tensors of 16- or 32-bit floats.
 
     Counts of batch norms (`num_batches_tracked`) may be int64.
 
     Args:
         state: the object to check.
-        what: its name in an error.
+        subject: its name in an error.
 
     Raises:
         ValueError: it is not such a state dict; the error lists the first wrong
@@ -119,7 +119,7 @@ def as_tensors(state: Any, what: str) -> dict[str, torch.Tensor]:
     """
     if not isinstance(state, Mapping) or not state:
         raise ValueError(
-            f"{what}: expected a state dict (name -> tensor), got {_kind(state)}"
+            f"{subject}: expected a state dict (name -> tensor), got {_kind(state)}"
         )
     wrong = [
         f"  {key!r}: {_kind(value)}"
@@ -130,7 +130,7 @@ def as_tensors(state: Any, what: str) -> dict[str, torch.Tensor]:
         more = [f"  and {len(wrong) - 8} more"] if len(wrong) > 8 else []
         lines = "\n".join(wrong[:8] + more)
         raise ValueError(
-            f"{what}: {len(wrong)} of {len(state)} entries are not floating-point "
+            f"{subject}: {len(wrong)} of {len(state)} entries are not floating-point "
             f"tensors of 16 or 32 bits by name:\n{lines}"
         )
     return {key: value.detach() for key, value in state.items()}

@@ -57,19 +57,19 @@ def recognized_model(keys: Collection[str]) -> str | None:
 
 
 def refuse_unsupported(
-    keys: Collection[str], known: Collection[str], model_type: str
+    keys: Collection[str], recognized: Collection[str], model_type: str
 ) -> None:
     """Raises if the keys of a file show that it cannot be converted.
 
     Args:
         keys: keys of the file, with their current names.
-        known: keys of the key table.
+        recognized: keys of the key table.
         model_type: `model.type` of the config.
 
     Raises:
         ValueError: weights of another model, or a layer that CREDIT removed.
     """
-    unknown = [key for key in keys if key not in known]
+    unknown = [key for key in keys if key not in recognized]
     other, model = recognized_model(unknown), torch_model(model_type)
     if other is not None and model.signature is None:
         raise ValueError(
@@ -182,9 +182,12 @@ def renamed_keys(
         ValueError: the file belongs to a model that cannot be converted.
     """
     renamed = run_config.key_map.current_names(checkpoint.model)
-    known, model_type = set(run_config.key_map.keys), run_config.model_def.config.type
+    recognized, model_type = (
+        set(run_config.key_map.keys),
+        run_config.model_def.config.type,
+    )
     names = [key.name for key in renamed]
-    refuse_unsupported(names, known, model_type)
+    refuse_unsupported(names, recognized, model_type)
     return renamed
 
 

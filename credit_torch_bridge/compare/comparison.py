@@ -161,7 +161,9 @@ def compare_with_credit(
     read = read_weights(run_config, Path(checkpoint))
     # A run is read with what it froze; CREDIT has the gradients of all parameters.
     run_config = run_config.with_settings({"trainer.finetune": None})
-    average = takes_average(weights, has_average=read.ema is not None, where=checkpoint)
+    average = takes_average(
+        weights, has_average=read.ema is not None, origin=checkpoint
+    )
     chosen = read.weights_alone(average=average)
     params, model_state = chosen.params, chosen.model_state
     model = _parallel_model(run_config, mesh, devices, Precision())
@@ -175,9 +177,9 @@ def compare_with_credit(
     for _ in range(batches):
         inputs = _inputs(model, rng)
         with recorded_noise() as drawn:
-            theirs = run_credit(credit, inputs, blocks)
-        ours = run_jax(inputs, noise_of(model.model_def, drawn))
-        comparison = _compare(ours, theirs, blocks, str(dict(model.mesh.shape)))
+            reference = run_credit(credit, inputs, blocks)
+        converted = run_jax(inputs, noise_of(model.model_def, drawn))
+        comparison = _compare(converted, reference, blocks, str(dict(model.mesh.shape)))
         if not comparison.within_tolerance:
             wide = _in_float64(run_config, state, mesh, devices, inputs, drawn)
             comparison = replace(comparison, wide=wide)
@@ -216,23 +218,26 @@ def _inputs(model: ParallelModel, rng: np.random.Generator) -> Arrays:
 
 
 def _compare(
-    ours: ModelOutputs, theirs: ModelOutputs, blocks: Sequence[str], mesh: str
+    converted: ModelOutputs, reference: ModelOutputs, blocks: Sequence[str], mesh: str
 ) -> Comparison:
     by_block: dict[str, Arrays] = {}
-    for key in sorted(theirs.gradients):
+    for key in sorted(reference.gradients):
         # The top module of a parameter that is in no block.
         inside = (name for name in blocks if key.startswith(f"{name}."))
         block = next(inside, key.split(".")[0])
-        by_block.setdefault(block, {})[key] = theirs.gradients[key]
+        by_block.setdefault(block, {})[key] = reference.gradients[key]
     return Comparison(
         {
-            name: _block_error(field, theirs.blocks[name])
-            for name, field in ours.blocks.items()
-            if name in theirs.blocks
+            name: _block_error(field, reference.blocks[name])
+            for name, field in converted.blocks.items()
+            if name in reference.blocks
         },
-        relative_error(ours.prediction, theirs.prediction),
-        {block: joint_error(ours.gradients, some) for block, some in by_block.items()},
-        joint_error(ours.gradients, dict(sorted(theirs.gradients.items()))),
+        relative_error(converted.prediction, reference.prediction),
+        {
+            block: joint_error(converted.gradients, some)
+            for block, some in by_block.items()
+        },
+        joint_error(converted.gradients, dict(sorted(reference.gradients.items()))),
         mesh,
         tolerances=(FORWARD, GRADIENT),
     )
@@ -264,12 +269,12 @@ def _in_float64(
         precision = Precision.of("float64")
         model = _parallel_model(run_config, parallelism, devices, precision)
         run_jax = compile_pass(model, *from_state_dict(model_def, state), ())
-        ours = run_jax(inputs, noise_of(model_def, drawn))
+        converted = run_jax(inputs, noise_of(model_def, drawn))
     credit = build_credit(run_config.raw["model"], state)
     share_edges(credit, run_config.raw["model"])
     with floats_of(torch.float64), replayed_noise(drawn):
-        theirs = run_credit(cast_credit(credit, torch.float64), inputs, ())
-    return replace(_compare(ours, theirs, (), ""), tolerances=(WIDE, WIDE))
+        reference = run_credit(cast_credit(credit, torch.float64), inputs, ())
+    return replace(_compare(converted, reference, (), ""), tolerances=(WIDE, WIDE))
 
 
 def _block_error(field: np.ndarray, array: np.ndarray) -> float:

@@ -69,7 +69,7 @@ def new_credit_model(section: Mapping[str, Any]) -> torch.nn.Module:
 
 
 @contextmanager
-def failures_of_credit(what: str) -> Iterator[None]:
+def failures_of_credit(subject: str) -> Iterator[None]:
     """Turns an error of CREDIT's own code, that fails to build or run, into ours."""
     try:
         yield
@@ -77,9 +77,9 @@ def failures_of_credit(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise ValueError(
-            f"CREDIT fails to {what} this model ({type(error).__name__}: {error}), so "
-            "that there is nothing to compare with; credit_jax runs some models that "
-            "CREDIT does not run, see docs/numerics_record.md"
+            f"CREDIT fails to {subject} this model ({type(error).__name__}: {error}), "
+            "so that there is nothing to compare with; credit_jax runs some models "
+            "that CREDIT does not run, see docs/numerics_record.md"
         ) from error
 
 
@@ -154,10 +154,10 @@ def floats_of(dtype: torch.dtype) -> Iterator[None]:
 @contextmanager
 def replayed_noise(drawn: Sequence[np.ndarray]) -> Iterator[None]:
     """A context in which `torch.randn` returns arrays of `recorded_noise`."""
-    rest = iter(drawn)
+    remainder = iter(drawn)
 
     def randn(*_: Any, **__: Any) -> torch.Tensor:
-        array = next(rest)
+        array = next(remainder)
         return torch.from_numpy(np.moveaxis(array, -1, 1) if array.ndim == 4 else array)
 
     with mock.patch.object(torch, "randn", randn):

@@ -111,7 +111,14 @@ def convert_config(
     else:
         leave_objects(editor)
     if not editor.problems:
-        _supported(editor, to)
+        name = editor.get("model.type")
+        if not isinstance(name, str) or name not in MODELS:
+            models = ", ".join(sorted(MODELS))
+            editor.problem(
+                "model.type", f"{got(name)} is not supported; there are: {models}"
+            )
+        elif to != JAX and MODELS[name].key_table is None:
+            editor.problem("model.type", f"CREDIT has no model {name}")
     if not editor.problems:
         _convert(editor, kind, to, level_coord)
     problems = list(dict.fromkeys(editor.problems))
@@ -147,17 +154,6 @@ def kind_of(mapping: Mapping[str, Any]) -> str:
         "data: has neither source, as generation 2, nor variables, as generation 1; "
         f"it has: {', '.join(map(str, data)) or 'no keys'}"
     )
-
-
-def _supported(editor: ConfigEditor, to: str) -> None:
-    name = editor.get("model.type")
-    if not isinstance(name, str) or name not in MODELS:
-        models = ", ".join(sorted(MODELS))
-        editor.problem(
-            "model.type", f"{got(name)} is not supported; there are: {models}"
-        )
-    elif to != JAX and MODELS[name].key_table is None:
-        editor.problem("model.type", f"CREDIT has no model {name}")
 
 
 def _convert(editor: ConfigEditor, kind: str, to: str, level_coord: str) -> None:

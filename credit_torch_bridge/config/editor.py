@@ -215,12 +215,12 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def settle(
-    before: Mapping[str, Any], editor: ConfigEditor
+    previous: Mapping[str, Any], editor: ConfigEditor
 ) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """Compares a conversion with its recorded changes.
 
     Args:
-        before: the config before the conversion.
+        previous: the config before the conversion.
         editor: editor with the result and its changes.
 
     Returns:
@@ -231,7 +231,7 @@ def settle(
     filled = {path[:length] for path in after for length in range(1, len(path) + 1)}
     named = {c.path for c in editor.changes if c.kind in (MOVED, COMPUTED, DROPPED)}
     unchanged, unaccounted = [], []
-    for path, value in leaves(before):
+    for path, value in leaves(previous):
         if path in after and same(after[path], value):
             unchanged.append(path)
         elif value in (None, {}) and path in filled:

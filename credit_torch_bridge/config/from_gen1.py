@@ -253,12 +253,10 @@ def mode_to_parallelism(editor: ConfigEditor) -> None:
     else:
         editor.compute("trainer.parallelism", block, "no trainer.mode: one device")
     editor.moved("trainer.domain_parallel_size", "trainer.parallelism.domain")
-    _warn_of_mode(editor, mode, degree)
-
-
-def _warn_of_mode(editor: ConfigEditor, mode: str, degree: int) -> None:
-    """Notes what differs between gen1's and gen2's parallelism."""
-    loads = any(editor.get(f"trainer.load_{what}") for what in ("weights", "optimizer"))
+    # Notes what differs between gen1's and gen2's parallelism.
+    loads = any(
+        editor.get(f"trainer.load_{subject}") for subject in ("weights", "optimizer")
+    )
     if "fsdp" in mode and loads:
         editor.note(
             "trainer.mode",

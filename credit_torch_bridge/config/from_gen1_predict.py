@@ -93,8 +93,10 @@ def predict_to_inference(editor: ConfigEditor) -> None:
     try:
         inference = _Conversion(editor, section).inference()
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        what = f"{type(error).__name__}: {error}"
-        editor.problem(SECTION, f"is not as gen1 reads it ({what}); --drop {SECTION}")
+        subject = f"{type(error).__name__}: {error}"
+        editor.problem(
+            SECTION, f"is not as gen1 reads it ({subject}); --drop {SECTION}"
+        )
         return
     editor.pop(SECTION)
     editor.put(TARGET, inference)
@@ -130,8 +132,38 @@ class _Conversion:
         self._members()
         self._laplace()
         self._pressure()
-        self._metadata()
-        self._encodings()
+        path = self.predict.get("metadata") or _METADATA
+        self._output("metadata", path)
+        self._gone("metadata", f"{TARGET}.output.metadata = {shown(path)}")
+        # Converts the NetCDF encodings of groups of variables.
+        options = self.predict.get("interp_pressure") or {}
+        deep = [n for n in self.keys if "prognostic/3d" in self.keys[n]]
+
+        def derived(key: str, default: str) -> list[str]:
+            ending = options.get(key, default)
+            return [n + ending for n in deep if n + ending in self.keys]
+
+        lists = (
+            deep,
+            [n for n in self.keys if "prognostic/2d" in self.keys[n]],
+            derived("pres_ending", "_PRES"),
+            derived("height_ending", "_HEIGHT"),
+        )
+        names = dict(zip(_ENCODINGS, lists, strict=True))
+        encoding = {}
+        for key in _ENCODINGS:
+            by_variable = self.predict.get(key)
+            if not isinstance(by_variable, dict) or not names[key]:
+                continue
+            available = {
+                k: v for k, v in by_variable.items() if k in EncodingConfig.model_fields
+            }
+            for name in by_variable.keys() - available.keys():
+                self._note((key, name), "the output section has no such key: left out")
+            encoding |= dict.fromkeys(names[key], available)
+            self._gone(key, f"{TARGET}.output.encoding")
+        if encoding:
+            self._output("encoding", copy.deepcopy(encoding))
         self._variables()
         self._rest()
         return self.section
@@ -305,6 +337,9 @@ class _Conversion:
         names = {key: args[key] for key in PRESSURE_KEYS if key in args}
         fields = [self.keys[name] for name in args["interp_fields"]]
         ground = self._ground(args)
+        # The file of the levels; gen1 finds others than absolute paths in its package.
+        path = PurePath(args["model_level_file"])
+        level_file = str(path) if path.is_absolute() else path.name
         names |= {
             "interp_fields": fields,
             "temperature_var": temperature,
@@ -312,7 +347,7 @@ class _Conversion:
             "surface_pressure_var": self.keys[args["surface_pressure_var"]],
             "surface_geopotential_var": ground
             or f"{source}/static/2d/{args['surface_geopotential_var']}",
-            "model_level_file": _level_file(args),
+            "model_level_file": level_file,
             # gen1 scales CAM's coefficients alone.
             "P0": args["P0"] if args["a_model_name"] == "hyam" else 1.0,
             "levels": self.editor.get(("data", "source", source, "levels")),
@@ -323,42 +358,6 @@ class _Conversion:
         self._add_block("pressure_levels", block)
         block_args = FullLevels.model_validate(names)
         return {key.split("/")[-1]: key for key in block_args.output_keys}
-
-    def _metadata(self) -> None:
-        path = self.predict.get("metadata") or _METADATA
-        self._output("metadata", path)
-        self._gone("metadata", f"{TARGET}.output.metadata = {shown(path)}")
-
-    def _encodings(self) -> None:
-        """Converts the NetCDF encodings of groups of variables."""
-        options = self.predict.get("interp_pressure") or {}
-        deep = [n for n in self.keys if "prognostic/3d" in self.keys[n]]
-
-        def derived(key: str, default: str) -> list[str]:
-            ending = options.get(key, default)
-            return [n + ending for n in deep if n + ending in self.keys]
-
-        lists = (
-            deep,
-            [n for n in self.keys if "prognostic/2d" in self.keys[n]],
-            derived("pres_ending", "_PRES"),
-            derived("height_ending", "_HEIGHT"),
-        )
-        names = dict(zip(_ENCODINGS, lists, strict=True))
-        encoding = {}
-        for key in _ENCODINGS:
-            by_variable = self.predict.get(key)
-            if not isinstance(by_variable, dict) or not names[key]:
-                continue
-            known = {
-                k: v for k, v in by_variable.items() if k in EncodingConfig.model_fields
-            }
-            for name in by_variable.keys() - known.keys():
-                self._note((key, name), "the output section has no such key: left out")
-            encoding |= dict.fromkeys(names[key], known)
-            self._gone(key, f"{TARGET}.output.encoding")
-        if encoding:
-            self._output("encoding", copy.deepcopy(encoding))
 
     def _variables(self) -> None:
         """Converts `save_vars`; an empty list is all variables."""
@@ -461,12 +460,6 @@ def _predicted(editor: ConfigEditor) -> Iterator[tuple[str, str]]:
             for dim in ("3", "2"):
                 for name in editor.get((*field, f"vars_{dim}D")) or ():
                     yield name, f"{source}/{kind}/{dim}d/{name}"
-
-
-def _level_file(args: Mapping[str, Any]) -> str:
-    """The file of the levels; gen1 finds others than absolute paths in its package."""
-    path = PurePath(args["model_level_file"])
-    return str(path) if path.is_absolute() else path.name
 
 
 def _without_target(blocks: Any) -> dict[str, Any]:

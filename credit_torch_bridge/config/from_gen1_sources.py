@@ -108,16 +108,25 @@ def build_sources(
     """Builds the sources that reproduce gen1's order of channels."""
     first = editor.get("data.static_first") if editor.has("data.static_first") else True
     sources: dict[str, dict[str, Any]] = {}
-    where: dict[str, str] = {}
-    for role, source in _places(editor, names, STATIC_FIRST if first else STATIC_LAST):
-        where[role] = source
+    origin: dict[str, str] = {}
+    for role, source in _indices(editor, names, STATIC_FIRST if first else STATIC_LAST):
+        origin[role] = source
     if names["diagnostic"]:
-        last = [s for r, s in where.items() if s != FORCING]
-        where["diagnostic"] = last[-1]
-    for role, source in where.items():
+        last = [s for r, s in origin.items() if s != FORCING]
+        origin["diagnostic"] = last[-1]
+    for role, source in origin.items():
         group = GROUPS[role]
         block = sources.setdefault(source, {"dataset_type": "local", "variables": {}})
-        path = _path(editor, group)
+        # The path template of a group.
+        key = f"data.{group.path_key}"
+        pattern = editor.get(key)
+        template, doubt = template_of(pattern)
+        yearly = group.role not in ("static", "forcing")
+        template = template if yearly else pattern
+        editor.moved(key, f"its source's path = {template!r}")
+        if doubt and yearly:
+            editor.note(key, f"{pattern!r}: {doubt}")
+        path = template
         field = block["variables"].setdefault(group.field_type, {})
         field.setdefault("vars_3D" if role == "upper" else "vars_2D", names[role])
         field["path"] = path
@@ -138,7 +147,7 @@ def build_sources(
     return sources
 
 
-def _places(
+def _indices(
     editor: ConfigEditor, names: dict[str, list[str]], order: tuple[str, ...]
 ) -> Iterator[tuple[str, str]]:
     """Yields each role with the name of its source."""
@@ -153,19 +162,6 @@ def _places(
             source = titles.get(role, role.upper())
         rank = GROUPS[role].rank
         yield role, source
-
-
-def _path(editor: ConfigEditor, group: VariableGroup) -> str:
-    """The path template of a group."""
-    key = f"data.{group.path_key}"
-    pattern = editor.get(key)
-    template, doubt = template_of(pattern)
-    yearly = group.role not in ("static", "forcing")
-    template = template if yearly else pattern
-    editor.moved(key, f"its source's path = {template!r}")
-    if doubt and yearly:
-        editor.note(key, f"{pattern!r}: {doubt}")
-    return template
 
 
 def _levels(editor: ConfigEditor, source: dict[str, Any], level_coord: str) -> None:

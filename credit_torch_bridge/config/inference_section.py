@@ -64,7 +64,11 @@ def forecast_section(config: Mapping[str, Any]) -> dict[str, Any]:
         section["save_forecast"] = str(Path(config.get("save_loc") or ".") / "forecast")
     single = dict(section.get("single_forecast") or {})
     if section.get("run_mode") == "single" or not section.get("batch_forecast"):
-        start = _first_date(config.get("validation_data") or config["data"])
+        # The first date of a data section; None if it has none, as in a package.
+        data = config.get("validation_data") or config["data"]
+        ranges = data.get("date_ranges")
+        first = ranges[0][0] if ranges else data.get("start_datetime")
+        start = None if first is None else str(first)
         if start and not single.get("start_datetime"):
             single["start_datetime"] = start
         if not single.get("forecast_length") and not section.get("batch_forecast"):
@@ -84,13 +88,6 @@ def is_normalized(config: Mapping[str, Any]) -> bool:
     return any(block.get("type") == _NORMALIZER for block in steps.values())
 
 
-def _first_date(data: Mapping[str, Any]) -> str | None:
-    """The first date of a data section; None if it has none, as in a package."""
-    ranges = data.get("date_ranges")
-    first = ranges[0][0] if ranges else data.get("start_datetime")
-    return None if first is None else str(first)
-
-
 def _unscale(
     config: dict[str, Any], section: dict[str, Any], folder: Path, save_loc: Path
 ) -> list[str]:
@@ -99,14 +96,14 @@ def _unscale(
         name: copy.deepcopy(section.get(name) or config.get(name) or {})
         for name in ("preblocks", "postblocks")
     }
-    before = blocks["preblocks"].get("per_step") or {}
+    previous = blocks["preblocks"].get("per_step") or {}
     normalizers = [
-        name for name, block in before.items() if block["type"] == _NORMALIZER
+        name for name, block in previous.items() if block["type"] == _NORMALIZER
     ]
     if not normalizers:
         return []
     name, *others = normalizers
-    args = before[name].get("args") or {}
+    args = previous[name].get("args") or {}
     try:
         normalizer = Normalizer.model_validate(args)
         normalizer.open()
@@ -124,7 +121,7 @@ def _unscale(
     }
     forth = {"variables": keys["input"], "method": "transform"}
     back = {"variables": keys["target"], "method": "inverse_transform"}
-    before[name] = {"type": _SCALER, "args": path | forth}
+    previous[name] = {"type": _SCALER, "args": path | forth}
     steps = blocks["postblocks"].get("per_step") or {}
     inverse = {"type": _SCALER, "args": path | back}
     blocks["postblocks"]["per_step"] = _after_reconstruct(steps, name, inverse)
@@ -136,7 +133,7 @@ def _unscale(
     ]
     if max(lengths) > 1 and not has_preblocks:
         config["preblocks"] = copy.deepcopy(config["preblocks"])
-        config["preblocks"]["per_step"][name] = before[name]
+        config["preblocks"]["per_step"][name] = previous[name]
         after = copy.deepcopy(config.get("postblocks") or {})
         steps = _after_reconstruct(after.get("per_step") or {}, name, inverse)
         config["postblocks"] = {**after, "per_step": steps}

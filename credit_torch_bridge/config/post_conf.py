@@ -48,7 +48,17 @@ def post_conf_from_gen1(editor: ConfigEditor) -> None:
     for block in blocks.values():
         block.pop(_OUTSIDE, None)
     editor.moved(GEN1, OURS, "gen2's name for it is dropped in training")
-    editor.put(OURS, {**blocks, "data": _data(editor)})
+    # The keys of gen1's `data` that the blocks read.
+    data: dict[str, Any] = {key: editor.get(f"data.{key}", []) for key in _LISTS}
+    data["levels"] = editor.get("model.levels", editor.get("data.levels"))
+    data["lead_time_periods"] = editor.get("data.lead_time_periods")
+    keys = ["save_loc_physics"]
+    if editor.get("data.scaler_type") == "std_new":
+        keys += ["mean_path", "std_path"]
+    present = {key: editor.get(f"data.{key}") for key in keys}
+    data |= {key: value for key, value in present.items() if value is not None}
+    assert set(data) <= set(PostConfData.model_fields), "keys of the section"
+    editor.put(OURS, {**blocks, "data": data})
     editor.moved("data.save_loc_physics", f"{OURS}.data.save_loc_physics")
 
 
@@ -70,20 +80,6 @@ def _check_order(editor: ConfigEditor, active: list[str]) -> None:
             f"{active[-1 - outside[::-1].index(False)]}, which runs inside; here they "
             "run in the order of CREDIT's blocks: set activate_outside_model alike",
         )
-
-
-def _data(editor: ConfigEditor) -> dict[str, Any]:
-    """The keys of gen1's `data` that the blocks read."""
-    data: dict[str, Any] = {key: editor.get(f"data.{key}", []) for key in _LISTS}
-    data["levels"] = editor.get("model.levels", editor.get("data.levels"))
-    data["lead_time_periods"] = editor.get("data.lead_time_periods")
-    keys = ["save_loc_physics"]
-    if editor.get("data.scaler_type") == "std_new":
-        keys += ["mean_path", "std_path"]
-    present = {key: editor.get(f"data.{key}") for key in keys}
-    data |= {key: value for key, value in present.items() if value is not None}
-    assert set(data) <= set(PostConfData.model_fields), "keys of the section"
-    return data
 
 
 def refuse_for_gen2(editor: ConfigEditor, key: str, names: list[str]) -> None:

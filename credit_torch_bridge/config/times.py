@@ -53,20 +53,16 @@ def template_of(pattern: str) -> tuple[str, str]:
         return pattern.replace("????", _YEAR), ""
     if pattern.count("*") != 1:
         return pattern, "say with %Y where the year stands in the names of the files"
-    before = _before_the_year(pattern)
-    if before is not None:
-        return pattern.replace("*", f"{before}{_YEAR}*"), ""
-    return (
-        pattern.replace("*", f"{_YEAR}*"),
-        "the year is taken to be the first thing that * stands for; correct it if not",
-    )
-
-
-def _before_the_year(pattern: str) -> str | None:
-    """The text before the year in the `*` of a pattern, from the names of the files."""
+    # The text before the year in the `*` of a pattern, from the names of the files.
     head, tail = (len(part) for part in os.path.expandvars(pattern).split("*"))
     endings = set()
     for path in glob(os.path.expandvars(pattern)):
         match = re.match(r"(\D*)\d{4}(?!\d)|(\D*)\d{6,}", path[head : len(path) - tail])
         endings.add(None if match is None else match[1] or match[2] or "")
-    return endings.pop() if len(endings) == 1 else None
+    previous = endings.pop() if len(endings) == 1 else None
+    if previous is not None:
+        return pattern.replace("*", f"{previous}{_YEAR}*"), ""
+    return (
+        pattern.replace("*", f"{_YEAR}*"),
+        "the year is taken to be the first thing that * stands for; correct it if not",
+    )

@@ -108,7 +108,45 @@ def gen2_to_credit(editor: ConfigEditor) -> None:
     if not editor.has("trainer"):
         _model(editor)
         return
-    _trainer(editor)
+    trainer_of_gen1(editor)
+    devices = "CREDIT's launcher says how many devices there are"
+    editor.drop("trainer.num_devices", devices)
+    editor.drop("trainer.fsdp", _MEMORY)
+    if editor.get("trainer.curriculum"):
+        editor.problem(
+            "trainer.curriculum",
+            "CREDIT trains with one forecast_len a run; --drop trainer.curriculum "
+            "leaves the stages out: then write a config for each, with its "
+            "data.forecast_len, learning rate and epochs, and load_weights: true",
+        )
+    editor.drop("trainer.curriculum", "there are no stages")
+    if editor.get("trainer.finetune"):
+        editor.note(
+            "trainer.finetune",
+            "CREDIT ignores it: it trains all weights, and begins with random ones "
+            "unless load_weights is true and save_loc holds a checkpoint, as `convert "
+            "--to torch` writes",
+        )
+    cp = editor.get("trainer.parallelism.cp")
+    if cp is not None:
+        if editor.has("trainer.parallelism.domain"):
+            editor.drop("trainer.parallelism.cp", "another name of domain")
+        else:
+            editor.move("trainer.parallelism.cp", "trainer.parallelism.domain", cp)
+    for key in ParallelismConfig.model_fields:
+        if key not in CREDIT_DEGREES:
+            why = _DEGREES.get(key, "CREDIT has no such key")
+            editor.drop(f"trainer.parallelism.{key}", why)
+    remat = editor.get("trainer.activation_checkpoint")
+    if isinstance(remat, str) and remat in _REMAT:
+        why = f"CREDIT knows true and false, not {remat!r}; it changes no number"
+        editor.compute("trainer.activation_checkpoint", _REMAT[remat], why)
+    editor.default("trainer.use_scheduler", False, "CREDIT asks for it")
+    if (
+        editor.has("trainer.grad_max_norm")
+        and editor.get("trainer.grad_max_norm") is None
+    ):
+        editor.compute("trainer.grad_max_norm", 0.0, "CREDIT cannot compare null")
     _model(editor)
     _loss(editor)
     _metrics(editor)
@@ -153,48 +191,6 @@ def trainer_of_gen1(editor: ConfigEditor) -> None:
         mode_to_parallelism(editor)
 
 
-def _trainer(editor: ConfigEditor) -> None:
-    trainer_of_gen1(editor)
-    devices = "CREDIT's launcher says how many devices there are"
-    editor.drop("trainer.num_devices", devices)
-    editor.drop("trainer.fsdp", _MEMORY)
-    if editor.get("trainer.curriculum"):
-        editor.problem(
-            "trainer.curriculum",
-            "CREDIT trains with one forecast_len a run; --drop trainer.curriculum "
-            "leaves the stages out: then write a config for each, with its "
-            "data.forecast_len, learning rate and epochs, and load_weights: true",
-        )
-    editor.drop("trainer.curriculum", "there are no stages")
-    if editor.get("trainer.finetune"):
-        editor.note(
-            "trainer.finetune",
-            "CREDIT ignores it: it trains all weights, and begins with random ones "
-            "unless load_weights is true and save_loc holds a checkpoint, as `convert "
-            "--to torch` writes",
-        )
-    cp = editor.get("trainer.parallelism.cp")
-    if cp is not None:
-        if editor.has("trainer.parallelism.domain"):
-            editor.drop("trainer.parallelism.cp", "another name of domain")
-        else:
-            editor.move("trainer.parallelism.cp", "trainer.parallelism.domain", cp)
-    for key in ParallelismConfig.model_fields:
-        if key not in CREDIT_DEGREES:
-            why = _DEGREES.get(key, "CREDIT has no such key")
-            editor.drop(f"trainer.parallelism.{key}", why)
-    remat = editor.get("trainer.activation_checkpoint")
-    if isinstance(remat, str) and remat in _REMAT:
-        why = f"CREDIT knows true and false, not {remat!r}; it changes no number"
-        editor.compute("trainer.activation_checkpoint", _REMAT[remat], why)
-    editor.default("trainer.use_scheduler", False, "CREDIT asks for it")
-    if (
-        editor.has("trainer.grad_max_norm")
-        and editor.get("trainer.grad_max_norm") is None
-    ):
-        editor.compute("trainer.grad_max_norm", 0.0, "CREDIT cannot compare null")
-
-
 def _model(editor: ConfigEditor) -> None:
     pairs(editor)
     if isinstance(editor.get("model.padding_conf"), dict):
@@ -228,7 +224,7 @@ def _model(editor: ConfigEditor) -> None:
             )
 
 
-def keys_of_ours(model: Mapping[str, Any]) -> list[str]:
+def jax_keys(model: Mapping[str, Any]) -> list[str]:
     """The dotted keys of a `model` section that CREDIT's class does not accept.
 
     Args:
@@ -373,7 +369,7 @@ def _one_kind_of_dates(editor: ConfigEditor) -> None:
 
 def _cautions(editor: ConfigEditor) -> None:
     """Notes what CREDIT does differently with the same keys."""
-    for key in keys_of_ours(editor.get("model", {})):
+    for key in jax_keys(editor.get("model", {})):
         editor.note(
             key,
             "CREDIT's model has no such argument, and is not built with it; convert "

@@ -35,13 +35,30 @@ def gen2_to_jax(editor: ConfigEditor) -> None:
     refuses them. What credit_jax does not support goes to `editor.problems`.
     """
     trainer_of_gen1(editor)
-    _physics(editor)
+    # Drops physics inside the model, which gen2's training does not run.
+    if active_physics(editor.get("model.post_conf")):
+        editor.drop(
+            "model.post_conf",
+            "CREDIT's gen2 drops it in training, with a warning; its forecasts run it",
+        )
     _blocks(editor)
     frames = frames_of_data(editor.config)
     if frames is not None:
         why = "the frames are those of data.history_len, as in CREDIT"
         editor.compute("model.frames", frames, why)
-    readable = _sources(editor)
+    # Whether credit_jax can read the sources; records the reasons if not.
+    previous = len(editor.problems)
+    for section in ("data", "validation_data"):
+        for name in editor.keys((section, "source")):
+            origin = (section, "source", name)
+            kind = editor.get((*origin, "dataset_type"))
+            if kind is not None and source_config(kind) is None:
+                editor.problem(
+                    (*origin, "dataset_type"),
+                    f"{kind!r} is not available; there are: "
+                    f"{', '.join(source_types())}",
+                )
+    readable = len(editor.problems) == previous
     model = _parsed(editor, "model", lambda: parse_model(editor.get("model")))
     config = _parsed(editor, "", lambda: _parse_config(editor)) if readable else None
     if config is None or model is None:
@@ -60,31 +77,6 @@ def _parse_config(editor: ConfigEditor) -> Config:
     config = parse(Config, mapping)
     _ = config.inference
     return config
-
-
-def _physics(editor: ConfigEditor) -> None:
-    """Drops physics inside the model, which gen2's training does not run."""
-    if active_physics(editor.get("model.post_conf")):
-        editor.drop(
-            "model.post_conf",
-            "CREDIT's gen2 drops it in training, with a warning; its forecasts run it",
-        )
-
-
-def _sources(editor: ConfigEditor) -> bool:
-    """Whether credit_jax can read the sources; records the reasons if not."""
-    before = len(editor.problems)
-    for section in ("data", "validation_data"):
-        for name in editor.keys((section, "source")):
-            where = (section, "source", name)
-            kind = editor.get((*where, "dataset_type"))
-            if kind is not None and source_config(kind) is None:
-                editor.problem(
-                    (*where, "dataset_type"),
-                    f"{kind!r} is not available; there are: "
-                    f"{', '.join(source_types())}",
-                )
-    return len(editor.problems) == before
 
 
 def _parsed(editor: ConfigEditor, section: str, read: Any) -> Any:

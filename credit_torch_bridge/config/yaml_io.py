@@ -31,7 +31,14 @@ def read_limited(path: str | Path) -> dict[str, Any]:
         try:
             node = yaml.compose(path.read_bytes(), Loader=yaml.SafeLoader)
             count = _expanded_size(node, {}) if node is not None else 0
-            _check_names(node, path)
+            # Checks that the keys of the top level are strings.
+            if isinstance(node, yaml.MappingNode):
+                for key, _ in node.value:
+                    if key.tag not in (_TEXT, _MERGE):
+                        line = key.start_mark.line + 1
+                        raise ConfigError(
+                            [f"line {line}: expected a name of a section"], str(path)
+                        )
         except (RecursionError, yaml.YAMLError, UnicodeError) as error:
             if isinstance(error, RecursionError):
                 raise ConfigError(["too deep"], str(path)) from None
@@ -44,29 +51,18 @@ def read_limited(path: str | Path) -> dict[str, Any]:
     return read_yaml(path)
 
 
-def _check_names(node: yaml.Node | None, path: Path) -> None:
-    """Checks that the keys of the top level are strings."""
-    if isinstance(node, yaml.MappingNode):
-        for key, _ in node.value:
-            if key.tag not in (_TEXT, _MERGE):
-                line = key.start_mark.line + 1
-                raise ConfigError(
-                    [f"line {line}: expected a name of a section"], str(path)
-                )
-
-
-def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
+def _expanded_size(node: yaml.Node, sizes: dict[int, int]) -> int:
     """Number of values with expanded aliases; recursive ones exceed the limit."""
-    if id(node) in known:
-        return known[id(node)]
-    known[id(node)] = MAX_VALUES + 1
+    if id(node) in sizes:
+        return sizes[id(node)]
+    sizes[id(node)] = MAX_VALUES + 1
     count = 1
     children: Any = node.value if not isinstance(node, yaml.ScalarNode) else ()
     for child in children:
         for part in child if isinstance(child, tuple) else (child,):
-            count += _expanded_size(part, known)
-    known[id(node)] = min(count, MAX_VALUES + 1)
-    return known[id(node)]
+            count += _expanded_size(part, sizes)
+    sizes[id(node)] = min(count, MAX_VALUES + 1)
+    return sizes[id(node)]
 
 
 class _Dumper(yaml.SafeDumper):

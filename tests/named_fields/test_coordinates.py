@@ -12,10 +12,10 @@ from credit_jax.named_fields.coordinates import (
     are_numbered_alike,
     as_values,
     attributes_of,
-    common_places,
+    common_indices,
+    indices_of,
     is_numbered,
-    places_of,
-    take_places,
+    take_indices,
 )
 
 ROWS = np.linspace(80, -80, 5)
@@ -23,7 +23,7 @@ COLUMNS = np.arange(8) * 45.0
 
 
 def places(wanted, there, kind, **options):
-    return places_of(wanted, there, kind, "other.nc", "first.nc", **options)
+    return indices_of(wanted, there, kind, "other.nc", "first.nc", **options)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_values_in_another_order_are_put_in_order(wanted, order, kind, change):
     found = places(wanted, there, kind)
     np.testing.assert_array_equal(found, np.argsort(order))
     field = np.arange(3 * len(wanted)).reshape(3, -1)
-    np.testing.assert_array_equal(take_places(field[:, order], found, 1), field)
+    np.testing.assert_array_equal(take_indices(field[:, order], found, 1), field)
 
 
 def test_further_values_are_left_out_where_that_is_meant():
@@ -135,7 +135,7 @@ def test_numbers_in_place_of_levels():
 def test_numbers_are_noted_and_never_those_of_a_run(caplog):
     path = f"{__file__}.nc"
     for _ in range(2):
-        assert places_of([500.0, 850.0], [1, 2], "level", path, "first.nc") is None
+        assert indices_of([500.0, 850.0], [1, 2], "level", path, "first.nc") is None
     text = f"{path}: its levels [1.0, 2.0] are taken in order as [500.0, 850.0] of fir"
     assert caplog.text.count(text) == 1
     with pytest.raises(ValueError, match=r"other\.nc: has the levels \[1\.0, 2\.0\]"):
@@ -150,14 +150,14 @@ def test_numbers_of_hybrid_levels():
 
 
 def test_common_values_of_two_coordinates():
-    pairs = common_places([850.0, 500.0, 10.0], [100.0, 500.0, 850.0], "level")
+    pairs = common_indices([850.0, 500.0, 10.0], [100.0, 500.0, 850.0], "level")
     assert pairs == [(0, 2), (1, 1)]
     # Of 100 hPa and 100 Pa, one is meant: most values are common in Pa.
     in_pascal = [100.0, 10000.0, 50000.0, 85000.0]
-    pairs = common_places([1.0, 100.0, 500.0, 850.0], in_pascal, "level")
+    pairs = common_indices([1.0, 100.0, 500.0, 850.0], in_pascal, "level")
     assert pairs == [(0, 0), (1, 1), (2, 2), (3, 3)]
     with pytest.raises(ValueError, match=r"t\.nc: the level 500 occurs more than once"):
-        common_places([500.0], [500.0, 850.0, 500.0], "level", "t.nc")
+        common_indices([500.0], [500.0, 850.0, 500.0], "level", "t.nc")
 
 
 HECTO, PASCAL = [200.0, 500.0, 1000.0], [2e4, 5e4, 1e5]
@@ -191,10 +191,10 @@ def test_levels_have_a_unit_and_a_direction(wanted, there, expected):
 
 
 def test_common_levels_of_which_two_readings_fit():
-    found = common_places(LevelValues(HECTO, "hPa"), BOTH, "level")
+    found = common_indices(LevelValues(HECTO, "hPa"), BOTH, "level")
     assert found == [(0, 3), (1, 4), (2, 5)]
     with pytest.raises(ValueError, match="in hPa as well as in Pa"):
-        common_places(HECTO, BOTH, "level")
+        common_indices(HECTO, BOTH, "level")
 
 
 def test_coordinates_of_a_checkpoint_are_read_back():

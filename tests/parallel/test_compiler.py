@@ -14,11 +14,11 @@ from credit_jax.parallel import compiler
 from credit_jax.parallel.collectives import ppermute_each
 from credit_jax.parallel.compiler import (
     _OPTIONS,
+    accepted_options,
     as_flags,
     check_options,
     compile_program,
     compile_sooner,
-    known_options,
     report_stages,
 )
 from credit_jax.parallel.mesh.axes import DOMAIN
@@ -88,7 +88,7 @@ def test_flags_that_xla_does_not_know_are_left_out():
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_xla_takes_the_options_of_programs(platform):
     """Also those of which the name alone is compared with XLA's library."""
-    options = known_options({**_OPTIONS[platform], UNKNOWN: True})
+    options = accepted_options({**_OPTIONS[platform], UNKNOWN: True})
     assert options == _OPTIONS[platform]
     check_options(options)
 

@@ -45,7 +45,7 @@ def test_a_resumed_run_takes_up_the_log(tmp_path):
     log = CsvLog(tmp_path / "training_log.csv")
     for epoch in range(3):
         log.append(row(epoch))
-    again = CsvLog(log.path, keep_before=2)
+    again = CsvLog(log.path, keep_until=2)
     again.append(row(2))
     assert [r["epoch"] for r in read_log(log.path)] == [0, 1, 2]
     assert CsvLog(log.path).rows == [], "a new run begins a new log"

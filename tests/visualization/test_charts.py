@@ -82,7 +82,7 @@ def test_logarithmic_axes():
 def test_bars_begin_at_zero_and_have_their_heights():
     shares = np.array([0.25, 0.5, np.nan])
     line = Line("1 < d", np.arange(3.0), shares, {"color": "#123456"})
-    svg = svg_of(line, bar_width=0.8, level=1 / 3, x_is_whole=True)
+    svg = svg_of(line, bar_width=0.8, level=1 / 3, has_integer_x=True)
     (path,) = re.findall(r'class="bars" d="([^"]*)" style="fill:#123456"', svg)
     bars = re.findall(r"M([\d.]+) 179V([\d.]+)H([\d.]+)V179Z", path)
     heights = [179 - float(top) for _, top, _ in bars]

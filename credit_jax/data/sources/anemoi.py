@@ -128,7 +128,7 @@ class AnemoiSource(AnyTime):
         """See `Source.check`."""
         if field_type == "static":
             return
-        missing = times[self.opened.time_places(times) < 0]
+        missing = times[self.opened.time_indices(times) < 0]
         if missing.size:
             first, last = self.coverage()
             raise BadSampleError(
@@ -152,16 +152,16 @@ def open_anemoi(
     config = data.source[name]
     assert isinstance(config, AnemoiConfig)
     store = open_anemoi_store(config.store)
-    levels, places, parts = None, list[int](), dict[str, slice]()
+    levels, indices, parts = None, list[int](), dict[str, slice]()
     for kind in config.variables.by_type:
         for dims, variable in variables_of(config, kind):
             if dims == "3d":
                 levels = levels or config.levels or store.levels_of(variable)
             columns = store.places(variable, levels if dims == "3d" else None)
-            first = len(places)
-            places += columns
+            first = len(indices)
+            indices += columns
             key = field_key(name, kind, dims, variable)
-            parts[key] = slice(first, len(places))
+            parts[key] = slice(first, len(indices))
     array = store.data
     num_members, member = array.shape[2], config.member
     if (member is None and num_members > 1) or (member or 0) >= num_members:
@@ -182,19 +182,19 @@ def open_anemoi(
     def load(index: int) -> Float[np.ndarray, "variable *space"]:
         chosen = {
             "time": slice(index, index + 1),
-            "variable": places,
+            "variable": indices,
             "ensemble": slice(member, member + 1),
             "cell": slice(None),
         }
-        values = np.empty((1, len(places), 1, points[0].size), np.float32)
+        values = np.empty((1, len(indices), 1, points[0].size), np.float32)
         opened.read(DATA, chosen, index, values)
-        values = values.reshape(len(places), *grid.shape)
+        values = values.reshape(len(indices), *grid.shape)
         values.setflags(write=False)
         return values
 
     # A chunk mostly holds all variables of a time, of which a sample reads some as
     # input and others as target.
-    num_bytes = 4 * len(places) * points[0].size
+    num_bytes = 4 * len(indices) * points[0].size
     values = functools.lru_cache(max(1, CACHE_BYTES // num_bytes))(load)
     count = len(levels) if levels else 0
     return AnemoiSource(
@@ -218,7 +218,7 @@ def _grid(
 ) -> FileGrid:
     """The grid: rows and columns with their coordinates, if the cells have them."""
     latitude, longitude = points
-    where, count = f"{store.path}: {DATA}", latitude.size
+    origin, count = f"{store.path}: {DATA}", latitude.size
     shape: Any = store.group.attrs.get("field_shape") or []
     is_stated = len(shape) == 2 and min(shape) > 1 and np.prod(shape) == count
     # Without the attribute, the first row ends where the latitude changes.
@@ -229,7 +229,7 @@ def _grid(
         axes = rows[0][:, 0], rows[1][0]
         straight = (np.ptp(rows[0], 1) <= _STRAIGHT).all()
         if straight and (np.ptp(rows[1], 0) <= _STRAIGHT).all():
-            return FileGrid(where, rows[0].shape, *axes)
+            return FileGrid(origin, rows[0].shape, *axes)
         if is_stated:
-            return FileGrid(where, rows[0].shape, None, None)
-    return FileGrid(where, (count,), None, None)
+            return FileGrid(origin, rows[0].shape, None, None)
+    return FileGrid(origin, (count,), None, None)

@@ -287,9 +287,9 @@ class FileSource:
         """Yields the files whose rows or columns are read in another order."""
         for (path, _), order in dict(self.orders).items():
             names = [
-                what
-                for what, places in zip(("rows", "columns"), order, strict=True)
-                if places is not None
+                subject
+                for subject, indices in zip(("rows", "columns"), order, strict=True)
+                if indices is not None
             ]
             if names:
                 yield (
@@ -333,9 +333,9 @@ class FileSource:
         times: np.ndarray,
     ) -> list[np.datetime64]:
         """Checks the files of some times, and returns the times that are missing."""
-        places = np.array([files.find(time) or "" for time in times])
-        missing = list(times[places == ""])
-        paths = sorted(set(places[places != ""]))
+        indices = np.array([files.find(time) or "" for time in times])
+        missing = list(times[indices == ""])
+        paths = sorted(set(indices[indices != ""]))
         units: dict[str, tuple[str, str]] = {}
         first: FileGrid | None = None
         for path in paths[:: -(-len(paths) // MANY_FILES)] if paths else []:
@@ -347,7 +347,7 @@ class FileSource:
             for dims, name in named:
                 variable = self._variable(opened, field_type, dims, name)
                 variable.check()
-                count = np.unique(times[places == path]).size
+                count = np.unique(times[indices == path]).size
                 check_timed(variable, is_dated=count == 1)
                 _check_units(variable, units)
                 grid = self._grid(variable)
@@ -355,7 +355,7 @@ class FileSource:
                 check_same_files(grid, first)
                 timed = timed or variable.is_timed
             if timed:
-                missing += self._missing_times(opened, files, times[places == path])
+                missing += self._missing_times(opened, files, times[indices == path])
         return missing
 
     def _check_calendar(self, opened: OpenFile, files: Files) -> None:
@@ -382,7 +382,7 @@ class FileSource:
                 f"data.source.{self.name}.time_coord"
             )
         self._check_calendar(opened, files)
-        positions = opened.time_places(requested)
+        positions = opened.time_indices(requested)
         stored = opened.times.to_numpy()[positions[positions >= 0]]
         note = rounding_of(requested[positions >= 0], stored, opened.path)
         if note is not None:
@@ -479,8 +479,10 @@ def _check_units(variable: FileVariable, units: dict[str, tuple[str, str]]) -> N
 
 def _shown(times: Sequence[np.datetime64]) -> str:
     """The first three of some times and the last one, for errors."""
-    shown = [str(time)[:16] for time in sorted(times)]
-    return ", ".join(shown[:3]) + (f", ... {shown[-1]}" if len(shown) > 3 else "")
+    displayed = [str(time)[:16] for time in sorted(times)]
+    return ", ".join(displayed[:3]) + (
+        f", ... {displayed[-1]}" if len(displayed) > 3 else ""
+    )
 
 
 def descriptive(attributes: Mapping[Any, Any]) -> dict[str, str]:

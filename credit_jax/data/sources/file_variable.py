@@ -25,7 +25,7 @@ from credit_jax.data.sources.levels import (
     level_positions,
 )
 from credit_jax.data.sources.reader import OpenFile, crop
-from credit_jax.data.sources.source import FileGrid, check_same_shape, field_key
+from credit_jax.data.sources.source import FileGrid, check_shape_of, field_key
 from credit_jax.named_fields.axes import coordinate, level_values
 from credit_jax.named_fields.coordinates import (
     UNKNOWN,
@@ -33,8 +33,8 @@ from credit_jax.named_fields.coordinates import (
     GridCoordinates,
     LevelValues,
     as_values,
+    indices_of,
     is_numbered,
-    places_of,
 )
 
 # Positions in a file of the rows and columns to read; None keeps its order.
@@ -159,22 +159,22 @@ class FileVariable:
         Raises:
             ValueError: the file has another number of rows or columns than requested.
         """
-        where, sizes = f"{self.opened.path}: {self.name}", self.array.sizes
+        origin, sizes = f"{self.opened.path}: {self.name}", self.array.sizes
         parts = zip(self.space, self.extent, strict=True)
         shape = tuple(len(range(sizes[dim])[part]) for dim, part in parts)
-        grid = FileGrid(where, shape, None, None)
+        grid = FileGrid(origin, shape, None, None)
         if not self._has_axes:
             return grid
         requested = [self.requested.latitude, self.requested.longitude]
         if None not in requested:
             size = tuple(len(values or ()) for values in requested)
-            check_same_shape(grid, FileGrid(self.requested.where, size, None, None))
+            check_shape_of(grid, FileGrid(self.requested.where, size, None, None))
         stored = self.opened.latitude, self.opened.longitude
         latitude, longitude = (
             np.array(values) if values is not None else None if c is None else c.values
             for values, c in zip(requested, stored, strict=True)
         )
-        return FileGrid(where, shape, latitude, longitude)
+        return FileGrid(origin, shape, latitude, longitude)
 
     def order(self) -> Order:
         """Returns the positions of the rows and columns to read.
@@ -185,7 +185,7 @@ class FileVariable:
         """
         if not self._has_axes:
             return None, None
-        where = f"{self.opened.path}: {self.name}"
+        origin = f"{self.opened.path}: {self.name}"
         requested, other = self.requested, self.requested.where
         rows, columns = map(as_values, (self.opened.latitude, self.opened.longitude))
         is_told = self.config.grid_type is not None
@@ -195,14 +195,14 @@ class FileVariable:
             and not is_told
         ):
             raise ValueError(
-                f"{where} has no latitudes and longitudes of rows and columns, which "
+                f"{origin} has no latitudes and longitudes of rows and columns, which "
                 f"{other} has; give them to the file, or set "
                 f"data.source.{self.source}.grid_type: rectilinear, by which both are "
                 "taken in the order of the file"
             )
         return (
-            places_of(requested.latitude, rows, "latitude", where, other),
-            places_of(requested.longitude, columns, "longitude", where, other),
+            indices_of(requested.latitude, rows, "latitude", origin, other),
+            indices_of(requested.longitude, columns, "longitude", origin, other),
         )
 
     @property
@@ -258,29 +258,31 @@ class FileVariable:
         Raises:
             ValueError: a level is missing; see `levels.level_indices`.
         """
-        stored, known = self.level_values, self.requested.levels
+        stored, expected = self.level_values, self.requested.levels
         # Requested levels come from other files of the source, where the config's
         # `levels` have been applied. Numbers 1, 2, 3, ... are no values to match.
-        if known is not None and stored is not None:
+        if expected is not None and stored is not None:
             pair = self._where, self.requested.where
-            places = places_of(known, stored, "level", *pair, some=True, of_run=True)
-            if not is_numbered(known, stored):
-                return None if places is None else places.tolist()
+            indices = indices_of(
+                expected, stored, "level", *pair, some=True, of_run=True
+            )
+            if not is_numbered(expected, stored):
+                return None if indices is None else indices.tolist()
         values, how = self.config.level_values, self.conventions.levels
         if values is None:
             return None
-        where = f"data.source.{self.source}"
+        origin = f"data.source.{self.source}"
         if how != "position" and stored is None:
             raise ValueError(
                 f"{self._where} has no level coordinate {self.level_dim!r} to select "
                 f"levels from; the file has: "
                 f"{', '.join(map(str, self.opened.dataset.coords))}; set "
-                f"{where}.level_coord, or levels: null to take all"
+                f"{origin}.level_coord, or levels: null to take all"
             )
         if stored is None:
             count = self.array.sizes[self.level_dim]
-            return level_positions(values, count, self._where, where)
-        return level_indices(stored, values, how, self._where, where)
+            return level_positions(values, count, self._where, origin)
+        return level_indices(stored, values, how, self._where, origin)
 
     def read_levels(self) -> LevelValues | None:
         """Returns the values of the levels to read; None if they have no values.
@@ -331,12 +333,12 @@ class FileVariable:
             ValueError: the grid has no rows, or a level is missing.
         """
         array, space, parts = self.array, self.space, [*self.extent]
-        row_places, columns = order
+        row_indices, columns = order
         if rows is not None and len(space) != 2:
             raise ValueError(f"{self.opened.path}: an unstructured grid has no rows")
         chosen: dict[str, Any] = dict(zip(space, parts, strict=True))
-        if row_places is not None:
-            chosen[space[0]] = row_places[slice(None) if rows is None else rows]
+        if row_indices is not None:
+            chosen[space[0]] = row_indices[slice(None) if rows is None else rows]
         elif rows is not None:
             chosen[space[0]] = crop(parts[0], array.sizes[space[0]], rows)
         if columns is not None:
@@ -395,41 +397,25 @@ class FileVariable:
                 f"{self._where} is of dtype {array.dtype}, "
                 "expected numbers; convert it, or name another variable"
             )
-        self._check_dims()
-        if not self.is_3d:
-            return 0
-        indices = self.level_indices()
-        count = array.sizes[self.level_dim] if indices is None else len(indices)
-        known = self.requested.levels
-        if known is not None and count != len(known):
-            raise ValueError(
-                f"{self._where} has {count} levels, "
-                f"expected {len(known)} as in {self.requested.where}: "
-                f"{list(known)}; give the level coordinate its values, or "
-                f"choose levels by data.source.{self.source}.levels"
-            )
-        return count
-
-    def _check_dims(self) -> None:
-        """Checks the dims: time (optional), level, rows, columns."""
+        # Checks the dims: time (optional), level, rows, columns.
         actual = [str(dim) for dim in self.array.dims]
         time = self.opened.time_coord
         # None is a dim with any name, of which the file has no coordinate.
         coordinates = self.opened.latitude, self.opened.longitude
         space = [None if c is None else str(c.dims[0]) for c in coordinates]
         space = space[:1] if self.is_unstructured else space
-        before = [self.config.level_coord] if self.is_3d else []
-        more = len(actual) > len(before) + len(space)
+        previous = [self.config.level_coord] if self.is_3d else []
+        more = len(actual) > len(previous) + len(space)
         if more or (self.field_type != "static" and time in actual):
-            before = [time, *before]
+            previous = [time, *previous]
         rows_columns = self._coordinate_dims
         if rows_columns and {*rows_columns} <= {*actual}:
             others = [dim for dim in actual if dim not in rows_columns]
-            fits = _match(others, before) or _match(others[::-1], before)
+            fits = _match(others, previous) or _match(others[::-1], previous)
         else:
-            fits = _match(actual, [*before, *space])
+            fits = _match(actual, [*previous, *space])
         if not fits:
-            names = [name or "level" for name in before]
+            names = [name or "level" for name in previous]
             names += [n or d for n, d in zip(space, _SPACE, strict=False)]
             raise ValueError(
                 f"{self._where} has dims ({', '.join(actual)}), expected "
@@ -437,6 +423,19 @@ class FileVariable:
                 f"{self.field_type} variable; transpose the file, or set time_coord "
                 f"and level_coord of data.source.{self.source}"
             )
+        if not self.is_3d:
+            return 0
+        indices = self.level_indices()
+        count = array.sizes[self.level_dim] if indices is None else len(indices)
+        expected = self.requested.levels
+        if expected is not None and count != len(expected):
+            raise ValueError(
+                f"{self._where} has {count} levels, "
+                f"expected {len(expected)} as in {self.requested.where}: "
+                f"{list(expected)}; give the level coordinate its values, or "
+                f"choose levels by data.source.{self.source}.levels"
+            )
+        return count
 
     @property
     def _where(self) -> str:

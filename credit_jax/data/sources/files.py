@@ -185,7 +185,7 @@ class TimedFiles(Files):
         return np.array(exists, dtype=bool).reshape(times.shape)
 
 
-def discover(template: str, where: str) -> FileSet:
+def discover(template: str, origin: str) -> FileSet:
     """Finds the files of a template, in which strftime codes are wildcards.
 
     A single file has all times, whatever its name. If there are several, the codes in
@@ -195,7 +195,7 @@ def discover(template: str, where: str) -> FileSet:
     Args:
         template: path such as "data/era5_%Y.zarr", which may have wildcards * and ?, or
             the URL of one Zarr store.
-        where: dotted path of the config key, for errors.
+        origin: dotted path of the config key, for errors.
 
     Raises:
         FileNotFoundError: no file matches.
@@ -207,14 +207,14 @@ def discover(template: str, where: str) -> FileSet:
     pattern = _glob_pattern(template)
     paths = sorted(glob(pattern))
     if not paths:
-        raise FileNotFoundError(_no_match(template, pattern, where))
+        raise FileNotFoundError(_no_match(template, pattern, origin))
     if len(paths) == 1:
         return FileSet(template, tuple(paths))
-    periods = sorted((*_period(template, path, where), path) for path in paths)
+    periods = sorted((*_period(template, path, origin), path) for path in paths)
     for (begin, end, path), (after, _, other) in itertools.pairwise(periods):
         if after <= end:
             raise ValueError(
-                f"{where}: {path} and {other} both match {template!r} and are of one "
+                f"{origin}: {path} and {other} both match {template!r} and are of one "
                 f"period, from {str(begin)[:10]}; expected one file for each: match "
                 "fewer files"
             )
@@ -245,7 +245,7 @@ def _glob_pattern(template: str) -> str:
 
 
 def _period(
-    template: str, path: str, where: str
+    template: str, path: str, origin: str
 ) -> tuple[np.datetime64, np.datetime64]:
     """First and last time of the period in a file's name."""
     codes = list[str]()
@@ -257,17 +257,17 @@ def _period(
         codes.append(code)
         return f"(?P<{code[1]}>{_DIGITS[code]})"
 
-    whole = re.sub(_CODE, digits, re.escape(os.path.normpath(template)))
+    full = re.sub(_CODE, digits, re.escape(os.path.normpath(template)))
     if not codes:
         raise ValueError(
-            f"{where}: several files match {template!r}, such as {path}, expected the "
+            f"{origin}: several files match {template!r}, such as {path}, expected the "
             "date of each in its name; write it as %Y, %m, %d, ... in the path"
         )
-    whole = whole.replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
-    match = re.search(whole, os.path.normpath(path))
+    full = full.replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
+    match = re.search(full, os.path.normpath(path))
     if match is None:
         raise ValueError(
-            f"{where}: {path} has no date where the path {template!r} has "
+            f"{origin}: {path} has no date where the path {template!r} has "
             f"{time_format(template)}; rename the file, or match fewer files"
         )
     values = [match[code[1]] for code in codes]
@@ -287,9 +287,9 @@ def time_format(template: str) -> str:
     return template[ends[0][0] : ends[-1][1]] if ends else ""
 
 
-def _no_match(template: str, pattern: str, where: str) -> str:
+def _no_match(template: str, pattern: str, origin: str) -> str:
     """Error message with the pattern, and the folder that is missing or its files."""
-    text, here = f"{where}: no file matches {template!r}", os.getcwd()
+    text, here = f"{origin}: no file matches {template!r}", os.getcwd()
     inside = "" if os.path.isabs(template) else f" in {here}"
     if inside or pattern != template:
         text += f" (searched {pattern!r}{inside})"
@@ -302,5 +302,5 @@ def _no_match(template: str, pattern: str, where: str) -> str:
         if os.path.dirname(folder) == folder != "":
             return f"{text}, nor does {missing!r}" if missing != expected else text
     entries = sorted(os.listdir(folder or "."))
-    shown = ", ".join(entries[:8]) + (", ..." if len(entries) > 8 else "")
-    return text + f"; {folder or '.'!r} holds: {shown or 'nothing'}"
+    displayed = ", ".join(entries[:8]) + (", ..." if len(entries) > 8 else "")
+    return text + f"; {folder or '.'!r} holds: {displayed or 'nothing'}"

@@ -39,7 +39,7 @@ def level_indices(
     requested: tuple[float, ...],
     how: Levels,
     of: str,
-    where: str,
+    origin: str,
 ) -> list[int]:
     """Returns the indices of the levels at which a variable of a file is read.
 
@@ -48,7 +48,7 @@ def level_indices(
         requested: levels of the config.
         how: "nearest" or "exact", see `FileConventions.levels`.
         of: the file and its variable, for errors.
-        where: dotted path of the source, for errors.
+        origin: dotted path of the source, for errors.
 
     Raises:
         ValueError: a level is missing (for "nearest", it is further outside of the
@@ -66,12 +66,12 @@ def level_indices(
     ordered = index.is_monotonic_increasing or index.is_monotonic_decreasing
     order = np.arange(available.size) if ordered else np.argsort(available)
     indices = order[index[order].get_indexer(values, method="nearest")]
-    _check_distances(available, values, indices, how, of, where, levels.unit)
+    _check_distances(available, values, indices, how, of, origin, levels.unit)
     return indices.tolist()
 
 
 def level_positions(
-    requested: Sequence[float], count: int, of: str, where: str
+    requested: Sequence[float], count: int, of: str, origin: str
 ) -> list[int]:
     """Returns the indices of levels that are given as positions, counted from 1.
 
@@ -79,7 +79,7 @@ def level_positions(
         requested: levels of the config.
         count: number of levels of the variable.
         of: its file and name, for errors.
-        where: dotted path of the source, for errors.
+        origin: dotted path of the source, for errors.
 
     Raises:
         ValueError: one is no integer from 1 to `count`.
@@ -89,18 +89,18 @@ def level_positions(
     ]
     if wrong:
         raise ValueError(
-            f"{of} has {count} levels, got {wrong} in {where}.levels, expected "
+            f"{of} has {count} levels, got {wrong} in {origin}.levels, expected "
             f"positions from 1 to {count}"
         )
     return [int(level) - 1 for level in requested]
 
 
-def common_count(counts: Mapping[str, int], where: str) -> int:
+def common_count(counts: Mapping[str, int], origin: str) -> int:
     """Returns the number of levels that all 3-D variables of a source have.
 
     Args:
         counts: number of levels of each variable.
-        where: dotted path of the source, for errors.
+        origin: dotted path of the source, for errors.
 
     Returns:
         The number; 0 without variables.
@@ -110,8 +110,8 @@ def common_count(counts: Mapping[str, int], where: str) -> int:
     """
     if len(set(counts.values())) > 1:
         raise ValueError(
-            f"{where}: expected the same number of levels of all 3-D variables, got "
-            f"{dict(counts)}; name those to take in {where}.levels"
+            f"{origin}: expected the same number of levels of all 3-D variables, got "
+            f"{dict(counts)}; name those to take in {origin}.levels"
         )
     return max(counts.values(), default=0)
 
@@ -126,7 +126,7 @@ def _check_distances(
     indices: np.ndarray,
     how: Levels,
     of: str,
-    where: str,
+    origin: str,
     unit: str,
 ) -> None:
     ordered = np.sort(available)
@@ -141,10 +141,10 @@ def _check_distances(
         units = f" in {unit!r}" if unit else ""
         raise ValueError(
             f"{of} has no level near {missing}; it has {available.size} levels{units}: "
-            f"{_shown(available)}; change {where}.levels"
+            f"{_shown(available)}; change {origin}.levels"
         )
     if len(set(indices.tolist())) < len(indices):
         raise ValueError(
-            f"{of}: {where}.levels {requested.tolist()} select a level twice (nearest: "
-            f"{available[indices].tolist()}); name each level once"
+            f"{of}: {origin}.levels {requested.tolist()} select a level twice "
+            f"(nearest: {available[indices].tolist()}); name each level once"
         )

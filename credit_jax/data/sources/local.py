@@ -82,8 +82,8 @@ def open_weatherbench(
     """
     config = data.source[name]
     assert isinstance(config, WeatherBenchConfig)
-    place = config.store or WB2_STORES[config.resolution]
-    store = FileSet(place, (place,))
+    index = config.store or WB2_STORES[config.resolution]
+    store = FileSet(index, (index,))
     files = {
         (kind, variable): store
         for kind, field in config.variables.by_type.items()

@@ -60,7 +60,7 @@ class OpenFile:
     longitude: xr.DataArray | None
     arrays: dict[str, StoredArray | None] = dataclasses.field(default_factory=dict)
     parts: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    _places: dict[np.datetime64, int] = dataclasses.field(default_factory=dict)
+    _indices: dict[np.datetime64, int] = dataclasses.field(default_factory=dict)
 
     def variable(self, name: str) -> xr.Variable:
         """Returns a variable, without reading it.
@@ -138,18 +138,18 @@ class OpenFile:
             ValueError: the file does not have this time.
         """
         assert self.times is not None
-        place = self._places.get(label)
-        if place is None:
-            (place,) = self.time_places(np.array([label])).tolist()
-            self._places[label] = place
-        if place < 0:
+        index = self._indices.get(label)
+        if index is None:
+            (index,) = self.time_indices(np.array([label])).tolist()
+            self._indices[label] = index
+        if index < 0:
             raise ValueError(
                 f"{self.path}: no time {str(label)[:19]}; it has {len(self.times)} "
                 f"times from {self.times[0]} to {self.times[-1]}"
             )
-        return place
+        return index
 
-    def time_places(self, labels: np.ndarray) -> np.ndarray:
+    def time_indices(self, labels: np.ndarray) -> np.ndarray:
         """Positions of times, -1 for those that are missing; see `near_times`."""
         assert self.times is not None
         return near_times(labels, self.times.to_numpy(), self.path)
@@ -295,13 +295,13 @@ class Reader:
         self._left += self._taken.pop(cached)
 
 
-def crop(whole: slice, size: int, part: slice) -> slice:
-    """Returns the slice of `size` rows for `part` of the rows `whole`.
+def crop(full: slice, size: int, part: slice) -> slice:
+    """Returns the slice of `size` rows for `part` of the rows `full`.
 
     >>> crop(slice(10, 20), 100, slice(2, 4))
     slice(12, 14, 1)
     """
-    chosen = range(size)[whole][part]
+    chosen = range(size)[full][part]
     return slice(chosen.start, chosen.stop, chosen.step)
 
 

@@ -98,7 +98,23 @@ def sun_at(time: np.datetime64, period: pd.Timedelta, num_steps: int) -> Sun:
     times = pd.date_range(end=time, periods=num_steps + 1, freq=interval)
     days = np.asarray(times.to_julian_date()) - _J2000
     days = days.astype(np.float32)
-    irradiance = _irradiance(times)
+    # Total solar irradiance at 1 AU, W m-2: linear between yearly means.
+    years, values = _table()
+    fields: Any = times
+    outside = (fields.year < int(years[0])) | (fields.year > int(years[-1]))
+    if outside.any():
+        raise ValueError(
+            f"the solar irradiance is known for {int(years[0])} to {int(years[-1])}, "
+            f"not for {times[outside][0]}"
+        )
+    date = fields.normalize()
+    day = fields.day_of_year - 1 + (times - date) / pd.Timedelta(days=1)
+    year = np.asarray(fields.year + day / (365 + fields.is_leap_year))
+    year = year.astype(np.float32)
+    upper = np.clip(np.searchsorted(years, year), 1, len(years) - 1)
+    lower = upper - 1
+    part = (year - years[lower]) / (years[upper] - years[lower])
+    irradiance = values[lower] + part * (values[upper] - values[lower])
     seconds = interval / pd.Timedelta(seconds=1)
     weight = np.full(num_steps + 1, seconds)
     weight[[0, -1]] /= 2
@@ -155,26 +171,6 @@ def _sum(
     for factor, series in terms:
         total = total + np.float32(factor) * series
     return total
-
-
-def _irradiance(times: pd.DatetimeIndex) -> Float[np.ndarray, " time"]:
-    """Total solar irradiance at 1 AU, W m-2: linear between yearly means."""
-    years, values = _table()
-    fields: Any = times
-    outside = (fields.year < int(years[0])) | (fields.year > int(years[-1]))
-    if outside.any():
-        raise ValueError(
-            f"the solar irradiance is known for {int(years[0])} to {int(years[-1])}, "
-            f"not for {times[outside][0]}"
-        )
-    date = fields.normalize()
-    day = fields.day_of_year - 1 + (times - date) / pd.Timedelta(days=1)
-    year = np.asarray(fields.year + day / (365 + fields.is_leap_year))
-    year = year.astype(np.float32)
-    upper = np.clip(np.searchsorted(years, year), 1, len(years) - 1)
-    lower = upper - 1
-    part = (year - years[lower]) / (years[upper] - years[lower])
-    return values[lower] + part * (values[upper] - values[lower])
 
 
 @functools.cache

@@ -13,8 +13,8 @@ from credit_jax.named_fields.coordinates import (
     GridCoordinates,
     as_values,
     check_order,
-    check_same_grid,
-    places_of,
+    check_shared_grid,
+    indices_of,
 )
 
 # key -> field (level, time, lat, lon), or (level, time, point) on unstructured grids.
@@ -54,12 +54,12 @@ def check_same_files(grid: FileGrid, first: FileGrid) -> None:
     Raises:
         ValueError: shapes or coordinates differ.
     """
-    check_same_shape(grid, first)
+    check_shape_of(grid, first)
     expected, axes = ((x.latitude, x.longitude) for x in (first, grid))
-    check_same_grid(expected, axes, grid.where, first.where)
+    check_shared_grid(expected, axes, grid.where, first.where)
 
 
-def check_same_shape(grid: FileGrid, first: FileGrid) -> None:
+def check_shape_of(grid: FileGrid, first: FileGrid) -> None:
     """Checks that two files have as many rows and columns.
 
     Raises:
@@ -224,8 +224,8 @@ class AnyTime:
         check_same_files(grid, FileGrid(axes.where, grid.shape, *expected))
         levels = self.axes().levels
         pair = grid.where, axes.where
-        places = places_of(axes.levels, levels, "level", *pair, of_run=True)
-        check_order([places], f"data.source.{self.name}.levels {levels}", *pair)
+        indices = indices_of(axes.levels, levels, "level", *pair, of_run=True)
+        check_order([indices], f"data.source.{self.name}.levels {levels}", *pair)
         return self
 
     def units(self) -> dict[str, tuple[str, str]]:

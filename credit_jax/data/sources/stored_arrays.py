@@ -142,13 +142,13 @@ class StoredArray:
             return False
         views: list[np.ndarray] = []
         begin = end = 0
-        for place, start in self._offsets(inside, first, out.shape):
+        for index, start in self._offsets(inside, first, out.shape):
             if views and (start != end or len(views) == _IOV_MAX):
                 read_into(file, chunk, begin, views)
                 views = []
             begin = begin if views else start
             end = start + run
-            views.append(out[place])
+            views.append(out[index])
         read_into(file, chunk, begin, views)
         return True
 
@@ -156,15 +156,18 @@ class StoredArray:
         self, inside: tuple[Any, ...], first: int, shape: tuple[int, ...]
     ) -> Iterator[tuple[tuple[int, ...], int]]:
         """Yields the indices of leading dims, and the offset of the values there."""
-        strides = _strides(self._chunks, self._dtype.itemsize)
+        strides = [
+            self._dtype.itemsize * math.prod(self._chunks[dim + 1 :])
+            for dim in range(len(self._chunks))
+        ]
         offsets = [
             np.arange(size)[part] * stride
             for size, part, stride in zip(self._chunks, inside, strides, strict=True)
         ]
         behind = sum(int(offset[0]) for offset in offsets[first:])
-        for place in np.ndindex(shape[:first]):
-            leading = zip(offsets, place, strict=False)
-            yield place, behind + sum(int(offset[n]) for offset, n in leading)
+        for index in np.ndindex(shape[:first]):
+            leading = zip(offsets, index, strict=False)
+            yield index, behind + sum(int(offset[n]) for offset, n in leading)
 
     def _converted(
         self, file: int, chunk: Chunk, inside: tuple[Any, ...], out: np.ndarray
@@ -172,15 +175,15 @@ class StoredArray:
         """Reads to memory of this thread, from which values are converted."""
         first = self._first_of_plane(inside)
         rows, others = inside[first], self._chunks[first + 1 :]
-        places = np.arange(self._chunks[first])[rows]
-        begin, end = int(places.min()), int(places.max()) + 1
+        indices = np.arange(self._chunks[first])[rows]
+        begin, end = int(indices.min()), int(indices.max()) + 1
         plane = _scratch("raw", (end - begin, *others), self._dtype)
         read = *inside[:first], slice(begin, end), *(slice(0, n) for n in others)
         is_slice = isinstance(rows, slice)
         rows = slice(None, None, rows.step) if is_slice else rows - begin
-        for place, start in self._offsets(read, first, out.shape):
+        for index, start in self._offsets(read, first, out.shape):
             read_into(file, chunk, start, [plane])
-            self._decode(_taken(plane, (rows, *inside[first + 1 :])), out[place])
+            self._decode(_taken(plane, (rows, *inside[first + 1 :])), out[index])
 
     def _first_of_plane(self, inside: tuple[Any, ...]) -> int:
         """The first dim of what is converted at once, in the cache of the processor.
@@ -231,9 +234,9 @@ class StoredArray:
             return
         first = self._first_of_plane(inside)
         leading = [np.arange(raw.shape[d])[inside[d]] for d in range(first)]
-        for place in np.ndindex(out.shape[:first]):
-            plane = raw[tuple(int(p[n]) for p, n in zip(leading, place, strict=True))]
-            self._decode(_taken(plane, inside[first:]), out[place])
+        for index in np.ndindex(out.shape[:first]):
+            plane = raw[tuple(int(p[n]) for p, n in zip(leading, index, strict=True))]
+            self._decode(_taken(plane, inside[first:]), out[index])
 
     def _decode(self, raw: np.ndarray, out: np.ndarray) -> None:
         """Writes values as xarray decodes them, in the dtype that it does it in."""
@@ -263,14 +266,14 @@ def _parts(index: Any, size: int, chunk: int) -> Iterator[tuple[int, Any, slice]
             part = slice(first - origin, last - origin, 1)
             yield number, part, slice(first - start, last - start)
         return
-    places = np.arange(size)[index]
-    if not places.size:
+    indices = np.arange(size)[index]
+    if not indices.size:
         return
-    numbers = places // chunk
-    ends = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(places)]
+    numbers = indices // chunk
+    ends = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(indices)]
     for begin, end in itertools.pairwise(ends):
         number = int(numbers[begin])
-        part = places[begin:end] - number * chunk
+        part = indices[begin:end] - number * chunk
         first, steps = int(part[0]), np.diff(part)
         if len(part) == 1:
             steps = np.ones(1, int)
@@ -286,10 +289,6 @@ def _is_dense(part: Any) -> bool:
 
 def _is_range(part: Any) -> bool:
     return isinstance(part, slice) and part.step == 1
-
-
-def _strides(shape: Sequence[int], itemsize: int) -> list[int]:
-    return [itemsize * math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
 
 def _taken(plane: np.ndarray, parts: Sequence[Any]) -> np.ndarray:
@@ -318,15 +317,15 @@ def read_into(file: int, chunk: Chunk, start: int, views: Sequence[np.ndarray]) 
     """Reads neighboring bytes of a chunk to arrays, one after the other."""
     arrays: Any = views
     left = [memoryview(view).cast("B") for view in arrays if view.size]
-    place = chunk.start + start
+    index = chunk.start + start
     while left:
-        count = os.preadv(file, left, place)
+        count = os.preadv(file, left, index)
         if not count:
             raise ValueError(
-                f"{chunk.path} ends at byte {place}, within a chunk of {chunk.size} "
+                f"{chunk.path} ends at byte {index}, within a chunk of {chunk.size} "
                 f"bytes from {chunk.start}"
             )
-        place += count
+        index += count
         while left and count >= len(left[0]):
             count -= len(left.pop(0))
         if count:
@@ -393,11 +392,11 @@ def _from_zstd(path: str, content: np.ndarray, out: np.ndarray) -> None:
 def _from_zlib(path: str, content: np.ndarray, out: np.ndarray) -> None:
     """Expands a block at a time, stream after stream, up to the size of a chunk."""
     left: Any = b""
-    end, place, decoder = 0, 0, None
-    while left or place < len(content):
+    end, index, decoder = 0, 0, None
+    while left or index < len(content):
         if not left:
-            left = content[place : place + _PIECE]
-            place += len(left)
+            left = content[index : index + _PIECE]
+            index += len(left)
         decoder = decoder or zlib.decompressobj(_ZLIB_OR_GZIP)
         while True:
             block = decoder.decompress(left, _PIECE)
@@ -409,7 +408,7 @@ def _from_zlib(path: str, content: np.ndarray, out: np.ndarray) -> None:
             if len(block) < _PIECE:
                 break
         if decoder.eof:
-            place -= len(decoder.unused_data)
+            index -= len(decoder.unused_data)
             left, decoder = b"", None
     if decoder is not None:
         raise ValueError(f"{path}: a stream of deflate is cut, or not the last")

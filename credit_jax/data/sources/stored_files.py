@@ -78,8 +78,8 @@ def open_hdf5_array(
                 info = dataset.id.get_chunk_info_by_coord(offset)
             # Bits of the mask are filters that were left out.
             left = (c for n, c in enumerate(codecs) if not info.filter_mask >> n & 1)
-            place = info.byte_offset, info.size, tuple(left)
-            located[numbers] = None if place[0] is None else Chunk(file, *place)
+            index = info.byte_offset, info.size, tuple(left)
+            located[numbers] = None if index[0] is None else Chunk(file, *index)
         if located[numbers] is None and fill is None:
             raise ValueError(never_written(numbers, f"/{name}"))
         return located[numbers]
@@ -145,8 +145,8 @@ def open_zarr_array(store: str, name: str, variable: xr.Variable) -> StoredArray
             if metadata.fill_value is None and not leaves_zeros_out:
                 raise ValueError(missing_chunk(f"{name}/{key}")) from None
             return None
-        place = (0, size) if shard is None else shard.place(file, size, numbers)
-        return None if place is None else Chunk(file, *place, names)
+        index = (0, size) if shard is None else shard.place(file, size, numbers)
+        return None if index is None else Chunk(file, *index, names)
 
     fill = 0 if metadata.fill_value is None else metadata.fill_value
     return StoredArray(variable, dtype, chunks, find, fill, is_compressed=bool(names))

@@ -84,9 +84,9 @@ class TisrSource(AnyTime):
         """See `Source.grids`."""
         lat, lon = self.latitude, self.longitude
         straight = (lat == lat[:, :1]).all() and (lon == lon[:1]).all()
-        where = f"data.source.{self.name}: tisr"
+        origin = f"data.source.{self.name}: tisr"
         coordinates = (lat[:, 0], lon[0]) if straight else (None, None)
-        yield FileGrid(where, lat.shape, *coordinates)
+        yield FileGrid(origin, lat.shape, *coordinates)
 
     def check(self, field_type: str, times: np.ndarray) -> None:
         """Checks that the irradiance of the sun is known at the first and last time."""

@@ -111,7 +111,7 @@ def singular_vectors(
     operator = LinearOperator((size, size), matvec=product, dtype=np.float64)  # type: ignore[call-arg]
     squares, vectors = eigsh(operator, count, v0=start, tol=1e-6)  # type: ignore[arg-type]
     order = np.argsort(squares)[::-1]
-    initial = [unflattened(vectors[:, place]) for place in order]
+    initial = [unflattened(vectors[:, index]) for index in order]
     final = [linear.tangent_linear(fields) for fields in initial]
     return SingularVectors(
         np.sqrt(np.maximum(squares[order], 0.0)),
@@ -129,12 +129,10 @@ def _root(weights: NormWeights, key: str, shape: tuple[int, ...]) -> np.ndarray:
         raise ValueError(
             f"state: {key} has shape {shape}; singular vectors are those of one time"
         )
-    whole = np.broadcast_to(
-        np.asarray(weights[key], np.float64), (shape[1], *shape[3:])
-    )
-    if not (whole > 0).all():
-        raise ValueError(f"weights: {key} must be positive, got {whole.min():g}")
-    return np.sqrt(whole)[None, :, None]
+    full = np.broadcast_to(np.asarray(weights[key], np.float64), (shape[1], *shape[3:]))
+    if not (full > 0).all():
+        raise ValueError(f"weights: {key} must be positive, got {full.min():g}")
+    return np.sqrt(full)[None, :, None]
 
 
 def area_weights(
@@ -154,8 +152,8 @@ def area_weights(
         dict.fromkeys(state, 1.0) if factors is None else factors
     ).items():
         _, levels, _, *grid = np.shape(state[key])
-        whole = np.broadcast_to(area, grid)
-        weights[key] = np.stack([factor * whole / (whole.sum() * levels)] * levels)
+        full = np.broadcast_to(area, grid)
+        weights[key] = np.stack([factor * full / (full.sum() * levels)] * levels)
     return weights
 
 
@@ -172,7 +170,7 @@ ENERGY = {
 def energy_factors(
     outputs: Outputs,
     keys: Iterable[str],
-    where: str = "--norm energy",
+    origin: str = "--norm energy",
     instead: str = "name the variables and their weights, such as "
     "--norm U=0.5,V=0.5,T=1.86,SP=3.9e-6",
 ) -> dict[str, float]:
@@ -181,7 +179,7 @@ def energy_factors(
     Args:
         outputs: the variables, with the attributes of the data.
         keys: keys of the prognostic variables.
-        where: option or key that asks for the energy, for errors.
+        origin: option or key that asks for the energy, for errors.
         instead: what to do without it, for errors.
 
     Raises:
@@ -196,13 +194,13 @@ def energy_factors(
         change = conversion(units, expected)
         if change is None and differ(units, expected):
             raise ValueError(
-                f"{where}: {variable_of(key)} is in {units}, expected {expected}; "
+                f"{origin}: {variable_of(key)} is in {units}, expected {expected}; "
                 f"{instead}"
             )
         factors[key] = ENERGY[names[key]] * (change[0] if change else 1.0) ** 2
     if not factors:
         raise ValueError(
-            f"{where}: no prognostic variable of the data has one of the standard "
+            f"{origin}: no prognostic variable of the data has one of the standard "
             f"names {', '.join(ENERGY)}; {instead}"
         )
     return factors
@@ -242,9 +240,9 @@ def dataset_of(
         units = outputs.attributes_of(variable).get("units")
         for part in parts:
             part[variable.name].attrs = {"units": str(units)} if units else {}
-    whole = start.merge(end.rename({name: f"{name}_final" for name in end.data_vars}))
+    full = start.merge(end.rename({name: f"{name}_final" for name in end.data_vars}))
     dates = dict(zip(("initial_time", "final_time"), times, strict=True))
-    return whole.assign(singular_value=("vector", vectors.values)).assign_coords(dates)
+    return full.assign(singular_value=("vector", vectors.values)).assign_coords(dates)
 
 
 class Singular(Scaled):

@@ -114,9 +114,9 @@ class Linearized:
             for key, field in shapes.items()
             if key not in cotangents
         }
-        whole = {**missing, **cotangents}
-        check_shapes(whole, shapes, "cotangents")
-        return self.forecast.run("gradient", dict(self.state), whole)
+        full = {**missing, **cotangents}
+        check_shapes(full, shapes, "cotangents")
+        return self.forecast.run("gradient", dict(self.state), full)
 
     @cached_property
     def _shapes(self) -> dict[str, Any]:

@@ -84,13 +84,13 @@ class ForecastMap:
         self.check(state)
         return self.run("function", dict(state))
 
-    def check(self, state: State, what: str = "state") -> None:
+    def check(self, state: State, subject: str = "state") -> None:
         """Checks the names and shapes of a state, or of a perturbation of one.
 
         Raises:
             ValueError: see `__call__`.
         """
-        check_shapes(state, self.state, what)
+        check_shapes(state, self.state, subject)
 
     def run(self, name: str, *arrays: Any) -> Any:
         """Runs `function`, `tangents` or `gradient`, jitted, also inside of a `jit`."""
@@ -195,8 +195,8 @@ class ForecastMap:
             _, results = turn(carried, jax.tree.map(lambda leaf: leaf[0], inputs))
             return jax.tree.map(lambda leaf: leaf[None], results)
         _, results = lax.scan(turn, carried, inputs)
-        places = np.array(self.leads) - 1
-        return jax.tree.map(lambda leaf: leaf[places], results)
+        indices = np.array(self.leads) - 1
+        return jax.tree.map(lambda leaf: leaf[indices], results)
 
     def measured(self, tree: FieldTree) -> Any:
         """What is returned of a step, from the tree after its transforms."""
@@ -379,7 +379,7 @@ def _with_dtype(array: Any, like: Any) -> Array:
 
 
 def check_shapes(
-    actual: Mapping[str, Any], expected: Mapping[str, Any], what: str
+    actual: Mapping[str, Any], expected: Mapping[str, Any], subject: str
 ) -> None:
     """Checks the names and shapes of arrays by key.
 
@@ -391,10 +391,10 @@ def check_shapes(
         if key not in shapes or key not in actual:
             missing = "lacks" if key in shapes else "has no variable"
             raise ValueError(
-                f"{what}: {missing} {key}; expected {', '.join(map(str, shapes))}"
+                f"{subject}: {missing} {key}; expected {', '.join(map(str, shapes))}"
             )
         if np.shape(actual[key]) != shapes[key]:
             raise ValueError(
-                f"{what}: {key} has shape {np.shape(actual[key])}, expected "
+                f"{subject}: {key} has shape {np.shape(actual[key])}, expected "
                 f"{shapes[key]}"
             )

@@ -49,8 +49,8 @@ class Normalization:
         return {**fields, **self._split(physical)}
 
     def _split(self, channels: Any) -> dict[str, Any]:
-        places = self.units.model.slices.items()
-        return {key: channels[:, place] for key, place in places}
+        indices = self.units.model.slices.items()
+        return {key: channels[:, part] for key, part in indices}
 
 
 def normalization(

@@ -113,8 +113,8 @@ class OptimizeState(RunOptions):
             out.mkdir(parents=True, exist_ok=True)
             for name, fields in ((INCREMENT, changes), (ANALYSIS, states[0])):
                 steps = [
-                    {key: fields[key][:, place] for key in host}
-                    for place in range(len(times))
+                    {key: fields[key][:, index] for key in host}
+                    for index in range(len(times))
                 ]
                 dataset = to_dataset(outputs, times, steps)
                 for variable in chosen:
@@ -179,13 +179,13 @@ def _training(config: Config, plan: ForecastPlan, num_steps: int) -> RunPlan:
         "data": data.model_copy(update=dates),
         "trainer": config.trainer.model_copy(update=changes),
     }
-    same_grid = plan.reader.pipeline.grid is None
+    shared_grid = plan.reader.pipeline.grid is None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return plan_run(
             config.model_copy(update=sections),
             num_devices=1,
-            like=plan.reader.data.coordinates() if same_grid else None,
+            like=plan.reader.data.coordinates() if shared_grid else None,
         )
 
 

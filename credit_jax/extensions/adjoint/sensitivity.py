@@ -67,8 +67,8 @@ def sensitivity(
         )
     host = {name: to_host(field)[0] for name, field in gradient.items()}
     steps = [
-        {name: field[:, place] for name, field in host.items()}
-        for place in range(len(times))
+        {name: field[:, index] for name, field in host.items()}
+        for index in range(len(times))
     ]
     variables = tuple(v for v in outputs.variables if v.key in host)
     chosen = replace(outputs, variables=variables, attributes={})

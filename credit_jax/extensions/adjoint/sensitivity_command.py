@@ -176,8 +176,8 @@ def map_of(result: Sensitivity, variable: str, lead: str) -> Any:
         newest = newest.isel({deep[0]: int(sizes.argmax())})
         level = float(newest[deep[0]])
     grid = MapGrid(gradient["latitude"].values, gradient["longitude"].values)
-    where = field_text(name, level)
-    title = f"Gradient of {result.target.text}, {lead} later, by {where}"
+    origin = field_text(name, level)
+    title = f"Gradient of {result.target.text}, {lead} later, by {origin}"
     panel = Map("", newest.values, error_colors_of([newest.values]))
     units = str(gradient[name].attrs.get("units", ""))
     return MapFigure([panel], grid, title=title, units=units).figure

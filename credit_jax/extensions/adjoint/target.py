@@ -39,18 +39,18 @@ class SensitivityTarget:
         Raises:
             ValueError: forecasts have no such channel.
         """
-        places: dict[str, tuple[str, int, str]] = {}
+        indices: dict[str, tuple[str, int, str]] = {}
         for variable in sorted(outputs.variables, key=lambda v: v.levels is not None):
             values, name = variable.levels, variable.name
             levels = [""] if values is None else [f"{value:g}" for value in values]
             chosen = variable.chosen or range(len(levels))
             for level, position in zip(levels, chosen, strict=True):
                 # U10 may be the wind at 10 m; then U_10 is that at level 10.
-                between = "_" if name + level in places else ""
-                places[name + between + level] = variable.key, position, name
-        if self.channel not in places:
-            raise not_available("--of: the channel", self.channel, places)
-        return places[self.channel]
+                between = "_" if name + level in indices else ""
+                indices[name + between + level] = variable.key, position, name
+        if self.channel not in indices:
+            raise not_available("--of: the channel", self.channel, indices)
+        return indices[self.channel]
 
     def weights(self, outputs: Outputs) -> Float[np.ndarray, "lat lon"]:
         """The weight of every point in the mean; their sum is 1.
@@ -87,14 +87,14 @@ def parse_target(text: str) -> SensitivityTarget:
 
 
 def _region(text: str) -> Region:
-    known = {region.name: region for region in REGIONS}
-    if text in known:
-        return known[text]
+    regions = {region.name: region for region in REGIONS}
+    if text in regions:
+        return regions[text]
     ranges = [_RANGE.fullmatch(part) for part in text.split()]
     if not ranges or None in ranges or len(ranges) > 2:
         raise ValueError(
             f"--of: the region {text!r} is neither ranges such as 45..60N 10W..20E nor "
-            f"one of {', '.join(known)}"
+            f"one of {', '.join(regions)}"
         )
     bounds = dict(_bounds(match) for match in ranges if match is not None)
     if len(bounds) < len(ranges):

@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from credit_jax.config.messages import got
 from credit_jax.io.netcdf import write_netcdf
-from credit_jax.named_fields.coordinates import SAME_DEGREES
+from credit_jax.named_fields.coordinates import DEGREE_TOLERANCE
 from credit_jax.named_fields.variables import Variable
 from credit_jax.physics.harmonics import (
     legendre_functions,
@@ -322,23 +322,23 @@ class StateCovariance:
 
     def fields(self, control: np.ndarray) -> dict[str, np.ndarray]:
         """Key -> (level, lat, lon) of a flat control variable."""
-        whole = self.covariance.fields(control.reshape(self.covariance.shape))
-        return dict(self._split(whole))
+        full = self.covariance.fields(control.reshape(self.covariance.shape))
+        return dict(self._split(full))
 
     def transposed(self, fields: Mapping[str, np.ndarray]) -> np.ndarray:
         """The transpose of `fields`, flat."""
-        whole = np.concatenate([np.float64(fields[key]) for key in self.levels])
-        return self.covariance.transposed(whole).ravel()
+        full = np.concatenate([np.float64(fields[key]) for key in self.levels])
+        return self.covariance.transposed(full).ravel()
 
     @property
     def size(self) -> int:
         """Number of control variables."""
         return int(np.prod(self.covariance.shape))
 
-    def _split(self, whole: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    def _split(self, full: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         first = 0
         for key, count in self.levels.items():
-            yield key, whole[first : first + count]
+            yield key, full[first : first + count]
             first += count
 
 
@@ -358,31 +358,31 @@ def covariance_of(
     Raises:
         ValueError: a channel is missing, or the grid is another one.
     """
-    where, harmonics = "assimilation.background.file", covariance.harmonics
-    for name, ours, theirs in (
+    origin, harmonics = "assimilation.background.file", covariance.harmonics
+    for name, current, other in (
         ("latitude", latitude, harmonics.latitude),
         ("longitude", longitude, harmonics.longitude),
     ):
-        same = ours.shape == theirs.shape
-        if not same or np.abs(ours - theirs).max() > SAME_DEGREES:
+        equal = current.shape == other.shape
+        if not equal or np.abs(current - other).max() > DEGREE_TOLERANCE:
             raise ValueError(
-                f"{where}: its {name}s are not those of the model: "
-                f"{got(theirs.tolist())} there, {got(ours.tolist())} here; fit it to "
+                f"{origin}: its {name}s are not those of the model: "
+                f"{got(other.tolist())} there, {got(current.tolist())} here; fit it to "
                 "forecasts of this model"
             )
-    known = {_named(*channel): k for k, channel in enumerate(covariance.channels)}
+    recognized = {_named(*channel): k for k, channel in enumerate(covariance.channels)}
     order, levels = [], {}
     for variable in variables:
         values = [np.nan] if variable.levels is None else variable.levels.tolist()
         levels[variable.key] = len(values)
         for value in values:
             name = _named(variable.name, value)
-            if name not in known:
+            if name not in recognized:
                 raise ValueError(
-                    f"{where}: lacks {name}; it has {', '.join(known)}; fit it to "
-                    "forecasts that have every prognostic variable"
+                    f"{origin}: lacks {name}; it has {', '.join(recognized)}; fit it "
+                    "to forecasts that have every prognostic variable"
                 )
-            order.append(known[name])
+            order.append(recognized[name])
     return StateCovariance(_chosen(covariance, order), levels)
 
 

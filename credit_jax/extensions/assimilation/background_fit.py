@@ -89,38 +89,38 @@ def fit_forecasts(
             "assimilation.background.forecasts: "
             f"{str(error).removeprefix('--forecast: ')}; credit-jax forecast makes them"
         ) from error
-    where, known = f"assimilation.background.forecasts: {files.where}", files.grid
+    origin, recognized = f"assimilation.background.forecasts: {files.where}", files.grid
     variables = {}
     for name in names:
-        if name not in known.variables:
-            raise not_available(f"{where}: the variable", name, known.variables)
-        variables[name] = known.variables[name]
+        if name not in recognized.variables:
+            raise not_available(f"{origin}: the variable", name, recognized.variables)
+        variables[name] = recognized.variables[name]
     channels = [
         (name, float(level))
         for name, variable in variables.items()
         for level in ([np.nan] if variable.levels is None else variable.levels)
     ]
-    pairs = _pairs(files, config, where)
+    pairs = _pairs(files, config, origin)
 
     def differences() -> Iterator[np.ndarray]:
         for longer, shorter in pairs:
             fields = [
-                files.read(*place, dict.fromkeys(variables))[0]
-                for place in (longer, shorter)
+                files.read(*location, dict.fromkeys(variables))[0]
+                for location in (longer, shorter)
             ]
             yield np.float64(fields[0]) - fields[1]
 
-    grid = known.latitude, known.longitude
+    grid = recognized.latitude, recognized.longitude
     truncation = config.truncation
     if truncation is None:
         truncation = default_truncation(*grid)
-    winds = _winds(config, variables, where)
+    winds = _winds(config, variables, origin)
     fitted = fit_background(differences, channels, *grid, truncation, winds)
     return fitted, len(pairs)
 
 
 def _winds(
-    config: BackgroundConfig, variables: Mapping[str, Variable], where: str
+    config: BackgroundConfig, variables: Mapping[str, Variable], origin: str
 ) -> tuple[str, ...]:
     """Names of the eastward and the northward wind, or ().
 
@@ -132,7 +132,7 @@ def _winds(
     levels = []
     for name in config.winds:
         if name not in variables:
-            raise not_available(f"{where}: the wind", name, variables)
+            raise not_available(f"{origin}: the wind", name, variables)
         values = variables[name].levels
         levels.append(None if values is None else values.tolist())
     if levels[0] != levels[1]:
@@ -144,26 +144,26 @@ def _winds(
 
 
 def _pairs(
-    files: ForecastFiles, config: BackgroundConfig, where: str
+    files: ForecastFiles, config: BackgroundConfig, origin: str
 ) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """(start, lead) of the longer and of the shorter forecast of the same times."""
-    places = []
+    indices = []
     for text in config.leads:
         (matches,) = np.nonzero(files.leads == duration(text).to_timedelta64())
         if not len(matches):
             leads = ", ".join(str(pd.Timedelta(x)) for x in files.leads)
-            raise ValueError(f"{where}: have no lead time {text}; they have {leads}")
-        places.append(int(matches[0]))
+            raise ValueError(f"{origin}: have no lead time {text}; they have {leads}")
+        indices.append(int(matches[0]))
     starts = range(len(files.starts))
-    shorter = {valid_time(files, start, places[0]): start for start in starts}
+    shorter = {valid_time(files, start, indices[0]): start for start in starts}
     pairs = []
     for start in starts:
-        time = valid_time(files, start, places[1])
+        time = valid_time(files, start, indices[1])
         if time in shorter:
-            pairs.append(((start, places[1]), (shorter[time], places[0])))
+            pairs.append(((start, indices[1]), (shorter[time], indices[0])))
     if len(pairs) < 2:
         raise ValueError(
-            f"{where}: {len(pairs)} pairs of forecasts with lead times "
+            f"{origin}: {len(pairs)} pairs of forecasts with lead times "
             f"{' and '.join(config.leads)} are of the same time, expected at least 2; "
             "make forecasts from more start dates, such as one a day"
         )
@@ -225,23 +225,23 @@ def fit_background(
         squares += np.square(difference).mean(2)
         count += 1
     deviation = np.sqrt(squares / count)
-    places = [k for name in winds for k, c in enumerate(channels) if c[0] == name]
+    indices = [k for name in winds for k, c in enumerate(channels) if c[0] == name]
     if winds:
         # Of both components the same, so that potentials of the scaled winds are those
         # of winds, up to the change of the deviation with latitude.
-        u, v = np.split(np.square(deviation[places]), 2)
-        deviation[places] = np.tile(np.sqrt((u + v) / 2), (2, 1))
+        u, v = np.split(np.square(deviation[indices]), 2)
+        deviation[indices] = np.tile(np.sqrt((u + v) / 2), (2, 1))
     scales = np.divide(1, deviation, out=np.zeros_like(deviation), where=deviation > 0)
     harmonics = Harmonics(latitude, longitude, truncation)
     size = 2 * np.arange(truncation + 1) + 1
     # Second moments of all channels, and of the stream functions times the sine.
-    total, psi = len(channels), places[: len(places) // 2]
+    total, psi = len(channels), indices[: len(indices) // 2]
     moments = np.zeros((truncation + 1, total + len(psi), total + len(psi)))
     for difference in differences():
         scaled = scales[..., None] * difference
         coefficients = harmonics.coefficients(scaled)
         if winds:
-            coefficients[:, places] = harmonics.potentials(scaled[places])
+            coefficients[:, indices] = harmonics.potentials(scaled[indices])
             sine = harmonics.times_sine(coefficients[:, psi])
             coefficients = np.concatenate([coefficients, sine], 1)
         flat = coefficients.reshape(*coefficients.shape[:2], -1)
@@ -249,8 +249,8 @@ def fit_background(
     moments /= (count * size)[:, None, None]
     variance = np.einsum("n,ncc->c", size, moments)
     if winds:
-        u, v = np.split(variance[places], 2)
-        variance[places] = np.tile((u + v) / 2, 2)
+        u, v = np.split(variance[indices], 2)
+        variance[indices] = np.tile((u + v) / 2, 2)
         variance[total:] = variance[psi]
     unit = np.sqrt(
         np.divide(1, variance, out=np.zeros_like(variance), where=variance > 0)
@@ -258,13 +258,13 @@ def fit_background(
     moments *= unit[:, None] * unit
     covariance, balance = moments[:, :total, :total], None
     if winds:
-        covariance, balance = _unbalanced(moments, places, count * size)
+        covariance, balance = _unbalanced(moments, indices, count * size)
     shrunk = total / (total + count * size)
     diagonal = np.eye(total) * covariance
     covariance = covariance + shrunk[:, None, None] * (diagonal - covariance)
     root = symmetric_root(covariance)
     fitted = BackgroundCovariance(
-        channels, harmonics, deviation, root, tuple(places), balance
+        channels, harmonics, deviation, root, tuple(indices), balance
     )
     return _leveled(fitted) if winds else fitted
 
@@ -281,26 +281,26 @@ def _leveled(covariance: BackgroundCovariance) -> BackgroundCovariance:
 
 
 def _unbalanced(
-    moments: np.ndarray, places: Sequence[int], samples: np.ndarray
+    moments: np.ndarray, indices: Sequence[int], samples: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The covariance less what is in balance with the wind, and the balance.
 
     Args:
         moments: (degree, channel + wind, channel + wind), second moments of all
             channels, and of the stream functions times the sine of latitude.
-        places: channels of the winds; the first half are stream functions.
+        indices: channels of the winds; the first half are stream functions.
         samples: (degree,) numbers of coefficients.
     """
-    pairs = len(places) // 2
+    pairs = len(indices) // 2
     total = moments.shape[1] - pairs
     ridge = (pairs / samples)[:, None, None] * np.eye(pairs)
     predictors = moments[:, total:, total:]
     # Degrees without predictors have none of their variance, either.
     regularized = predictors * (1 + ridge) + 1e-12 * np.eye(pairs)
     weights = moments[:, :total, total:] @ np.linalg.inv(regularized)
-    weights[:, places] = 0
+    weights[:, indices] = 0
     balance = np.zeros((len(moments), total, total))
-    balance[:, :, places[:pairs]] = weights
+    balance[:, :, indices[:pairs]] = weights
     crossed = weights @ moments[:, total:, :total]
     covariance = moments[:, :total, :total] - crossed - crossed.transpose(0, 2, 1)
     covariance = covariance + weights @ predictors @ weights.transpose(0, 2, 1)

@@ -84,7 +84,7 @@ class Assimilate(ModelOptions):
             init_times=_starts(section, config.data.calendar or STANDARD),
             num_steps=num_steps,
             changes={"output": OutputConfig(), "members": 1},
-            state_before=first_steps,
+            earlier_state=first_steps,
         )
         plan, model, outputs = planned.plan, planned.model, planned.outputs
         if model.model_def.frames != 1:
@@ -109,9 +109,9 @@ class Assimilate(ModelOptions):
         print_lines([f"note: {note}" for note in notes], "yellow")
         _, archive = planned.store(Path(self.out) / FORECASTS, "netcdf")
         # More windows may be added later.
-        what = section.model_dump(mode="json", exclude={"cycles"})
+        subject = section.model_dump(mode="json", exclude={"cycles"})
         first = [str(plan.schedule.starts[0])]
-        identity = {**archive.identity, "start dates": first, "assimilation": what}
+        identity = {**archive.identity, "start dates": first, "assimilation": subject}
         archive = replace(archive, identity=identity)
         tasks = [Task(number, 0) for number in range(section.cycles)]
         archive.check(tasks, resume=self.resume)

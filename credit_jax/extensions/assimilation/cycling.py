@@ -259,9 +259,9 @@ class Cycling:
             return {key: x[0, :, -1] for key, x in forecast.state.items()}
         if number == 0:
             start = self.plan.schedule.valid_time(0, -self.first_steps)
-            before = self._map_from(start, 0, [self.first_steps])
-            fields = before(before.state)
-            return {key: to_host(fields[key])[0, 0] for key in before.state}
+            previous = self._map_from(start, 0, [self.first_steps])
+            fields = previous(previous.state)
+            return {key: to_host(fields[key])[0, 0] for key in previous.state}
         schedule = self.plan.schedule
         end = schedule.valid_time(number - 1, schedule.num_steps)
         fields = xr.load_dataset(self._forecasts.path(Task(number - 1, 0), end))
@@ -381,17 +381,17 @@ def statistics(innovations: xr.Dataset) -> list[dict[str, Any]]:
     names = innovations["variable"].values.astype(str)
     for name in np.unique(names):
         part = innovations.isel(observation=names == name)
-        before, after = (
+        previous, after = (
             (part["value"] - part[guess]).values for guess in ("background", "analysis")
         )
-        rms = [float(np.sqrt(np.mean(np.square(x)))) for x in (before, after)]
+        rms = [float(np.sqrt(np.mean(np.square(x)))) for x in (previous, after)]
         expected = np.square(part["error"]) + part["background_variance"]
         rows.append(
             {
                 "window": innovations.attrs["window"],
                 "variable": name,
-                "count": len(before),
-                "background_mean": float(before.mean()),
+                "count": len(previous),
+                "background_mean": float(previous.mean()),
                 "background_rms": rms[0],
                 "analysis_mean": float(after.mean()),
                 "analysis_rms": rms[1],
@@ -420,7 +420,7 @@ def departures_figure(table: pd.DataFrame, units: Mapping[str, str]) -> Any:
         text = with_units(
             f"departures of {name}", typeset_units(units.get(str(name), ""))
         )
-        looks = {"y_label": text, "x_is_whole": True, "y_from": 0.0}
+        looks = {"y_label": text, "has_integer_x": True, "y_from": 0.0}
         panels.append(Chart(str(name), "window", lines, **looks).panel)
     return panels_figure(panels, title="Root mean square departures of observations")
 

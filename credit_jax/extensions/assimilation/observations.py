@@ -97,8 +97,8 @@ def read_observations(paths: Iterable[str]) -> pd.DataFrame:
             numbers: Any = pd.to_numeric(table[name], errors="coerce")
             # Variables without levels may have any text there.
             if name != "level":
-                where = f"assimilation.observations: {path}: "
-                _check_read(table[name], numbers, "number", where)
+                origin = f"assimilation.observations: {path}: "
+                _check_read(table[name], numbers, "number", origin)
             table[name] = numbers.astype(float)
         # Characters of NetCDF are padded.
         table["variable"] = table["variable"].astype(str).str.strip(" \0")
@@ -127,7 +127,7 @@ def _timed(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _check_read(texts: Any, values: Any, what: str, where: str = "") -> None:
+def _check_read(texts: Any, values: Any, subject: str, origin: str = "") -> None:
     """Checks that some of the texts of a column could be read.
 
     Others are faults of single observations.
@@ -138,8 +138,8 @@ def _check_read(texts: Any, values: Any, what: str, where: str = "") -> None:
     present = texts[texts.notna()]
     if len(present) and values.isna().all():
         raise ValueError(
-            f"{where}{texts.name}: none of {counted(len(present), 'value')} can be "
-            f"read, the first is {present.iloc[0]!r}; expected a {what}"
+            f"{origin}{texts.name}: none of {counted(len(present), 'value')} can be "
+            f"read, the first is {present.iloc[0]!r}; expected a {subject}"
         )
 
 
@@ -216,8 +216,8 @@ class Faults:
         lines = []
         for reason in of:
             if reason in self.first:
-                place, text = self.first[reason]
-                row, count = table.iloc[place], np.sum(self.reasons == reason)
+                index, text = self.first[reason]
+                row, count = table.iloc[index], np.sum(self.reasons == reason)
                 lines.append(
                     f"{reason}: {count} of {len(table)}, {first_row(row, text)}"
                 )
@@ -240,14 +240,14 @@ def find_faults(
     first: dict[str, tuple[int, str]] = {}
 
     def mark(reason: Reason, wrong: Any, text: Callable[[Any], str]) -> None:
-        (places,) = np.nonzero(np.asarray(wrong) & (reasons == ""))
-        reasons[places] = reason
-        if len(places) and places[0] < first.get(reason, (len(table), ""))[0]:
-            first[reason] = int(places[0]), text(table.iloc[places[0]])
+        (indices,) = np.nonzero(np.asarray(wrong) & (reasons == ""))
+        reasons[indices] = reason
+        if len(indices) and indices[0] < first.get(reason, (len(table), ""))[0]:
+            first[reason] = int(indices[0]), text(table.iloc[indices[0]])
 
     names, times = table["variable"].to_numpy(), table["time"].to_numpy()
     with_operator = np.isin(names.astype(str), [*operators])
-    known = np.array([name in grid.variables for name in names], bool)
+    recognized = np.array([name in grid.variables for name in names], bool)
     start, end = grid.times[0], grid.times[-1]
     mark(
         "time",
@@ -260,7 +260,7 @@ def find_faults(
     )
     mark(
         "variable",
-        ~known & ~with_operator,
+        ~recognized & ~with_operator,
         lambda row: f"no {row['variable']}; there are {', '.join(grid.variables)}",
     )
     # The start of a window has no diagnostic variables to interpolate from.
@@ -285,7 +285,7 @@ def find_faults(
             f"are from {south:g} to {north:g}"
         ),
     )
-    for column, known, what in (
+    for column, recognized, subject in (
         (_UNITS, grid.units, "{variable} in {units}, and the model's is"),
         (
             _LEVEL_UNITS,
@@ -296,13 +296,14 @@ def find_faults(
     ):
         pairs = [*zip(names, _texts(table, column), strict=True)]
         others = {
-            (name, unit): differ(unit, known.get(name, "")) for name, unit in {*pairs}
+            (name, unit): differ(unit, recognized.get(name, ""))
+            for name, unit in {*pairs}
         }
         mark(
             "units",
             np.array([others[pair] for pair in pairs], bool) & ~with_operator,
-            lambda row, what=what, known=known: (
-                f"{what.format_map(row)} in {known[row['variable']]}"
+            lambda row, subject=subject, recognized=recognized: (
+                f"{subject.format_map(row)} in {recognized[row['variable']]}"
             ),
         )
     levels = table["level"].to_numpy()
@@ -333,13 +334,13 @@ def find_faults(
     )
     flat = [n for n, x in grid.variables.items() if x.levels is None]
     without_level = np.isin(names.astype(str), flat) & ~with_operator
-    same = table.drop(columns=[_FILE, _ROW]).assign(
+    equal = table.drop(columns=[_FILE, _ROW]).assign(
         longitude=table["longitude"] % 360,
         level=np.where(without_level, np.nan, levels),
     )
     mark(
         "duplicate",
-        same.duplicated(),
+        equal.duplicated(),
         lambda row: f"{row['variable']} at {row['time']} repeats an earlier row",
     )
     return Faults(reasons, first)
@@ -355,13 +356,13 @@ def in_units_of(
             be converted, stay.
     """
     table, names = table.copy(), table["variable"]
-    for column, known, values, spreads in (
+    for column, recognized, values, spreads in (
         (_UNITS, grid.units, "value", ["error"]),
         (_LEVEL_UNITS, grid.level_units, "level", []),
     ):
         units = _texts(table, column)
         for name, unit in {*zip(names, units, strict=True)}:
-            to = known.get(name, "")
+            to = recognized.get(name, "")
             change = conversion(unit, to) if differ(unit, to) else None
             if name in operators or change is None:
                 continue
@@ -396,9 +397,9 @@ def notes_on_units(
     named = names.where(units != "")
     pairs: Any = named.groupby([named, units]).size().items()
     each = [
-        f"{count} of {name} in {unit} (the model's: {known or 'unknown'})"
+        f"{count} of {name} in {unit} (the model's: {recognized or 'unknown'})"
         for (name, unit), count in pairs
-        if not comparable(unit, known := grid.units.get(name, ""))
+        if not comparable(unit, recognized := grid.units.get(name, ""))
     ]
     if each:
         notes.append(
@@ -440,8 +441,8 @@ def usable(
     if table.empty:
         raise ValueError("assimilation.observations: the files have no observations")
     if left.empty:
-        whole = "\n".join(f"  {line}" for line in lines)
+        full = "\n".join(f"  {line}" for line in lines)
         raise ValueError(
-            f"assimilation.observations: none of {len(table)} can be used:\n{whole}"
+            f"assimilation.observations: none of {len(table)} can be used:\n{full}"
         )
     return left, lines

@@ -93,18 +93,18 @@ class Interpolation:
             neighbors(grid.latitude, column["latitude"]),
             neighbors(grid.longitude, column["longitude"], period=360.0),
         ]
-        places, weights = zip(*axes, strict=True)
-        return np.stack(places), np.stack(weights)
+        indices, weights = zip(*axes, strict=True)
+        return np.stack(indices), np.stack(weights)
 
     def __call__(self, arrays: Any, trajectory: Trajectory) -> Float[Array, " obs"]:
         """The interpolated values."""
         shapes = [tuple(2 if k == dim else 1 for k in range(4)) for dim in range(4)]
-        places, weights = (
+        indices, weights = (
             [x.reshape(*shape, -1) for x, shape in zip(array, shapes, strict=True)]
             for array in arrays
         )
         product = weights[0] * weights[1] * weights[2] * weights[3]
-        fields = trajectory[self.key][tuple(places)]
+        fields = trajectory[self.key][tuple(indices)]
         # A neighbor without weight may be missing.
         return jnp.where(product == 0, 0.0, fields * product).sum((0, 1, 2, 3))
 
@@ -130,9 +130,9 @@ def neighbors(
         line, order = np.append(line, line + 1.0), np.zeros(2, int)
     right = np.clip(np.searchsorted(line, points, side="right"), 1, len(line) - 1)
     weight = (points - line[right - 1]) / (line[right] - line[right - 1])
-    places = np.stack([order[right - 1], order[right]])
+    indices = np.stack([order[right - 1], order[right]])
     weights = np.stack([1 - weight, weight])
-    return places.astype(np.int32), weights.astype(np.float32)
+    return indices.astype(np.int32), weights.astype(np.float32)
 
 
 OPERATORS: Registry[OperatorEntry] = Registry("operator", OperatorEntry)
@@ -280,7 +280,7 @@ class Observer:
     def _programs(self) -> dict[str, Any]:
         # Apart from the forecast, so that its programs serve all windows, whatever is
         # observed in them.
-        whole = NamedSharding(self.mesh, PartitionSpec())
+        full = NamedSharding(self.mesh, PartitionSpec())
 
         def values(arrays: Any, state: Any, fields: Any) -> dict[str, Array]:
             trajectory = trajectory_of(state, fields)
@@ -288,7 +288,7 @@ class Observer:
                 name: self.operators[name](part, trajectory)
                 for name, part in arrays.items()
             }
-            return jax.lax.with_sharding_constraint(observed, whole)
+            return jax.lax.with_sharding_constraint(observed, full)
 
         def tangents(arrays: Any, at: Any, changes: Any) -> dict[str, Array]:
             return jax.jvp(lambda *at: values(arrays, *at), at, changes)[1]

@@ -159,8 +159,8 @@ class Window:
         return {key: self._samples(key, x) for key, x in fields.items()}
 
     def _samples(self, key: str, field: np.ndarray) -> np.ndarray:
-        whole = field.astype(np.float32)[None, :, None]
-        return np.broadcast_to(whole, self.forecast.state[key].shape)
+        full = field.astype(np.float32)[None, :, None]
+        return np.broadcast_to(full, self.forecast.state[key].shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,7 +313,7 @@ def gauss_newton_step(
     # The last direction p and A p, from which cost and gradient follow without another
     # product.
     products: list[tuple[np.ndarray, np.ndarray]] = []
-    before, applied, count = np.zeros_like(right), np.zeros_like(right), 0
+    previous, applied, count = np.zeros_like(right), np.zeros_like(right), 0
 
     def product(direction: np.ndarray) -> np.ndarray:
         direction = direction.ravel()
@@ -322,11 +322,11 @@ def gauss_newton_step(
         return result
 
     def callback(solution: np.ndarray) -> None:
-        nonlocal before, applied, count
+        nonlocal previous, applied, count
         ((direction, result),) = products
-        moved = solution - before
+        moved = solution - previous
         applied = applied + (moved @ direction) / (direction @ direction) * result
-        before, count = solution.copy(), count + 1
+        previous, count = solution.copy(), count + 1
         residual = right - applied
         cost = guess.cost - solution @ (right + residual) / 2
         norm = float(np.linalg.norm(residual))
@@ -336,14 +336,14 @@ def gauss_newton_step(
     # less so, differently on every mesh. In the place of a preconditioner each of them
     # loses its parts along those before (Golub and Van Loan 2013, 10.1.3 and 11.3).
     basis = np.empty((config.inner_iterations, right.size))
-    num_before = 0
+    num_earlier = 0
 
     def orthogonal(residual: np.ndarray) -> np.ndarray:
-        nonlocal num_before
-        known = basis[:num_before]
-        residual = residual.ravel() - known.T @ (known @ residual.ravel())
-        basis[num_before] = residual / np.linalg.norm(residual)
-        num_before += 1
+        nonlocal num_earlier
+        directions = basis[:num_earlier]
+        residual = residual.ravel() - directions.T @ (directions @ residual.ravel())
+        basis[num_earlier] = residual / np.linalg.norm(residual)
+        num_earlier += 1
         return residual
 
     def operator(matvec: Callable[[np.ndarray], np.ndarray]) -> LinearOperator:

@@ -63,12 +63,12 @@ class MeshVerdict:
         checks = self.checks or self.in_float64
         if checks:
             worst = max(checks, key=lambda c: (not c.passed, c.error / (c.bound or 1)))
-            where = f" ({worst.where})" if worst.where else ""
+            origin = f" ({worst.where})" if worst.where else ""
             decided = ""
             if self.in_float64 and self.passed:
                 decided = ", the same in float64" if self.checks else " of float64"
             yield (
-                f"{name} {state}: {worst.quantity}{where} {worst.error:.1e}, bound "
+                f"{name} {state}: {worst.quantity}{origin} {worst.error:.1e}, bound "
                 f"{worst.bound:.0e}{decided}"
             )
         if self.place:
@@ -259,22 +259,22 @@ class Judge:
                 "with which nothing can be compared; look for their cause there first, "
                 "such as a checkpoint of a run that had diverged"
             )
-        narrow, wide, place, parts = (), (), "", PARTS
+        narrow, wide, block, parts = (), (), "", PARTS
         try:
             if not at_once:
-                narrow, place = self._checked(mesh, PARTS, x64=False)
+                narrow, block = self._checked(mesh, PARTS, x64=False)
                 if not _final_pass(narrow):
-                    return MeshVerdict(mesh, narrow, place=place)
+                    return MeshVerdict(mesh, narrow, place=block)
                 parts = PARTS if _is_blurred(narrow) else _broken(narrow)
             if parts:
-                wide, place = self._checked(mesh, parts, x64=True)
+                wide, block = self._checked(mesh, parts, x64=True)
                 if _is_blurred(narrow) and not _broken(wide):
                     self._is_blurred = True
         except Exception as error:  # whatever a wrong sharding raises is a finding
             return MeshVerdict(mesh, place=f"it does not run: {error}")
         if self._x64:
             narrow, wide = wide, ()
-        return MeshVerdict(mesh, narrow, wide, place)
+        return MeshVerdict(mesh, narrow, wide, block)
 
     def _checked(
         self, mesh: str, parts: Sequence[str], *, x64: bool
@@ -285,8 +285,8 @@ class Judge:
         actual = self._runner.measure(mesh, expected, **kind)
         checks = tuple(compare(actual, expected, bounds_of(x64=x64)))
         differs = _broken(checks) if x64 else not _final_pass(checks)
-        place = self._runner.place(actual, expected, **kind) if differs else ""
-        return checks, place
+        block = self._runner.place(actual, expected, **kind) if differs else ""
+        return checks, block
 
 
 class _InProcess:

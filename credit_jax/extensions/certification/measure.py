@@ -351,7 +351,11 @@ def _forecast(
         rows = model.model_def.image_height, subject.first["x"].shape[-2]
         # Those of a loss of ranks stay in the order of the mesh.
         predictions[name], gradient = (
-            output if subject.shared else _reordered(output, back)
+            output
+            if subject.shared
+            else output.reshape(len(back), -1, *output.shape[1:])[back].reshape(
+                output.shape
+            )
             for output in (
                 np.asarray(x)[..., :count, :]
                 for x, count in zip(outputs, rows, strict=True)
@@ -359,11 +363,6 @@ def _forecast(
         )
         sensitivity = sensitivity or {"x": gradient}
     return {"forecast": predictions, "sensitivity": sensitivity}
-
-
-def _reordered(y: np.ndarray, back: np.ndarray) -> np.ndarray:
-    """Samples, each with its adjacent members, in the order of `back`."""
-    return y.reshape(len(back), -1, *y.shape[1:])[back].reshape(y.shape)
 
 
 def forecast_step(

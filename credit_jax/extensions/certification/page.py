@@ -96,7 +96,7 @@ def _rows(certificate: Certificate, quantities: Sequence[str]) -> Iterator[Table
 
 
 def _cell(check: Check) -> Cell:
-    where = f" ({check.where})" if check.where and not check.passed else ""
-    error = f"{check.error:.1e}{where}" if check.error else "0"
+    origin = f" ({check.where})" if check.where and not check.passed else ""
+    error = f"{check.error:.1e}{origin}" if check.error else "0"
     bound = f" {'≤' if check.passed else '>'} {check.bound:.0e}" if check.bound else ""
     return Cell(error + bound, check.error)

@@ -128,10 +128,10 @@ def block_outputs(
 def _block_names(model_def: ModelDef, count: int) -> list[str]:
     names = [f"block {number}" for number in range(1, count + 1)]
     try:
-        known = torch_model(model_def.config.type).block_names(model_def.config)
+        available = torch_model(model_def.config.type).block_names(model_def.config)
     except (AttributeError, ValueError):
         return names
-    return [*known[:count], *names[len(known) :]]
+    return [*available[:count], *names[len(available) :]]
 
 
 def _nearest_to_output(model_def: ModelDef, wrong: dict[str, float]) -> str:

@@ -92,7 +92,7 @@ class Processes:
     ) -> str:
         """The first place where these numbers differ from those of the reference."""
         job = self._job_of(actual.mesh, x64, parts)
-        return self._do(job, place_of_job, actual, expected)
+        return self._do(job, block_of_job, actual, expected)
 
     def _job_of(self, mesh: str, x64: bool, parts: Sequence[str]) -> Job:
         folder = self._job.folder / folder_name(x64=x64, parts=parts)
@@ -174,7 +174,7 @@ def measure_job(job: Job, expected: Measured | None) -> Measured:
     return numbers
 
 
-def place_of_job(job: Job, actual: Measured, expected: Measured) -> str:
+def block_of_job(job: Job, actual: Measured, expected: Measured) -> str:
     """The first place where a mesh differs from the reference."""
     subject, devices, bounds = _begun(job), jax.devices(), bounds_of(x64=job.x64)
     outputs = block_outputs(subject, job.reference, devices, expected.start)

@@ -123,7 +123,16 @@ def _trained(setup: CertifiedSetup, folder: Path, reference: Path | None) -> Tra
     """The last state of a run, which goes on from the reference if there is one."""
     setup.begun.clear()
     if reference is not None:
-        _copy_first(reference, folder)
+        # Copies a run as if it had been killed after its first checkpoint.
+        store = CheckpointStore(reference, verify=False)
+        first = store.path(store.steps()[0])
+        store.close()
+
+        def others(parent: str, names: Sequence[str]) -> list[str]:
+            of_steps = Path(parent) == first.parent
+            return [n for n in names if of_steps and n.isdigit() and n != first.name]
+
+        shutil.copytree(reference, folder, ignore=others, dirs_exist_ok=True)
     display = Display(Console(file=StringIO()), silent=True)
     is_resumed = reference is not None
     return run_training(setup, folder, display, resume=is_resumed).state
@@ -247,19 +256,6 @@ def _config_on(
         trainer |= {"amp": False, "fp8": False}
         trainer.pop("fsdp2_mp_policy", None)
     return build_config({**mapping, "trainer": trainer, "save_loc": str(folder)})
-
-
-def _copy_first(reference: Path, folder: Path) -> None:
-    """Copies a run as if it had been killed after its first checkpoint."""
-    store = CheckpointStore(reference, verify=False)
-    first = store.path(store.steps()[0])
-    store.close()
-
-    def others(parent: str, names: Sequence[str]) -> list[str]:
-        of_steps = Path(parent) == first.parent
-        return [n for n in names if of_steps and n.isdigit() and n != first.name]
-
-    shutil.copytree(reference, folder, ignore=others, dirs_exist_ok=True)
 
 
 def _logged(folder: Path) -> Arrays:

@@ -137,7 +137,7 @@ def _shorten(
     section["end_datetime"] = str(start + (sum(lengths) + num_samples - 2) * step)
 
 
-def _make_source_small(source: dict[str, Any], place: Path) -> None:
+def _make_source_small(source: dict[str, Any], block: Path) -> None:
     """Sets the small grid, and local stores and files instead of others."""
     kind = source["dataset_type"]
     # GRIB is read on the host, the same on every mesh.
@@ -147,14 +147,14 @@ def _make_source_small(source: dict[str, Any], place: Path) -> None:
         source["dataset_type"] = "local"
         source.setdefault("level_coord", "level")
         for field_type, fields in source["variables"].items():
-            fields["path"] = f"{place}_{field_type}.zarr"
+            fields["path"] = f"{block}_{field_type}.zarr"
     if kind == "tisr" and "lat_spec" in source:
         rows, columns = GRID
         source["lat_spec"] = [90, -90, rows]
         source["lon_spec"] = [0, 360 - 360 / columns, columns]
     if kind in ("arco_era5", "weatherbench2_era5"):
         keys = _STORES if kind == "arco_era5" else _STORES[:1]
-        source |= {key: f"{place}_{key}.zarr" for key in keys}
+        source |= {key: f"{block}_{key}.zarr" for key in keys}
 
 
 def certified_mapping(

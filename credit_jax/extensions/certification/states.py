@@ -132,14 +132,14 @@ def checkpointed(state: TrainState) -> Arrays:
     A digest in the place of an array, such as a moment, costs no memory.
     """
     counts = {name: getattr(state, name) for name in _COUNTS}
-    rest = {
+    remainder = {
         "optimizer": state.opt_state,
         "average": state.ema,
         "state": state.model_state,
         "average of the state": state.ema_stats,
         "loss": None if state.loss_state is None else vars(state.loss_state),
     }
-    return _digested({**state.params, **counts}, rest)
+    return _digested({**state.params, **counts}, remainder)
 
 
 def read_back(store: RunStore, step: int, state: TrainState) -> Arrays:
@@ -152,20 +152,20 @@ def read_back(store: RunStore, step: int, state: TrainState) -> Arrays:
     items = store.without_sums(store.checkpoints.restore(step, targets))
     weights, optimizer = items[WEIGHTS], items[OPTIMIZER]
     counts = {name: optimizer[name] for name in _COUNTS}
-    rest = {
+    remainder = {
         "optimizer": optimizer["opt_state"],
         "average": items.get(EMA),
         "state": {name: weights[name] for name in COLLECTIONS},
         "average of the state": items.get(EMA_STATS, state.ema_stats),
         "loss": items.get(LOSS),
     }
-    return _digested({**weights["params"], **counts}, rest)
+    return _digested({**weights["params"], **counts}, remainder)
 
 
-def _digested(arrays: Mapping[str, Any], rest: Mapping[str, Any]) -> Arrays:
+def _digested(arrays: Mapping[str, Any], remainder: Mapping[str, Any]) -> Arrays:
     """Arrays on the host, and the SHA-256 of the leaves of a tree, (32,) each."""
     digests = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(rest):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(remainder):
         content = np.asarray(jax.device_get(leaf)).tobytes()
         digest = hashlib.sha256(content).digest()
         digests[_name_of(path)] = np.frombuffer(digest, np.uint8)

@@ -104,7 +104,7 @@ class Check:
 
 def compare(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]:
     """Compares a mesh with one device, by the bounds of the dtype of both."""
-    checks = [_same_bits("initial weights", actual.initial, expected.initial)]
+    checks = [_equal_bits("initial weights", actual.initial, expected.initial)]
     for name, field in expected.forecast.items():
         quantity = name if name == _PREDICTION else f"{_PREDICTION}, {name}"
         error = relative_error(actual.forecast[name], field)
@@ -141,17 +141,17 @@ def compare(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]
     if expected.state:
         states = actual.state, expected.state
         checks.append(_each("state of the model", *states, bounds.parameter))
-    checks.append(_same_bits("checkpoint written here", actual.written, actual.saved))
+    checks.append(_equal_bits("checkpoint written here", actual.written, actual.saved))
     if actual.restored:
         checks.append(
-            _same_bits("checkpoint restored here", actual.restored, expected.saved)
+            _equal_bits("checkpoint restored here", actual.restored, expected.saved)
         )
     if actual.restored_loss is not None:
         error = relative_error(np.asarray(actual.restored_loss), expected.losses[1])
         checks.append(Check("loss after restoring", error, bounds.loss, "update 2"))
     if expected.opened:
         checks.append(
-            _same_bits("weights of a forecast", actual.opened, expected.opened)
+            _equal_bits("weights of a forecast", actual.opened, expected.opened)
         )
     return checks
 
@@ -281,11 +281,11 @@ def not_finite(measured: Measured) -> str:
     return next((n for n, a in arrays.items() if not np.isfinite(a).all()), "")
 
 
-def _same_bits(quantity: str, actual: Arrays, expected: Arrays) -> Check:
+def _equal_bits(quantity: str, actual: Arrays, expected: Arrays) -> Check:
     errors = {path: relative_error(actual[path], a) for path, a in expected.items()}
     worst = max(errors, key=lambda path: errors[path])
-    where = worst if errors[worst] else ""
-    return Check(quantity, errors[worst], 0.0, where, is_final=True)
+    origin = worst if errors[worst] else ""
+    return Check(quantity, errors[worst], 0.0, origin, is_final=True)
 
 
 def _worst_channel(actual: np.ndarray, expected: np.ndarray) -> str:

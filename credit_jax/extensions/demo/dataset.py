@@ -96,8 +96,8 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
         highlight=False,
     )
     # dinosaur needs rank promotion, which the caller may have disabled.
-    shown = live_display() if console.is_terminal else nullcontext()
-    with jax.numpy_rank_promotion("allow"), shown, _progress(console) as progress:
+    displayed = live_display() if console.is_terminal else nullcontext()
+    with jax.numpy_rank_promotion("allow"), displayed, _progress(console) as progress:
         task = progress.add_task("days", total=_days_to_compute(demo))
         with new_dataset(folder, expected) as partial:
             _make(demo, partial, lambda days: progress.advance(task, days))

@@ -127,10 +127,10 @@ def land_mask(latitude: np.ndarray, longitude: np.ndarray) -> np.ndarray:
         latitude: radians, broadcastable with longitude.
         longitude: radians.
     """
-    places = [
+    centers = [
         ((45.0, 255.0), (25.0, 35.0)),
         ((45.0, 80.0), (28.0, 60.0)),
         ((-10.0, 25.0), (28.0, 22.0)),
     ]
-    bumps = [_bump(latitude, longitude, *place) for place in places]
+    bumps = [_bump(latitude, longitude, *center) for center in centers]
     return (np.sum(bumps, axis=0) > 0.4).astype(np.float32)

@@ -115,12 +115,12 @@ class LevelStatistics:
         count = fields.size // (fields.shape[1] if fields.ndim == 4 else 1)
         mean = fields.mean(axis=axes)
         squares = fields.var(axis=axes) * count
-        before, old_mean, old = self._sums.get(name, (0, mean * 0, mean * 0))
-        gap, total = mean - old_mean, before + count
+        previous, old_mean, old = self._sums.get(name, (0, mean * 0, mean * 0))
+        gap, total = mean - old_mean, previous + count
         self._sums[name] = (
             total,
             old_mean + gap * count / total,
-            old + squares + gap**2 * before * count / total,
+            old + squares + gap**2 * previous * count / total,
         )
 
     def write(self, folder: Path, axes: DemoCoordinates) -> None:

@@ -65,7 +65,16 @@ class ChooseMesh(ConfigOptions):
                 raise ValueError(
                     f"--out: there is no folder {Path(self.out).parent}; make it first"
                 )
-        cluster = _cluster(self)
+        # The devices that the options describe.
+        accelerator = ACCELERATORS[self.device]
+        nodes = self.nodes or -(-self.devices // 8)
+        if self.devices % nodes:
+            raise ValueError(
+                f"--nodes: {nodes} nodes cannot share {self.devices} devices equally; "
+                f"would fit: {divisors(self.devices)}"
+            )
+        memory = accelerator.memory if self.memory is None else GB * self.memory
+        cluster = Cluster(accelerator, self.devices, self.devices // nodes, memory)
         compile_sooner()
         config = self.read_config()
         model = plan_model(
@@ -106,27 +115,14 @@ class ChooseMesh(ConfigOptions):
 main = ChooseMesh.main
 
 
-def _cluster(args: ChooseMesh) -> Cluster:
-    """The devices that the options describe."""
-    accelerator = ACCELERATORS[args.device]
-    nodes = args.nodes or -(-args.devices // 8)
-    if args.devices % nodes:
-        raise ValueError(
-            f"--nodes: {nodes} nodes cannot share {args.devices} devices equally; "
-            f"would fit: {divisors(args.devices)}"
-        )
-    memory = accelerator.memory if args.memory is None else GB * args.memory
-    return Cluster(accelerator, args.devices, args.devices // nodes, memory)
-
-
 def _print(ranked: Sequence[Ranked], batch: int, accelerator: Accelerator) -> None:
     table = Table(title=f"Updates of {batch} samples, derived", box=box.SIMPLE_HEAD)
     for index, name in enumerate(
         ("mesh", "remat", "FSDP", "samples", "GB", "samples/s", "loses by")
     ):
         table.add_column(name, justify="left" if index < 3 else "right")
-    shown = [row for row in ranked if row.loses != BATCH]
-    for row in shown:
+    displayed = [row for row in ranked if row.loses != BATCH]
+    for row in displayed:
         choice = row.choice
         ways = ("over domain", choice.over_domain), ("kept", not choice.reshard)
         table.add_row(
@@ -139,9 +135,9 @@ def _print(ranked: Sequence[Ranked], batch: int, accelerator: Accelerator) -> No
             row.loses,
         )
     print_table(table)
-    if len(shown) < len(ranked):
+    if len(displayed) < len(ranked):
         print_line(
-            f"{len(ranked) - len(shown)} more have data-parallel ranks that do not "
+            f"{len(ranked) - len(displayed)} more have data-parallel ranks that do not "
             "share this batch; another one is --batch N"
         )
     source = "data sheets, for perfect kernels; nothing was measured"

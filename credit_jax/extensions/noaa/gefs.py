@@ -123,11 +123,18 @@ class GefsSource(AnyTime):
         if dims == "2d":
             return values.reshape(1, -1)
         if edge != name or name == "zh":
-            values = _between(values, dim)
+            # Means of neighbors along a dim.
+            low, high = (
+                np.moveaxis(values, dim, 0)[part]
+                for part in (slice(-1), slice(1, None))
+            )
+            values = np.moveaxis(0.5 * (low + high), 0, dim)
         points = values[0].size
         if self.config.levels is not None:
-            of, where = f"{path}: variable {name!r}", f"data.source.{self.name}"
-            values = values[level_positions(self.config.levels, len(values), of, where)]
+            of, origin = f"{path}: variable {name!r}", f"data.source.{self.name}"
+            values = values[
+                level_positions(self.config.levels, len(values), of, origin)
+            ]
         return values.reshape(-1, points)
 
 
@@ -178,14 +185,6 @@ def open_gefs(
     count = common_count(levels, f"data.source.{name}")
     shape = next(iter(fields.values())).shape[1:]
     return dataclasses.replace(source, shape=shape, num_levels=count)
-
-
-def _between(values: np.ndarray, dim: int) -> np.ndarray:
-    """Means of neighbors along a dim."""
-    low, high = (
-        np.moveaxis(values, dim, 0)[part] for part in (slice(-1), slice(1, None))
-    )
-    return np.moveaxis(0.5 * (low + high), 0, dim)
 
 
 GEFS = SourceEntry(GefsConfig, open_gefs)

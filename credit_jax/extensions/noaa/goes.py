@@ -139,10 +139,10 @@ def _from_folders(
 
 def _folder(base: str, config: GoesConfig, hour: Any) -> str | None:
     """NOAA's folder of an hour; None for the hour in which the satellite changed."""
-    before, after, change, _ = _SATELLITES[config.goes_position]
+    previous, after, change, _ = _SATELLITES[config.goes_position]
     if hour == change:
         return None
-    satellite = before if hour < change else after
+    satellite = previous if hour < change else after
     day = hour.strftime("%Y/%j/%H")
     return os.path.join(base, f"noaa-{satellite}", config.product, day)
 
@@ -213,8 +213,8 @@ def _check_catalog(
             )
     checked = meta.get("variables")
     for kind, field in config.variables.by_type.items() if checked else ():
-        known = (checked or {}).get(kind) or {}
-        missing = set(field.vars_2D) - set(known.get("vars_2D") or ())
+        entries = (checked or {}).get(kind) or {}
+        missing = set(field.vars_2D) - set(entries.get("vars_2D") or ())
         if missing:
             raise ValueError(
                 f"{path}: {', '.join(sorted(missing))} of {kind} were not checked when "

@@ -55,12 +55,12 @@ class GribField:
         return self.message.latlons()[1]
 
 
-def read_inventory(path: str, where: str) -> tuple[Message, ...]:
+def read_inventory(path: str, origin: str) -> tuple[Message, ...]:
     """Reads the inventory of a file.
 
     Args:
         path: path or URL of the GRIB file.
-        where: dotted path of the config key, for errors.
+        origin: dotted path of the config key, for errors.
 
     Raises:
         BadSampleError: the file or its inventory is missing.
@@ -69,7 +69,7 @@ def read_inventory(path: str, where: str) -> tuple[Message, ...]:
     """
     for needed in (path, f"{path}.idx"):
         if not exists(needed):
-            raise BadSampleError(f"{where}: {needed!r} does not exist")
+            raise BadSampleError(f"{origin}: {needed!r} does not exist")
     try:
         return _inventory(f"{path}.idx")
     except (ValueError, IndexError) as error:

@@ -31,7 +31,7 @@ from credit_jax.io.remote import exists
 _REGIONS = pd.Timestamp("2018-07-12")
 _LEVELS = {"wrfprs": " mb", "wrfnat": " hybrid level"}
 # Largest difference of a pressure level from the requested one, hPa.
-_SAME_LEVEL = 0.5
+_LEVEL_TOLERANCE = 0.5
 # Number of files that are checked before a run.
 _MANY_FILES = 200
 
@@ -68,8 +68,8 @@ class HrrrSource(AnyTime):
 
     def grids(self) -> Iterator[FileGrid]:
         """See `Source.grids`."""
-        where = f"data.source.{self.name}: {self.config.product}"
-        yield FileGrid(where, self.shape, None, None)
+        origin = f"data.source.{self.name}: {self.config.product}"
+        yield FileGrid(origin, self.shape, None, None)
 
     def check(self, field_type: str, times: np.ndarray) -> None:
         """See `Source.check`."""
@@ -85,31 +85,31 @@ class HrrrSource(AnyTime):
             ValueError: the file, a variable or a level is missing.
         """
         path, minutes = path_of(self.config, time)
-        where = f"data.source.{self.name}.variables.{field_type}"
-        inventory = read_inventory(path, where)
+        origin = f"data.source.{self.name}.variables.{field_type}"
+        inventory = read_inventory(path, origin)
         selected = {}
         for dims, name in variables_of(self.config, field_type):
-            known = self.config.in_inventory
-            if name not in known:
-                raise ValueError(f"{where}: {name!r} is none of {', '.join(known)}")
-            short, level = known[name]
-            same = [m for m in inventory if m.variable == short]
+            entries = self.config.in_inventory
+            if name not in entries:
+                raise ValueError(f"{origin}: {name!r} is none of {', '.join(entries)}")
+            short, level = entries[name]
+            equal = [m for m in inventory if m.variable == short]
             if dims == "3d":
-                chosen = self._on_levels(same, f"{path}: {name}")
+                chosen = self._on_levels(equal, f"{path}: {name}")
             else:
-                chosen = [m for m in same if m.level == level][:1]
+                chosen = [m for m in equal if m.level == level][:1]
             if minutes is not None:
                 step = f"{minutes} min fcst"
-                chosen = [m for m in same if (m.level, m.step) == (level, step)][:1]
+                chosen = [m for m in equal if (m.level, m.step) == (level, step)][:1]
             if not chosen:
                 raise ValueError(
-                    f"{path}.idx: no message of {name} ({short}, {level}); {where}"
+                    f"{path}.idx: no message of {name} ({short}, {level}); {origin}"
                 )
             key = field_key(self.name, field_type, dims, name)
             selected[key] = (path, chosen)
         return selected
 
-    def _on_levels(self, messages: list[Message], where: str) -> list[Message]:
+    def _on_levels(self, messages: list[Message], origin: str) -> list[Message]:
         """Selects the messages of the levels of the config, or of all levels."""
         unit = _LEVELS[self.config.product]
         by_level: dict[float, Message] = {}
@@ -121,7 +121,7 @@ class HrrrSource(AnyTime):
         if levels is None:
             down = self.config.product == "wrfprs"
             return [by_level[level] for level in sorted(by_level, reverse=down)]
-        limit = _SAME_LEVEL if self.config.product == "wrfprs" else 1e-6
+        limit = _LEVEL_TOLERANCE if self.config.product == "wrfprs" else 1e-6
         chosen, missing = [], []
         for level in levels:
             near = [
@@ -133,8 +133,8 @@ class HrrrSource(AnyTime):
             missing += [] if near else [level]
         if missing:
             raise ValueError(
-                f"{where}: no level{unit} {missing}; it has {sorted(by_level)}. Change "
-                f"data.source.{self.name}.levels"
+                f"{origin}: no level{unit} {missing}; it has {sorted(by_level)}. "
+                f"Change data.source.{self.name}.levels"
             )
         return [by_level[level] for level in chosen]
 
@@ -197,8 +197,8 @@ def open_hrrr(
     if first_time is None:
         path = path_of(config, times[0])[0]
         raise FileNotFoundError(f"data.source.{name}: no file {path!r}")
-    whole = slice(None)
-    source = HrrrSource(name, config, first_time, whole, whole)
+    full = slice(None)
+    source = HrrrSource(name, config, first_time, full, full)
     counts: dict[str, int] = {}
     first: tuple[str, Message] | None = None
     for kind in config.variables.by_type:

@@ -46,10 +46,13 @@ def _part(extent: Extent, opened: OpenFile) -> tuple[slice, slice]:
         raise ValueError(f"{opened.path}: an extent needs lat and lon")
     rows: slice = pd.Index(lat.values).slice_indexer(south, north)
     columns: slice = pd.Index(lon.values).slice_indexer(west % 360, east % 360)
-    for what, values, part in (("lat", lat.values, rows), ("lon", lon.values, columns)):
+    for subject, values, part in (
+        ("lat", lat.values, rows),
+        ("lon", lon.values, columns),
+    ):
         if not np.size(values[part]):
             raise ValueError(
-                f"{opened.path}: nothing lies in extent {list(extent)}: {what} runs "
+                f"{opened.path}: nothing lies in extent {list(extent)}: {subject} runs "
                 f"from {values[0]:g} to {values[-1]:g}"
             )
     return rows, columns

@@ -56,8 +56,8 @@ def markdown_text(text: str) -> str:
     >>> markdown_text("T|<b>\n[x](y)")
     'T\\|\\<b\\>\\\\n\\[x\\](y)'
     """
-    shown = printable(text).replace("\n", "\\n").replace("\t", " ")
-    return re.sub(r"[\\`|<>\[\]*&]", r"\\\g<0>", shown)
+    displayed = printable(text).replace("\n", "\\n").replace("\t", " ")
+    return re.sub(r"[\\`|<>\[\]*&]", r"\\\g<0>", displayed)
 
 
 def _score_table(path: Path) -> str:

@@ -103,7 +103,7 @@ def open_contents(config: Config, like: Coordinates | None = None) -> Contents:
         [dates.ranges[0][0]],
         1,
         like=of_run,
-        same_grid=pipeline.grid is None,
+        shared_grid=pipeline.grid is None,
     )
     schema = forecast_schema(config, inference, model_def.config, pipeline, opened)
     grid = pipeline.grid
@@ -253,12 +253,12 @@ def _levels(
     """Source -> its levels as listed in the config, or else of the files."""
     data = config["inference"].get("data") or config["data"]
     listed = {name: source.get("levels") for name, source in data["source"].items()}
-    known = {
+    recorded = {
         group.source: group.levels
         for group in chain.from_iterable(groups.values())
         if group.levels
     }
-    return {name: levels or known.get(name) for name, levels in listed.items()}
+    return {name: levels or recorded.get(name) for name, levels in listed.items()}
 
 
 def _described(
@@ -267,15 +267,15 @@ def _described(
     """Key -> unit and names, of the data files or else of the output's metadata."""
     inference = contents.config.inference or InferenceConfig()
     attributes = read_attributes(inference.output.metadata)
-    known = {key: dict(values) for key, values in contents.data.attributes().items()}
+    recorded = {key: dict(values) for key, values in contents.data.attributes().items()}
     further = contents.data.further
     if further is not None:
         for key, (unit, _) in further.units().items():
-            known.setdefault(key, {})["units"] = unit
+            recorded.setdefault(key, {})["units"] = unit
     described = {}
     for group in chain.from_iterable(groups.values()):
         metadata = descriptive(attributes.get(group.variable, {}))
-        described[group.var_key] = metadata | known.get(group.var_key, {})
+        described[group.var_key] = metadata | recorded.get(group.var_key, {})
     return described
 
 

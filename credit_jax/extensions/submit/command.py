@@ -67,28 +67,6 @@ class Submit(ConfigOptions):
 
     def run(self) -> int:
         """Writes the script and submits it."""
-        job = self._job()
-        text = script_text(job)
-        if self.dry_run:
-            print(text, end="")
-            for number in range(self.chain):
-                after = f"JOB{number}" if number else None
-                words = submission(self.cluster, job.script, after)
-                print_line(f"# {shlex.join(words)}")
-            return OK
-        job.folder.mkdir(parents=True, exist_ok=True)
-        for path, content in (
-            (job.folder / f"{job.name}.yml", Path(self.config).read_text()),
-            (job.script, text),
-        ):
-            with new_file(path) as partial:
-                partial.write_text(content)
-        print_line(f"script {job.script}")
-        for number in submit_chain(self.cluster, job.script, self.chain):
-            print_line(f"job {number}")
-        return OK
-
-    def _job(self) -> BatchJob:
         overrides = {k: v for k in _KEYS if (v := getattr(self, k)) is not None}
         mapping = apply_overrides(read_yaml(self.config), self.set)
         section = job_section(mapping, self.cluster, overrides)
@@ -112,7 +90,7 @@ class Submit(ConfigOptions):
         command += ["--resume", *(["if-any"] if self.mode == "train" else [])]
         command += ["--stop-after", stop_after(section.seconds)]
         command += ["--cache", self.cache or str(run_folder / "cache")]
-        return BatchJob(
+        job = BatchJob(
             self.cluster,
             section,
             command,
@@ -122,6 +100,25 @@ class Submit(ConfigOptions):
             sys.executable,
             self.processes_per_node,
         )
+        text = script_text(job)
+        if self.dry_run:
+            print(text, end="")
+            for number in range(self.chain):
+                after = f"JOB{number}" if number else None
+                words = submission(self.cluster, job.script, after)
+                print_line(f"# {shlex.join(words)}")
+            return OK
+        job.folder.mkdir(parents=True, exist_ok=True)
+        for path, content in (
+            (job.folder / f"{job.name}.yml", Path(self.config).read_text()),
+            (job.script, text),
+        ):
+            with new_file(path) as partial:
+                partial.write_text(content)
+        print_line(f"script {job.script}")
+        for number in submit_chain(self.cluster, job.script, self.chain):
+            print_line(f"job {number}")
+        return OK
 
 
 main = Submit.main

@@ -130,16 +130,8 @@ def _few_points_backward(
 ) -> tuple[Array, Array]:
     x, kernel = saved
     by_kernel = kernel_gradient(x, cotangent, kernel.shape[:2], (1, 1), padding, (1, 1))
-    return _field_from_product(cotangent, kernel, padding, x.shape[1:3]), by_kernel
-
-
-_few_points.defvjp(None, _few_points_backward)
-
-
-def _field_from_product(
-    cotangent: Array, kernel: Array, padding: Padding, size: tuple[int, ...]
-) -> Array:
-    """Returns the gradient of the field: one product with all taps, then a sum."""
+    # The gradient of the field: one product with all taps, then a sum.
+    size = x.shape[1:3]
     *taps, channels, out = kernel.shape
     by_tap = cotangent.reshape(-1, out) @ kernel.reshape(-1, out).T
     by_tap = by_tap.reshape(*cotangent.shape[:-1], *taps, channels)
@@ -149,7 +141,13 @@ def _field_from_product(
         for i, j in itertools.product(range(len(rows)), range(len(columns)))
     ]
     (top, _), (left, _) = padding
-    return reduce(jnp.add, shifted)[:, top : top + size[0], left : left + size[1]]
+    field_from_product = reduce(jnp.add, shifted)[
+        :, top : top + size[0], left : left + size[1]
+    ]
+    return field_from_product, by_kernel
+
+
+_few_points.defvjp(None, _few_points_backward)
 
 
 def _tap_by_tap(x: Array, kernel: Array) -> Array:
@@ -160,10 +158,10 @@ def _tap_by_tap(x: Array, kernel: Array) -> Array:
     taps = lax.split(
         kernel.reshape(-1, kernel.shape[3]), [channels] * (taps_h * taps_w)
     )
-    places = itertools.product(range(taps_h), range(taps_w))
+    indices = itertools.product(range(taps_h), range(taps_w))
     parts = [
         dense(x[:, i : i + height, j : j + width], tap)
-        for (i, j), tap in zip(places, taps, strict=True)
+        for (i, j), tap in zip(indices, taps, strict=True)
     ]
     return reduce(jnp.add, parts)
 

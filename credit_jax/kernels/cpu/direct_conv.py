@@ -82,10 +82,10 @@ def field_gradient(
     pads = []
     for size, num_taps, num_points, step, (low, _), spacing in dims:
         reach = (num_taps - 1) * spacing
-        before = reach - low
+        leading = reach - low
         spread = (num_points - 1) * step + 1
         # Negative where the padding is wider than the kernel's reach.
-        pads.append((before, size + reach - spread - before))
+        pads.append((leading, size + reach - spread - leading))
     reversed_kernel = jnp.swapaxes(jnp.flip(kernel, tuple(range(len(sizes)))), -2, -1)
     return _conv(cotangent, reversed_kernel, pads, spread=stride, dilation=dilation)
 

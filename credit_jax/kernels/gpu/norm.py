@@ -188,8 +188,8 @@ def _backward_kernel(
     totals = lax.fori_loop(0, turns, turn, (zeros, zeros))
     channel = lax.iota(jnp.int32, _width(x))
     for which, total in enumerate(totals):
-        where = sums.at[program_id(0), which, channel]
-        store(where, total, mask=channel < count)
+        origin = sums.at[program_id(0), which, channel]
+        store(origin, total, mask=channel < count)
 
 
 def _standardize(

@@ -138,8 +138,8 @@ def window_attention(
     *points, _, num, channels = qkv.shape
     heads, tiling = Heads(num, channels), Tiling(grid)
     # The bias of all pairs of a tile, `_APART` for different windows.
-    same = jnp.eye(tiling.windows, dtype=bool)[:, None, :, None]
-    every = jnp.where(same, bias[None, :, None, :], _APART)
+    equal = jnp.eye(tiling.windows, dtype=bool)[:, None, :, None]
+    every = jnp.where(equal, bias[None, :, None, :], _APART)
     every = every.reshape(tiling.tokens, tiling.tokens)
     padding = (0, tiling.size - tiling.tokens)
     tile = jnp.pad(every, padding, constant_values=_APART)
@@ -235,8 +235,8 @@ def _definition(qkv: Array, bias: Array, *, tiling: Tiling, heads: Heads) -> Arr
     logits += bias[None, None, : grid.tokens, : grid.tokens].astype(wide)
     mixed = attend(jax.nn.softmax(logits).astype(v.dtype), v)
     rows = jnp.swapaxes(mixed, 1, 2).reshape(*points.shape, -1)
-    place = jnp.argsort(points.reshape(-1))  # every point is one token
-    return rows.reshape(grid.points, -1)[place]
+    index = jnp.argsort(points.reshape(-1))  # every point is one token
+    return rows.reshape(grid.points, -1)[index]
 
 
 _attention.defvjp(None, _backward, _tangent)
@@ -385,8 +385,8 @@ def _load(
     ref: Any, points: Array, inside: Array, part: int, head: Array, heads: Heads
 ) -> Array:
     """Loads one of the parts (q, k, v) of a head at some points; 0 for padding."""
-    where, mask = _cells(ref, points, inside, part, head, heads)
-    return load(where, mask=mask, other=0.0)
+    origin, mask = _cells(ref, points, inside, part, head, heads)
+    return load(origin, mask=mask, other=0.0)
 
 
 def _store(
@@ -398,8 +398,8 @@ def _store(
     head: Array,
     heads: Heads,
 ) -> None:
-    where, mask = _cells(ref, points, inside, part, head, heads)
-    store(where, values.astype(ref.dtype), mask=mask)
+    origin, mask = _cells(ref, points, inside, part, head, heads)
+    store(origin, values.astype(ref.dtype), mask=mask)
 
 
 def _cells(

@@ -21,7 +21,7 @@ from credit_jax.named_fields.coordinates import (
     GridCoordinates,
     Kind,
     are_numbered_alike,
-    places_of,
+    indices_of,
 )
 from credit_jax.physics.arrays import SECONDS_PER_HOUR
 from credit_jax.physics.channel_fixers import (
@@ -335,10 +335,10 @@ class _Builder:
         channels = [i for i, name in enumerate(self.variables) if name in names]
         missing = [name for name in names if name not in self.variables]
         if missing or not channels:
-            known = ", ".join(dict.fromkeys(self.variables))
+            available = ", ".join(dict.fromkeys(self.variables))
             raise ValueError(
                 f"model.post_conf: {key} is {list(names)}; expected variables of the "
-                f"output: {known}"
+                f"output: {available}"
             )
         return channels
 
@@ -466,11 +466,11 @@ class Gen1PostConf(PostConf):
 
     def check_coordinates(self, data: GridCoordinates) -> None:
         """Checks that the files of the active blocks have the data's coordinates."""
-        conf, where = self.data, "model.gen1_post_conf.data"
+        conf, origin = self.data, "model.gen1_post_conf.data"
         pairs: list[
             tuple[str, Kind, CoordinateValues | None, CoordinateValues | None]
         ] = []
-        file = f"{where}.save_loc_physics: {conf.save_loc_physics}"
+        file = f"{origin}.save_loc_physics: {conf.save_loc_physics}"
         for grid in self.fixers.grids:
             axes, numbers = grid.axes, grid.levels.numbers
             pairs.append((file, "latitude", data.latitude, axes.latitude))
@@ -482,36 +482,36 @@ class Gen1PostConf(PostConf):
             for name in conf.variables if path else ():
                 values = level_values(str(path), name)
                 values = None if values is None else values[: conf.levels]
-                pairs.append((f"{where}.{key}: {path}", "level", data.levels, values))
-        for file, kind, ours, theirs in pairs:
-            if places_of(ours, theirs, kind, file, data.where) is not None:
+                pairs.append((f"{origin}.{key}: {path}", "level", data.levels, values))
+        for file, kind, jax_path, other in pairs:
+            if indices_of(jax_path, other, kind, file, data.where) is not None:
                 raise ValueError(
-                    f"{file}: its {kind}s {list(theirs or ())[:4]} ... are in another "
-                    f"order than {list(ours or ())[:4]} ... of {data.where}; bring the "
-                    "file to that order"
+                    f"{file}: its {kind}s {list(other or ())[:4]} ... are in another "
+                    f"order than {list(jax_path or ())[:4]} ... of {data.where}; bring "
+                    "the file to that order"
                 )
 
     def problems(self, num_channels: int, frames: int) -> list[str]:
         """Returns errors of the section for a model, one line each."""
-        where, problems = "model.gen1_post_conf", []
+        origin, problems = "model.gen1_post_conf", []
         sums = " + ".join(f"{n} {count}" for n, count in self.data.by_variable.items())
         if len(self.data.by_channel) != num_channels:
             problems.append(
-                f"{where}.data: its variables have {len(self.data.by_channel)} "
+                f"{origin}.data: its variables have {len(self.data.by_channel)} "
                 f"channels ({sums}), the model's output has {num_channels}; name all "
                 "variables of the output, in channel order"
             )
         if self.on_grid and self.data.save_loc_physics is None:
             problems.append(
-                f"{where}.data.save_loc_physics: missing; the global fixers read the "
+                f"{origin}.data.save_loc_physics: missing; the global fixers read the "
                 "grid from this file"
             )
         if frames > 1:
             problems.append(
-                f"{where}: output_frames is {frames}; the fixers take one output time"
+                f"{origin}: output_frames is {frames}; the fixers take one output time"
             )
         if (self.data.mean_path is None) != (self.data.std_path is None):
             problems.append(
-                f"{where}.data: needs both mean_path and std_path, or neither"
+                f"{origin}.data: needs both mean_path and std_path, or neither"
             )
         return problems

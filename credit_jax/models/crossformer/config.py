@@ -162,10 +162,10 @@ class StagesConfig(ModelConfig):
         """Yields errors of kernels that do not fit the field of the previous stage."""
         kernels = sorted(self.cross_embed_kernel_sizes[index])
         stride = self.cross_embed_strides[index]
-        where = f"model.cross_embed_kernel_sizes[{index}]"
+        origin = f"model.cross_embed_kernel_sizes[{index}]"
         if self.symmetric_embedding and kernels[0] < stride:
             yield (
-                f"{where} is {kernels} with stride {stride}; expected kernels of at "
+                f"{origin} is {kernels} with stride {stride}; expected kernels of at "
                 "least the stride"
             )
         for points in above:
@@ -173,19 +173,19 @@ class StagesConfig(ModelConfig):
             for kernel, size in zip(kernels, sizes, strict=True):
                 if size < 1:
                     yield (
-                        f"{where} has {kernel}, but stage {index} gets {above[0]} x "
+                        f"{origin} has {kernel}, but stage {index} gets {above[0]} x "
                         f"{above[1]} points and its stride is {stride}: no output "
                         "point is left; use a larger grid or padding"
                     )
             if len(set(sizes)) > 1:
                 yield (
-                    f"{where} is {kernels}, which make {sizes} of {points} points with "
-                    f"stride {stride}; they are joined, so they must make the same: "
-                    f"choose kernels that are all odd or all even"
+                    f"{origin} is {kernels}, which make {sizes} of {points} points "
+                    f"with stride {stride}; they are joined, so they must make the "
+                    f"same: choose kernels that are all odd or all even"
                 )
         if self.dim[index] < 2 ** len(kernels) // 2:
             yield (
-                f"{where} has {len(kernels)} kernels for {self.dim[index]} channels; "
+                f"{origin} has {len(kernels)} kernels for {self.dim[index]} channels; "
                 f"expected 1 to {self.dim[index].bit_length()}"
             )
 
@@ -241,8 +241,8 @@ class EncoderDecoderConfig(PaddedConfig, StagesConfig):
 
     def problems(self) -> Iterator[str]:
         """See `ModelConfig.problems`: patches, frames, and what the decoder joins."""
-        before = [*super().problems()]
-        yield from before
+        previous = [*super().problems()]
+        yield from previous
         if (self.patch_height == 1) != (self.patch_width == 1):
             yield (
                 f"model.patch_height is {self.patch_height} and model.patch_width is "
@@ -279,7 +279,7 @@ class EncoderDecoderConfig(PaddedConfig, StagesConfig):
                 f"to remove is {pad[0]} x {pad[1]}: nothing is left; use less padding "
                 "or smaller strides"
             )
-        elif joined and not before and geometry.output != geometry.grid:
+        elif joined and not previous and geometry.output != geometry.grid:
             output, grid = geometry.output, geometry.grid
             yield (
                 f"model.interp is false and the decoder makes {output[0]} x "

@@ -48,11 +48,11 @@ def transformer_layers(*, linear: bool = False) -> Iterator[Rule]:
         layers.1  up    {layer}
         layers.4  down  {layer}
     """
-    torch, ours = "layers.{s}.1.layers.{d}", "stages/{s}/blocks"
+    torch, path = "layers.{s}.1.layers.{d}", "stages/{s}/blocks"
     for index, kind in ((0, "short"), (2, "long")):
-        yield from key_table(attention, f"{torch}.{index}", f"{ours}/{kind}_attention")
+        yield from key_table(attention, f"{torch}.{index}", f"{path}/{kind}_attention")
         yield from key_table(
-            feed_forward, f"{torch}.{index + 1}", f"{ours}/{kind}_feed_forward"
+            feed_forward, f"{torch}.{index + 1}", f"{path}/{kind}_feed_forward"
         )
 
 

@@ -373,10 +373,10 @@ class NextGenWXFormer(nnx.Module):
         with jax.named_scope(INPUT):
             frames = x.transpose(0, 2, 3, 4, 1).reshape(batch * time, rows, lon, -1)
             count = self.config.channels * self.config.levels
-            upper, rest = jnp.split(frames, [count], -1)
+            upper, remainder = jnp.split(frames, [count], -1)
         upper = run_block(context, self.levels, Field(upper, layout))
         with jax.named_scope(INPUT):
-            frames = jnp.concatenate([upper, rest], -1)
+            frames = jnp.concatenate([upper, remainder], -1)
             frames = frames.reshape(batch, time, rows, lon, -1)
             frames = frames.transpose(0, 2, 3, 1, 4)
             return Field(frames.reshape(batch, rows, lon, -1), layout)
@@ -394,9 +394,9 @@ class NextGenWXFormer(nnx.Module):
             field = reshard(field, field.layout.to_blocks())
         if config.decoder_col_attn:
             count = config.channels * config.levels
-            upper, rest = jnp.split(field.data, [count], -1)
+            upper, remainder = jnp.split(field.data, [count], -1)
             upper = run_block(context, self.output_levels, field.like(upper)).data
-            field = field.like(jnp.concatenate([upper, rest], -1))
+            field = field.like(jnp.concatenate([upper, remainder], -1))
         with jax.named_scope(OUTPUT):
             base = x[:, : config.output_channels, -1]
             absent = config.output_channels - base.shape[1]

@@ -104,14 +104,14 @@ class DiffusionConfig(StrictModel):
                 "be below 1"
             )
         schedule = SCHEDULES[self.beta_schedule]
-        known = list(inspect.signature(schedule).parameters)[1:]
+        available = list(inspect.signature(schedule).parameters)[1:]
         if self.beta_schedule == "sigmoid":
-            known.append("clamp_min")  # which CREDIT takes and does not read
+            available.append("clamp_min")  # which CREDIT takes and does not read
         problems += [
             f"schedule_fn_kwargs has {name!r}; the {self.beta_schedule} schedule takes "
-            f"{', '.join(known) or 'none'}"
+            f"{', '.join(available) or 'none'}"
             for name in self.schedule_fn_kwargs
-            if name not in known
+            if name not in available
         ]
         if problems:
             raise ValueError("; and ".join(problems))

@@ -85,8 +85,8 @@ def tables(
     """
     alphas = 1.0 - betas
     product = np.cumprod(alphas)
-    before = np.concatenate([[1.0], product[:-1]])
-    variance = betas * (1.0 - before) / (1.0 - product)
+    previous = np.concatenate([[1.0], product[:-1]])
+    variance = betas * (1.0 - previous) / (1.0 - product)
     snr = product / (1 - product)
     clipped = snr if largest_snr is None else np.minimum(snr, largest_snr)
     weights = {
@@ -97,7 +97,7 @@ def tables(
     wide = {
         "betas": betas,
         "alphas_cumprod": product,
-        "alphas_cumprod_prev": before,
+        "alphas_cumprod_prev": previous,
         "sqrt_alphas_cumprod": np.sqrt(product),
         "sqrt_one_minus_alphas_cumprod": np.sqrt(1.0 - product),
         "log_one_minus_alphas_cumprod": np.log(1.0 - product),
@@ -105,8 +105,8 @@ def tables(
         "sqrt_recipm1_alphas_cumprod": np.sqrt(1.0 / product - 1),
         "posterior_variance": variance,
         "posterior_log_variance_clipped": np.log(np.maximum(variance, 1e-20)),
-        "posterior_mean_coef1": betas * np.sqrt(before) / (1.0 - product),
-        "posterior_mean_coef2": (1.0 - before) * np.sqrt(alphas) / (1.0 - product),
+        "posterior_mean_coef1": betas * np.sqrt(previous) / (1.0 - product),
+        "posterior_mean_coef2": (1.0 - previous) * np.sqrt(alphas) / (1.0 - product),
         "loss_weight": weights[objective],
     }
     return {name: table.astype(np.float32) for name, table in wide.items()}
@@ -210,14 +210,17 @@ class Process:
         def of(name: str) -> Array:
             return at[name].astype(target.dtype)[:, None, None, None, None]
 
-        signal, rest = of("sqrt_alphas_cumprod"), of("sqrt_one_minus_alphas_cumprod")
+        signal, remainder = (
+            of("sqrt_alphas_cumprod"),
+            of("sqrt_one_minus_alphas_cumprod"),
+        )
         targets = {
             "pred_noise": noise,
             "pred_x0": target,
-            "pred_v": signal * noise - rest * target,
+            "pred_v": signal * noise - remainder * target,
         }
         return Noised(
-            signal * target + rest * noise,
+            signal * target + remainder * noise,
             time[:, None].astype(target.dtype),
             targets[self.objective],
             at["loss_weight"],

@@ -114,27 +114,19 @@ class GraphAttention(nnx.Module):
             along = (along @ self.edge[...]).reshape(len(along), self.heads, -1)
 
         def dropped(weights: Array) -> Array:
-            return self._dropped(weights, edges, context)
+            # Dropout with a mask by global sample, edge and head.
+            if context.key is None or self.dropout == 0.0:
+                return weights
+            high = context.samples(len(weights))[:, None, None]
+            number = jnp.maximum(edges.local(edges.number), 0)
+            low = number[:, None] * self.heads + jnp.arange(self.heads)[None]
+            keep = keep_mask(context.key, high, low[None], self.dropout)
+            return drop(weights, keep, self.dropout)
 
         seen = edge_attention(
             split["query"], split["key"], split["value"], along, edges, dropped
         )
         return field.like(seen.data.reshape(x.shape) + skip)
-
-    def _dropped(
-        self,
-        weights: Float[Array, "batch edge head"],
-        edges: ShardEdges,
-        context: Context,
-    ) -> Float[Array, "batch edge head"]:
-        """Dropout with a mask by global sample, edge and head."""
-        if context.key is None or self.dropout == 0.0:
-            return weights
-        high = context.samples(len(weights))[:, None, None]
-        number = jnp.maximum(edges.local(edges.number), 0)
-        low = number[:, None] * self.heads + jnp.arange(self.heads)[None]
-        keep = keep_mask(context.key, high, low[None], self.dropout)
-        return drop(weights, keep, self.dropout)
 
 
 class GraphBlock(nnx.Module):
@@ -164,24 +156,20 @@ class GraphBlock(nnx.Module):
         x = self.inner_norm(x)
         x = x.like(self.outer(jax.nn.relu(x.data), context) + state.data)
         x = self.norm(x).data
-        gated = _gated(x, state.data, carry["gates"], jnp.asarray(context.block))
+        # The new state: tanh(W x) in the first block, which has no state yet. In later
+        # blocks it is (1 - z) h + z tanh(W (r h)).
+        gates = carry["gates"]
+        block = jnp.asarray(context.block)
+        first = block == 0
+
+        def linear(name: str, x: Array) -> Array:
+            kernel, bias = gates[name]
+            # Layers of the state are called from the second block on.
+            call = block if name.endswith("_x") else jnp.maximum(block - 1, 0)
+            return add_bias(x @ of_call(kernel, 2, call), bias)
+
+        z = jax.nn.sigmoid(linear("z_x", x) + linear("z_h", state.data))
+        r = jax.nn.sigmoid(linear("r_x", x) + linear("r_h", state.data))
+        later = (1 - z) * state.data + z * jnp.tanh(linear("h_h", r * state.data))
+        gated = jnp.where(first, jnp.tanh(linear("h_x", x)), later)
         return {**carry, "x": state.like(gated)}
-
-
-def _gated(x: Array, h: Array, gates: dict[str, Any], block: Array) -> Array:
-    """Returns the new state: tanh(W x) in the first block, which has no state yet.
-
-    In later blocks it is (1 - z) h + z tanh(W (r h)).
-    """
-    first = block == 0
-
-    def linear(name: str, x: Array) -> Array:
-        kernel, bias = gates[name]
-        # Layers of the state are called from the second block on.
-        call = block if name.endswith("_x") else jnp.maximum(block - 1, 0)
-        return add_bias(x @ of_call(kernel, 2, call), bias)
-
-    z = jax.nn.sigmoid(linear("z_x", x) + linear("z_h", h))
-    r = jax.nn.sigmoid(linear("r_x", x) + linear("r_h", h))
-    later = (1 - z) * h + z * jnp.tanh(linear("h_h", r * h))
-    return jnp.where(first, jnp.tanh(linear("h_x", x)), later)

@@ -93,8 +93,8 @@ def _read(path: str, _: int) -> EdgeFile:
                 f"{path} has no {', '.join(missing)}; expected an edge file with "
                 f"{', '.join(names)}, as CREDIT's graph_edges programs write it"
             )
-        pairs, *rest = (dataset[name].values for name in names)
-    distances, latitude, longitude = (x.astype(np.float32) for x in rest)
+        pairs, *remainder = (dataset[name].values for name in names)
+    distances, latitude, longitude = (x.astype(np.float32) for x in remainder)
     height, width = _grid(path, latitude)
     edge_values = np.concatenate(
         [
@@ -134,7 +134,7 @@ def _both_ways(
 ) -> tuple[Int[np.ndarray, "edge 2"], Float[np.ndarray, "edge 3"]]:
     """PyTorch Geometric's to_undirected, which sums the attributes of equal edges."""
     every = np.concatenate([pairs, pairs[:, ::-1]])
-    number, place = np.unique(every[:, 0] * nodes + every[:, 1], return_inverse=True)
+    number, index = np.unique(every[:, 0] * nodes + every[:, 1], return_inverse=True)
     total = np.zeros((len(number), 3), np.float32)
-    np.add.at(total, place.ravel(), np.concatenate([attributes, attributes]))
+    np.add.at(total, index.ravel(), np.concatenate([attributes, attributes]))
     return np.stack([number // nodes, number % nodes], 1), total

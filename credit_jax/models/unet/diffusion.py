@@ -224,13 +224,13 @@ def _rules() -> Iterator[Rule]:
         time_mlp.3  time/second  linear
     """)
     for name, resize in (("downs", "halving"), ("ups", "conv")):
-        torch, ours = f"{name}.{{i}}", f"{name}/{{i}}"
-        yield from key_table(_RESIDUAL, f"{torch}.0", f"{ours}/block_1")
-        yield from key_table(_RESIDUAL, f"{torch}.1", f"{ours}/block_2")
-        yield from key_table(_LINEAR, f"{torch}.2", f"{ours}/attention")
-        yield from key_table(_FULL, f"{torch}.2", f"{ours}/full_attention")
-        yield from key_table(f"1 resize/conv {resize}", f"{torch}.3", ours)
-        yield from key_table("conv periodic/conv conv", f"{torch}.3", ours)
+        torch, path = f"{name}.{{i}}", f"{name}/{{i}}"
+        yield from key_table(_RESIDUAL, f"{torch}.0", f"{path}/block_1")
+        yield from key_table(_RESIDUAL, f"{torch}.1", f"{path}/block_2")
+        yield from key_table(_LINEAR, f"{torch}.2", f"{path}/attention")
+        yield from key_table(_FULL, f"{torch}.2", f"{path}/full_attention")
+        yield from key_table(f"1 resize/conv {resize}", f"{torch}.3", path)
+        yield from key_table("conv periodic/conv conv", f"{torch}.3", path)
     yield from key_table(_RESIDUAL, "mid_block1", "middle/0")
     yield from key_table(_FULL, "mid_attn", "middle_attention")
     yield from key_table(_RESIDUAL, "mid_block2", "middle/1")

@@ -148,7 +148,7 @@ class Layer(nnx.Module):
         self, channel_in: int, width: int, depth: int, stride: int, sizes: ResNetSizes
     ) -> None:
         channels = width * sizes.expansion
-        self.num_rest = depth - 1
+        self.num_later = depth - 1
         self.first = ResNetBlock(channel_in, width, stride, sizes)
         self.rest = stack_blocks(
             lambda: ResNetBlock(channels, width, 1, sizes), depth - 1
@@ -157,7 +157,7 @@ class Layer(nnx.Module):
     def __call__(self, field: Field, context: Context) -> Field:
         field = run_block(context, self.first, field)
         with jax.named_scope(BLOCKS):
-            return scan_blocks(context, self.rest, field, self.num_rest)
+            return scan_blocks(context, self.rest, field, self.num_later)
 
 
 class ResNetEncoder(nnx.Module):

@@ -256,18 +256,18 @@ def _rules() -> Iterator[Rule]:
         "encoder/stem",
     )
     for layer in ("layer1", "layer2", "layer3", "layer4"):
-        torch, ours = f"encoder.{layer}", f"encoder/{layer}"
-        yield from key_table(_RESIDUAL, f"{torch}.0", f"{ours}/first")
-        for rule in key_table(_RESIDUAL, f"{torch}.{{d}}", f"{ours}/rest"):
+        torch, path = f"encoder.{layer}", f"encoder/{layer}"
+        yield from key_table(_RESIDUAL, f"{torch}.0", f"{path}/first")
+        for rule in key_table(_RESIDUAL, f"{torch}.{{d}}", f"{path}/rest"):
             yield replace(rule, first=1)
     for i in (1, 2):
-        torch, ours = "decoder.blocks.{b}", "decoder/blocks/{b}"
+        torch, path = "decoder.blocks.{b}", "decoder/blocks/{b}"
         # The convolution has a bias if there is no norm.
         convolution = f"conv{i}.0 layers/{i - 1}/conv conv"
         norm = f"conv{i}.1 layers/{i - 1}/norm norm"
-        yield from key_table(f"{convolution}\n{norm}", torch, ours)
+        yield from key_table(f"{convolution}\n{norm}", torch, path)
         yield from key_table(
-            _GATES, f"{torch}.attention{i}.attention", f"{ours}/attention_{i}"
+            _GATES, f"{torch}.attention{i}.attention", f"{path}/attention_{i}"
         )
     yield from key_table("segmentation_head.0 head/conv conv")
 

@@ -111,11 +111,11 @@ def _conv_transpose_field(
     ends, after, phase = list(padding), list(output_padding), None
     if layout.num_shards > 1:
         extent, step = dilation[at] * (kernel.shape[at] - 1) + 1, stride[at]
-        need, phase, before = transposed_rows(
+        need, phase, leading = transposed_rows(
             layout, target, extent=extent, stride=step, low=padding[at][0]
         )
         field = reshard(field, need, scope=HALO)
-        ends[at] = (before * step, max(extent - step, 0))
+        ends[at] = (leading * step, max(extent - step, 0))
         after[at] = max(step - extent, 0)
     data = op(
         in_row_order(field).data,
@@ -159,10 +159,10 @@ def transposed_rows(
     idle = next(first for first in firsts if first is not None)
     starts = np.asarray([idle if first is None else first for first in firsts]) + low
     phase = starts % stride
-    before = max((extent - 1 - int(phase.min())) // stride, 0)
-    length = before + 1 + (int(phase.max()) + out.length - 1) // stride
+    leading = max((extent - 1 - int(phase.min())) // stride, 0)
+    length = leading + 1 + (int(phase.max()) + out.length - 1) // stride
     needed = [
-        None if first is None else start - before
+        None if first is None else start - leading
         for first, start in zip(firsts, (starts // stride).tolist(), strict=True)
     ]
-    return consecutive_rows(layout, needed, length), phase, before
+    return consecutive_rows(layout, needed, length), phase, leading

@@ -57,16 +57,20 @@ class Incidence:
         start = np.cumsum(degrees, 1) - degrees
         order = [np.argsort(point, kind="stable") for point in points]
         # A single table would have places for the point with most edges at all points.
-        widths = _widths(degrees)
+        # The largest of the degrees with the same next power of 2, elementwise.
+        power = np.ceil(np.log2(np.maximum(degrees, 1))).astype(int)
+        largest = np.zeros(power.max() + 1, int)
+        np.maximum.at(largest, power, degrees)
+        widths = np.where(degrees > 0, largest[power], 0)
         num_rows, tables, row = 0, [], np.full(degrees.shape, -1)
         for width in sorted(set(widths[widths > 0].tolist())):
             length = int((widths == width).sum(1).max())
             table = np.full((len(points), length, width), longest, np.int32)
             for shard, edges in enumerate(order):
                 (members,) = np.nonzero(widths[shard] == width)
-                places = start[shard, members, None] + np.arange(width)[None]
+                indices = start[shard, members, None] + np.arange(width)[None]
                 is_edge = np.arange(width)[None] < degrees[shard, members, None]
-                table[shard, : len(members)][is_edge] = edges[places[is_edge]]
+                table[shard, : len(members)][is_edge] = edges[indices[is_edge]]
                 row[shard, members] = num_rows + np.arange(len(members))
             tables.append(table)
             num_rows += length
@@ -114,14 +118,6 @@ class Incidence:
         ]
         every = jnp.concatenate(rows, 1)
         return _taken(every, self.layout.of_shard(self.row), fill)
-
-
-def _widths(degrees: np.ndarray) -> np.ndarray:
-    """The largest of the degrees with the same next power of 2, elementwise."""
-    power = np.ceil(np.log2(np.maximum(degrees, 1))).astype(int)
-    largest = np.zeros(power.max() + 1, int)
-    np.maximum.at(largest, power, degrees)
-    return np.where(degrees > 0, largest[power], 0)
 
 
 def _taken(values: Array, index: Array, fill: float) -> Array:
@@ -178,19 +174,19 @@ def shard_edges(
     """
     begin, end = edges.T
     shard_of = np.full(layout.size, -1)
-    place = np.full(layout.size, -1)
+    index = np.full(layout.size, -1)
     for shard, rows in enumerate(layout.rows):
         for position, row in enumerate(rows):
             if row >= 0:
-                shard_of[row], place[row] = shard, position
+                shard_of[row], index[row] = shard, position
     begins, ends, numbers, needed = [], [], [], []
     for shard in range(layout.num_shards):
         (chosen,) = np.nonzero(shard_of[end // columns] == shard)
-        local = place[end[chosen] // columns] * columns + end[chosen] % columns
+        local = index[end[chosen] // columns] * columns + end[chosen] % columns
         order = np.argsort(local, kind="stable")
         chosen = chosen[order]
-        rows, where = np.unique(begin[chosen] // columns, return_inverse=True)
-        begins.append(where * columns + begin[chosen] % columns)
+        rows, origin = np.unique(begin[chosen] // columns, return_inverse=True)
+        begins.append(origin * columns + begin[chosen] % columns)
         ends.append(local[order])
         numbers.append(chosen)
         needed.append(rows.tolist() or [0])
@@ -240,18 +236,13 @@ def edge_attention(
         keys, values = keys + along[None], values + along[None]
     queries = edges.at_target.spread(x.reshape(batch, -1, heads, dim))
     logits = (queries.astype(wide) * keys.astype(wide)).sum(-1) * dim**-0.5
-    weights = drop(_softmax(logits, edges).astype(x.dtype))
-    return query.like(edges.at_target.sum(weights[..., None] * values).reshape(x.shape))
-
-
-def _softmax(
-    logits: Float[Array, "batch edge head"], edges: ShardEdges
-) -> Float[Array, "batch edge head"]:
-    """Softmax over the edges of each target; 0 for padding edges."""
+    # Softmax over the edges of each target; 0 for padding edges.
     at_target = edges.at_target
     largest = at_target.max(logits)
     # Points without edges have none to spread to.
     largest = at_target.spread(jnp.where(jnp.isfinite(largest), largest, 0.0))
     real = edges.real()[None, :, None]
     raised = jnp.exp(jnp.where(real, logits - largest, -jnp.inf))
-    return raised / (at_target.spread(at_target.sum(raised)) + SMALL)
+    softmax = raised / (at_target.spread(at_target.sum(raised)) + SMALL)
+    weights = drop(softmax.astype(x.dtype))
+    return query.like(edges.at_target.sum(weights[..., None] * values).reshape(x.shape))

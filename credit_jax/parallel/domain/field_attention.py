@@ -137,11 +137,11 @@ def _squeezed(
     return gather_rows(field.like(hidden)) if dim == field.layout.dim else hidden
 
 
-def _local(whole: Array, field: Field, dim: int) -> Array:
+def _local(full: Array, field: Field, dim: int) -> Array:
     """Returns the rows of this shard from an array with all rows."""
     if dim != field.layout.dim:
-        return whole
-    return jnp.moveaxis(field.layout.local(jnp.moveaxis(whole, dim, 0)), 0, dim)
+        return full
+    return jnp.moveaxis(field.layout.local(jnp.moveaxis(full, dim, 0)), 0, dim)
 
 
 def _linear(x: Array, kernel: Array, bias: Array) -> Array:

@@ -81,25 +81,25 @@ def halo_exchange(
 
 
 def trim(
-    x: Shaped[Array, "*shape"], before: int, after: int, dim: int = -2
+    x: Shaped[Array, "*shape"], leading: int, after: int, dim: int = -2
 ) -> Shaped[Array, "*narrower"]:
     """Removes rows at both ends, such as the halo after a stencil.
 
     Args:
         x: local array.
-        before, after: rows to remove at the start and the end of `dim`.
+        leading, after: rows to remove at the start and the end of `dim`.
         dim: array dim of the rows.
 
     Raises:
         ValueError: negative numbers, or more rows than `x` has.
     """
     rows = x.shape[dim]
-    if min(before, after) < 0 or before + after > rows:
+    if min(leading, after) < 0 or leading + after > rows:
         raise ValueError(
-            f"cannot trim {before} and {after} rows of {rows}; expected 0 or more, "
+            f"cannot trim {leading} and {after} rows of {rows}; expected 0 or more, "
             f"{rows} at most in all"
         )
-    return lax.slice_in_dim(x, before, rows - after, axis=dim % x.ndim)
+    return lax.slice_in_dim(x, leading, rows - after, axis=dim % x.ndim)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def attention_layout(
         degree: number of shards of a group.
     """
     if window == 1:
-        return _whole_windows(layout, size, kind, window)
+        return _full_windows(layout, size, kind, window)
     rows = _group_rows(layout, size, kind, window, degree)
     length = -(-len(rows[0]) // degree)
     parts = [
@@ -135,9 +135,9 @@ def _group_rows(
     """Returns the rows of each group: those of a shard if groups were shards."""
     num = layout.num_shards // degree
     rows = ((PADDING,),) * num
-    return _whole_windows(replace(layout, rows=rows), size, kind, window).rows
+    return _full_windows(replace(layout, rows=rows), size, kind, window).rows
 
 
-def _whole_windows(layout: Layout, size: int, kind: Kind, window: int) -> Layout:
-    whole = window_layout if kind == "short" else group_layout
-    return whole(layout, size, window)
+def _full_windows(layout: Layout, size: int, kind: Kind, window: int) -> Layout:
+    full = window_layout if kind == "short" else group_layout
+    return full(layout, size, window)

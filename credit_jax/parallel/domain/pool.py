@@ -277,11 +277,11 @@ def global_max_pool(field: Field) -> Float[Array, "batch channel"]:
         largest = lax.pmax(pvary(largest, (axis,)), axis)
     position = _positions(field)
     last = np.iinfo(np.int32).max
-    where = jnp.where((seen == largest) & field.mask(), position, last)
-    first = where.min(dims, keepdims=True)
+    origin = jnp.where((seen == largest) & field.mask(), position, last)
+    first = origin.min(dims, keepdims=True)
     if axis:
         first = lax.pmin(pvary(first, (axis,)), axis)
-    chosen = jnp.where(where == first, x, jnp.zeros((), x.dtype)).sum(dims)
+    chosen = jnp.where(origin == first, x, jnp.zeros((), x.dtype)).sum(dims)
     return sum_parts(chosen, (axis,) if axis else ())
 
 

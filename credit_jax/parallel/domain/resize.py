@@ -109,12 +109,12 @@ def _resize(
     dims = range(1, spatial + 1)
     for dim in sorted(dims, key=lambda dim: dim != split):
         points = size[dim - 1]
-        before = dim_size(field, dim)
-        if dim == split and (points != before or out is not None):
+        leading = dim_size(field, dim)
+        if dim == split and (points != leading or out is not None):
             target = field.layout.to_blocks(points) if out is None else out
-            field = _resize_rows(field, make_taps(before, points), target)
-        elif points != before:
-            data, taps = field.data, make_taps(before, points)
+            field = _resize_rows(field, make_taps(leading, points), target)
+        elif points != leading:
+            data, taps = field.data, make_taps(leading, points)
             if taps.is_copy:
                 data = _take_nearest(data, taps.low[None], None, dim)
             else:

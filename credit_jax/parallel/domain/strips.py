@@ -94,13 +94,13 @@ class Windows:
         """
         row, strip = self._positions()
         column = strip * self.strip // self.short
-        place, step = column, 1
+        index, step = column, 1
         if self.long > 1 and self.columns_meet:
             # Windows until the remainders are those of the first one again.
             apart = self.columns // self.long // self.short
-            place, step = column % apart * self.long + column // apart, self.long
+            index, step = column % apart * self.long + column // apart, self.long
         band = self.columns // self.short
-        number = (row // self.short * band + place) // step
+        number = (row // self.short * band + index) // step
         within = self.short // self.strip
         # The last key is the first to compare: band, window, row and strip within it.
         keys = (strip % within, row % self.short, column, row // self.short)

@@ -89,11 +89,11 @@ def resolve(section: Mapping[str, Any], world_size: Any) -> tuple[Degrees, list[
     degrees, names, problems = _read(section)
     data = section.get("data")
     problems += data_problems(data, degrees.get(DP_REPLICATE), degrees.get(DP_SHARD))
-    rest = None  # the axis that takes all remaining devices
+    remainder = None  # the axis that takes all remaining devices
     if degrees.get(DP_SHARD) == REST or data == "none":
-        rest = DP_SHARD
+        remainder = DP_SHARD
     elif data == "ddp" and DP_REPLICATE not in degrees:
-        rest = DP_REPLICATE
+        remainder = DP_REPLICATE
     degrees = dict.fromkeys(ORDER, 1) | degrees
     degrees.setdefault(ETP, degrees[TP])
     if (pp := degrees[PP]) != 1:
@@ -113,8 +113,8 @@ def resolve(section: Mapping[str, Any], world_size: Any) -> tuple[Degrees, list[
     world = whole_number(world_size)
     if world is None or world < 1:
         problems.append(f"world_size must be an integer >= 1, got {got(world_size)}")
-    elif rest:
-        degrees, wrong = _fill(degrees, names, rest, world)
+    elif remainder:
+        degrees, wrong = _fill(degrees, names, remainder, world)
         problems += wrong
     else:
         problems += _product_problems(degrees, names, world)
@@ -159,21 +159,21 @@ def _read(section: Mapping[str, Any]) -> tuple[Degrees, dict[str, str], list[str
 
 
 def _fill(
-    degrees: Degrees, names: Mapping[str, str], rest: str, world: int
+    degrees: Degrees, names: Mapping[str, str], remainder: str, world: int
 ) -> tuple[Degrees, list[str]]:
-    """Returns `degrees` with axis `rest` taking all remaining devices, and problems."""
-    shown = [
+    """Returns `degrees` with all remaining devices on `remainder`, and problems."""
+    displayed = [
         axis
         for axis in ORDER
-        if axis != rest and (degrees[axis] > 1 or axis in (TP, DOMAIN))
+        if axis != remainder and (degrees[axis] > 1 or axis in (TP, DOMAIN))
     ]
-    labels = {axis: names.get(axis, axis) for axis in shown}
-    product = math.prod(degrees[axis] for axis in shown)
+    labels = {axis: names.get(axis, axis) for axis in displayed}
+    product = math.prod(degrees[axis] for axis in displayed)
     if world % product == 0:
-        return degrees | {rest: world // product}, []
+        return degrees | {remainder: world // product}, []
     formula = "*".join(labels.values())
-    terms = " x ".join(f"{labels[axis]} {degrees[axis]}" for axis in shown)
-    return degrees | {rest: 1}, [
+    terms = " x ".join(f"{labels[axis]} {degrees[axis]}" for axis in displayed)
+    return degrees | {remainder: 1}, [
         f"world_size={world} not divisible by {formula}={product} ({terms}); with "
         f"{world} devices {formula} can be {divisors(world)}"
     ]

@@ -93,9 +93,9 @@ def gather_over_domain(
     Returns:
         All parameters; those that are not sharded over domain are unchanged.
     """
-    whole = dict(weights)
+    full = dict(weights)
     if gathers_over_domain_in_blocks(axes):
-        return whole
+        return full
     for path, weight in weights.items():
         param_spec = param_specs[path]
         dim = rules.domain_dim(param_spec, axes)
@@ -106,10 +106,10 @@ def gather_over_domain(
         if is_large and param_spec.is_stacked and len(weight) <= num_unrolled:
             blocks = slices(weight)
             steps = ((axes.domain, dim - 1),)
-            whole[path] = jnp.stack([_gather(b, steps, precision) for b in blocks])
+            full[path] = jnp.stack([_gather(b, steps, precision) for b in blocks])
         else:
-            whole[path] = _gather(weight, ((axes.domain, dim),), precision)
-    return whole
+            full[path] = _gather(weight, ((axes.domain, dim),), precision)
+    return full
 
 
 def _gather(weight: Array, steps: GatherOrder, precision: Precision) -> Array:

@@ -44,20 +44,22 @@ def initialize(
     """
     degrees = degrees or {}
     drawn = [p for p, d in param_specs.items() if d.init.kind != "constant"]
-    places = {path: (specs[path] if specs else PartitionSpec()) for path in param_specs}
+    indices = {
+        path: (specs[path] if specs else PartitionSpec()) for path in param_specs
+    }
     values = {
-        path: jnp.full(_local_shape(d, places[path], degrees), d.init.scale, d.dtype)
+        path: jnp.full(_local_shape(d, indices[path], degrees), d.init.scale, d.dtype)
         for path, d in param_specs.items()
         if path not in drawn
     }
     if drawn:
-        positions = [_positions(param_specs[p], places[p], degrees) for p in drawn]
+        positions = [_positions(param_specs[p], indices[p], degrees) for p in drawn]
         flat = _draw(key, [param_specs[p].init for p in drawn], positions)
         start = 0
         for path, position in zip(drawn, positions, strict=True):
             part = flat[start : start + position.size].astype(param_specs[path].dtype)
             values[path] = part.reshape(
-                _local_shape(param_specs[path], places[path], degrees)
+                _local_shape(param_specs[path], indices[path], degrees)
             )
             start += position.size
     return values

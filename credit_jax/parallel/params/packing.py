@@ -85,7 +85,7 @@ class Packing:
         return self.map_packed(self.unpack, tree)
 
     def map_packed(
-        self, change: Callable[..., Any], tree: PyTree, *rest: PyTree
+        self, change: Callable[..., Any], tree: PyTree, *remainder: PyTree
     ) -> PyTree:
         """Applies a function to the dicts of packed parameters of a tree.
 
@@ -104,7 +104,7 @@ class Packing:
         def visit(node: Any, *others: Any) -> Any:
             return change(node, *others) if is_packed(node) else (node, *others)[-1]
 
-        return jax.tree.map(visit, tree, *rest, is_leaf=is_packed)
+        return jax.tree.map(visit, tree, *remainder, is_leaf=is_packed)
 
     def _parts(self, vector: Any) -> list[Any]:
         """Returns each small parameter, of the type of the vector."""
@@ -114,9 +114,9 @@ class Packing:
         if isinstance(vector, jax.Array):
             return _split_on_devices(self, vector.sharding)(vector)
         if isinstance(vector, jax.ShapeDtypeStruct):
-            place = _whole(vector.sharding)
+            sharding = _whole(vector.sharding)
             return [
-                jax.ShapeDtypeStruct(shape, vector.dtype, sharding=place)
+                jax.ShapeDtypeStruct(shape, vector.dtype, sharding=sharding)
                 for shape in shapes
             ]
         if isinstance(vector, np.ndarray):

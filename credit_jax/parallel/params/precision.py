@@ -162,11 +162,11 @@ def default_mp_policy(
     )
 
 
-def _dtype(name: Any, known: tuple[str, ...]) -> Any:
+def _dtype(name: Any, available: tuple[str, ...]) -> Any:
     text = name if isinstance(name, str) else jnp.dtype(name).name
-    if text not in known:
+    if text not in available:
         raise ValueError(
-            f"precision is {text!r}; expected one of {', '.join(known)}; in a config, "
-            "trainer.amp: true with trainer.fsdp2_mp_policy says it"
+            f"precision is {text!r}; expected one of {', '.join(available)}; in a "
+            "config, trainer.amp: true with trainer.fsdp2_mp_policy says it"
         )
     return jnp.dtype(text)

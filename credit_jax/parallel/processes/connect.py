@@ -253,15 +253,15 @@ def _join(launch: Launch, timeout: float) -> socket.socket:
     deadline = time.monotonic() + timeout
     who = f"process {launch.process} of {launch.num_processes}"
     cause: OSError | None = None
-    while (rest := deadline - time.monotonic()) > 0:
+    while (remainder := deadline - time.monotonic()) > 0:
         try:
             with ExitStack() as stack:
                 connection = stack.enter_context(
-                    socket.create_connection(_port(launch), min(_LONGEST, rest))
+                    socket.create_connection(_port(launch), min(_LONGEST, remainder))
                 )
                 number = f"{launch.process}/{launch.num_processes}\n"
                 connection.sendall(number.encode())
-                connection.settimeout(rest)
+                connection.settimeout(remainder)
                 answer = connection.recv(1)
                 if answer == _GO:
                     stack.pop_all()

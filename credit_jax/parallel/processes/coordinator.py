@@ -42,23 +42,23 @@ def process_number() -> int:
     return _global_state().process_id
 
 
-def wait_for_all(what: str, processes: Sequence[int] | None = None) -> None:
+def wait_for_all(subject: str, processes: Sequence[int] | None = None) -> None:
     """Blocks until every process of the run has called it.
 
     Args:
-        what: name of the barrier; the same in every process.
+        subject: name of the barrier; the same in every process.
         processes: numbers of the processes that take part; None for all.
     """
     if num_processes() > 1:
-        with activity(f"waiting for the other processes ({what})"):
-            coordinator().wait_at_barrier(_turn(what), _LONGEST, processes)
+        with activity(f"waiting for the other processes ({subject})"):
+            coordinator().wait_at_barrier(_turn(subject), _LONGEST, processes)
 
 
-def of_all(what: str, text: str) -> list[str]:
+def of_all(subject: str, text: str) -> list[str]:
     """Gathers a string from each process; every process must call it.
 
     Args:
-        what: name of the exchange; the same in every process.
+        subject: name of the exchange; the same in every process.
         text: string of this process.
 
     Returns:
@@ -66,21 +66,21 @@ def of_all(what: str, text: str) -> list[str]:
     """
     if num_processes() == 1:
         return [text]
-    turn = _turn(what)
+    turn = _turn(subject)
     coordinator().key_value_set(f"{turn}/{process_number()}", text)
     return [_get(f"{turn}/{number}") for number in range(num_processes())]
 
 
-def of_first(what: str, text: str) -> str:
+def of_first(subject: str, text: str) -> str:
     """Broadcasts a string of process 0; every process must call it.
 
     Args:
-        what: name of the exchange; the same in every process.
+        subject: name of the exchange; the same in every process.
         text: string of this process; ignored in all processes but process 0.
     """
     if num_processes() == 1:
         return text
-    turn = _turn(what)
+    turn = _turn(subject)
     if process_number() == 0:
         coordinator().key_value_set(turn, text)
     return _get(turn)
@@ -91,8 +91,8 @@ def _get(key: str) -> str:
         return coordinator().blocking_key_value_get(key, _LONGEST)
 
 
-def _turn(what: str) -> str:
+def _turn(subject: str) -> str:
     """Returns a key that is new in each call, and the same in every process."""
     with _lock:
-        _turns[what] += 1
-        return f"credit_jax/{what} {_turns[what]}"
+        _turns[subject] += 1
+        return f"credit_jax/{subject} {_turns[subject]}"

@@ -134,8 +134,8 @@ class Watch:
         peer.heard = time.monotonic()
         *lines, peer.received = (peer.received + data.decode()).split("\n")
         for line in lines:
-            word, _, rest = line.partition(" ")
-            code, _, text = rest.partition(" ")
+            word, _, remainder = line.partition(" ")
+            code, _, text = remainder.partition(" ")
             if word == _BYE and int(code) not in _DONE:
                 time.sleep(_GRACE)
                 ended = f"process {peer.number} ended with exit code {code}"

@@ -245,8 +245,8 @@ def _swap_rounds(
             break
         destination = sends_to[source][other]
         path.append((source, destination, other))
-    for source, end, before in path:
-        del sends_to[source][before], receives_from[end][before]
-    for source, end, before in path:
-        after = other if before == turn else turn
+    for source, end, leading in path:
+        del sends_to[source][leading], receives_from[end][leading]
+    for source, end, leading in path:
+        after = other if leading == turn else turn
         sends_to[source][after], receives_from[end][after] = end, source

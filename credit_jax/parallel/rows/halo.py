@@ -95,10 +95,10 @@ def exchange_halo(x: Array, have: Layout, need: Layout, pattern: HaloPattern) ->
     extended = jnp.concatenate(pieces, dim) if len(pieces) > 1 else x
     # What a shard needs beyond the array are zeros.
     starts, length = np.asarray(pattern.starts), need.length
-    before = max(0, -int(starts.min()))
+    leading = max(0, -int(starts.min()))
     after = max(0, int(starts.max()) + length - extended.shape[dim])
-    extended = pad_dim(extended, dim, (before, after))
-    index = starts[:, None] + before + np.arange(length)
+    extended = pad_dim(extended, dim, (leading, after))
+    index = starts[:, None] + leading + np.arange(length)
     rows = take_rows(extended, index, have.axis, dim)
     return keep_rows(rows, pattern.valid, have.axis, dim)
 

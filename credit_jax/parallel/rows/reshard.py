@@ -66,14 +66,14 @@ def _reshard(x: Array, have: Layout, need: Layout) -> Array:
     strips = max(have.strips, need.strips)
     if strips > 1:
         # A layout in rows is converted to one of consecutive strips.
-        batch, rows, points, *rest = x.shape
+        batch, rows, points, *remainder = x.shape
         if have.strips == 1:
-            x = x.reshape(batch, rows * strips, points // strips, *rest)
+            x = x.reshape(batch, rows * strips, points // strips, *remainder)
         have, after = have.in_strips(strips), need.in_strips(strips)
         if have.rows != after.rows:
             x = exchange_rows(x, have, _exchange_pattern(have.rows, after.rows))
         if need.strips == 1:
-            x = x.reshape(batch, need.length, -1, *rest)
+            x = x.reshape(batch, need.length, -1, *remainder)
         return x
     if need.rows == have.rows:
         # Padding rows have any value in the field, but must be zeros in the result.

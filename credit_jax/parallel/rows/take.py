@@ -194,8 +194,8 @@ def _inverse(index: np.ndarray, used: np.ndarray, size: int) -> np.ndarray:
 def _rows_at(x: Array, index: np.ndarray, axis: str | None, dim: int) -> Array:
     shard = axis_index(axis) if len(index) > 1 else 0
     rows = jnp.asarray(index, jnp.int32)[shard]
-    where = (slice(None),) * dim + (rows,)
-    return x.at[where].get(mode="promise_in_bounds")
+    origin = (slice(None),) * dim + (rows,)
+    return x.at[origin].get(mode="promise_in_bounds")
 
 
 def _as_transpose(index: Sequence[int], size: int) -> int | None:

@@ -8,7 +8,7 @@ import pytest
 
 from credit_jax import ops
 from credit_jax.kernels.cpu import conv
-from credit_jax.ops.conv import NO_PADDING, same_padding
+from credit_jax.ops.conv import NO_PADDING, padding_of_same
 from tests.ops.conv_cases import CASES, arrays, of_torch
 from tests.support import assert_close
 from tests.support.gradients import assert_same, draw, jax_values
@@ -65,7 +65,7 @@ def test_groups_are_the_plain_definition():
 )
 def test_sizes_of_unit_stride_choose_their_way(size, kernel, tap_by_tap):
     x, weights = jnp.asarray(draw((2, *size, 3))), jnp.asarray(draw((*kernel, 3, 4)))
-    pads = tuple(same_padding(n) for n in kernel)
+    pads = tuple(padding_of_same(n) for n in kernel)
     program = str(jax.make_jaxpr(partial(conv.conv2d, padding=pads))(x, weights))
     assert ("conv_general_dilated" not in program) == tap_by_tap
 
