@@ -83,12 +83,14 @@ def test_what_check_prints(capsys):
     code, printed = check(capsys)
     assert code == 0
     (first, second) = (
-        line.split()
+        line.rsplit("mse", 1)
         for line in printed.split("Curriculum")[1].splitlines()
-        if line.strip()[:2] in ("1 ", "2 ")
+        if line.lstrip().startswith("forecast_len")
     )
-    assert first[:6] == ["1", "1", "0.001", "124,670", "70", "32"]
-    assert second[:6] == ["2", "8", "0.0001", "26,565", "35", "32"]
+    assert "forecast_len 1, learning rate 0.001 " in first[0]
+    assert "forecast_len 8, backprop truncated, learning rate 0.0001 " in second[0]
+    assert first[1].split()[:3] == ["1", "124,670", "70"]
+    assert second[1].split()[:3] == ["8", "26,565", "35"]
 
 
 @pytest.mark.slow
