@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import credit_jax
-from credit_jax import adjoint
+from credit_jax.extensions import adjoint
 from credit_jax.extensions.assimilation import BackgroundCovariance, read_background
 from credit_jax.extensions.assimilation.background import Harmonics
 

@@ -1,6 +1,5 @@
 """Features of all commands: exit codes, errors, help."""
 
-import importlib
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from credit_jax.cli.commands import (
     option,
     run_group,
 )
+from credit_jax.cli.console import all_commands
 
 ENDS = {
     "well": None,
@@ -99,8 +99,8 @@ def test_what_is_there_is_not_replaced(case, tmp_path, monkeypatch, capsys):
     (tmp_path / file).write_text("of mine")
     monkeypatch.chdir(tmp_path)
     argv = [*options, file] if options[-1].startswith("--out") else options
-    module = importlib.import_module(f"credit_jax.cli.{name}")
-    assert module.main(argv) == USER_ERROR
+    command = all_commands()[name.replace("_", "-")].load()
+    assert command.main(argv) == USER_ERROR
     error = capsys.readouterr().err
     assert f"{file}: there is something already; give a new name" in error
     assert (tmp_path / file).read_text() == "of mine"

@@ -136,7 +136,7 @@ def test_a_cyclic_alias(tmp_path: Path) -> None:
     path = tmp_path / "config.yml"
     path.write_text("model: &a\n  type: wxformer\n  again: *a\n")
     report = check_config(str(path))
-    assert any("stands inside of what it names" in line for line in report.problems)
+    assert any("must be outside of what it names" in line for line in report.problems)
 
 
 if __name__ == "__main__":

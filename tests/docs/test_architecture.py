@@ -17,7 +17,11 @@ def contract() -> list[set[str]]:
     """The layers of the contract, from the top."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
-    (layers,) = (found["layers"] for found in contracts if found["type"] == "layers")
+    (layers,) = (
+        found["layers"]
+        for found in contracts
+        if found.get("containers") == ["credit_jax"]
+    )
     return [set(re.findall(NAME, layer)) - {"__main__"} for layer in layers]
 
 

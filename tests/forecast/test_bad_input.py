@@ -41,7 +41,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
     "a year that labels lack": (
         {},
         ("--init-time", "0500-01-01"),
-        ("--init-time: '0500-01-01'", "from 1678 to 2261"),
+        ("--init-time: '0500-01-01'", "in the years 1678 to 2261"),
     ),
     "a length that is none": ({}, ("--length", "nat"), ("--length: 'nat' is no",)),
     "a length between two steps": (

@@ -42,7 +42,7 @@ def module(no_objects_left):
     return sys.modules[type(build(BLOCK).config).__module__]
 
 
-@pytest.mark.parametrize("mesh", ["domain3", "dp2_tp2_domain2"])
+@pytest.mark.parametrize("mesh", ["domain3", "2x2x2"])
 def test_equals_one_device(mesh, module, monkeypatch):
     """With a last layer that is not 0, as it is before training."""
     monkeypatch.setattr(module, "constant", lambda _: Initializer("normal", 0.3))

@@ -29,7 +29,7 @@ from credit_jax.extensions.certification.small_config import SAMPLES, certified_
 from credit_jax.extensions.certification.verdict import FLOAT32, Check
 from credit_jax.models.registry import build
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 def small_debugger():

@@ -81,7 +81,7 @@ def test_objects_of_ones_own(tmp_path, monkeypatch):
 
 def test_padding_where_it_is_seldom(tmp_path):
     """A config of CREDIT's first generation pads a Swin by 80 rows."""
-    mapping = read_yaml(Path(__file__).parents[2] / "configs" / "swin_6h.yaml")
+    mapping = read_yaml(Path(__file__).parents[3] / "configs" / "swin_6h.yaml")
     padding = {"activate": True, "mode": "earth", "pad_lat": [80, 80]}
     mapping["model"]["padding_conf"] = {**padding, "pad_lon": [80, 80]}
     model = make_small(mapping, tmp_path)["model"]
@@ -93,7 +93,7 @@ def test_padding_where_it_is_seldom(tmp_path):
 
 def test_a_model_says_how_small_it_can_be(tmp_path, monkeypatch):
     """Of a section inside of the model's, only the keys that it names change."""
-    mapping = read_yaml(Path(__file__).parents[2] / "configs" / "swin_6h.yaml")
+    mapping = read_yaml(Path(__file__).parents[3] / "configs" / "swin_6h.yaml")
     small = {"embed_dim": 16, "post_conf": {"activate": False}}
     monkeypatch.setattr(SwinConfig, "small_keys", small)
     mapping["model"]["post_conf"] = {"activate": True, "other": 1}

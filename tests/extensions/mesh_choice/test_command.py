@@ -14,7 +14,7 @@ from credit_jax.extensions.mesh_choice.command import main
 from credit_jax.extensions.mesh_choice.search import MeshChoice, Ranked
 from credit_jax.parallel.mesh.dims import ParallelDims
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan import plan_model
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 REASONS = {
     "",
     MEMORY,
