@@ -582,7 +582,12 @@ SWIN = {
             SWIN_BASE,
             img_size=[20, 40],
             depths=[2],
-            padding_conf={"mode": "earth", "pad_lat": 2, "pad_lon": 4},
+            padding_conf={
+                "activate": True,
+                "mode": "earth",
+                "pad_lat": 2,
+                "pad_lon": 4,
+            },
             residual=True,
         ),
         "| domain3",

@@ -202,7 +202,7 @@ def test_stages_of_a_base_with_adapters(
     setup = make(**run)
     base = base_of_run(setup.config)
     assert base is not None
-    before, _ = base.on_host(setup.model_def, None)
+    before, _ = base.weights_for(setup.model_def, None)
     straight, _ = go(setup, tmp_path / "straight", base=base)
     stopped, text = go(make("one", (1, 0), **run), tmp_path / "run", base=base)
     assert stopped.reason == "SIGTERM", text
