@@ -92,8 +92,8 @@ class Packing:
         Args:
             change: function of such a dict, and of what the further trees have there.
             tree: tree with dicts of packed parameters.
-            *rest: trees with the same nodes otherwise. The last tree has the leaves of
-                the result that are in no such dict.
+            *remainder: trees with the same nodes otherwise. The last tree has the
+                leaves of the result that are in no such dict.
         """
 
         def is_packed(node: Any) -> bool:
