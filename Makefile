@@ -1,10 +1,11 @@
 # make train   sets up .venv, then trains the demo on dp 2 x tp 2 x domain 2 simulated devices;
 #              what it trained before moves to a dated folder in runs/tp2_domain2
 # make test    sets up .venv with the PyTorch reference, then runs every check, and all tests but the slow
-#              ones; with TESTS= the slow ones, too, of which many share with the others what CREDIT and one
-#              device give; with TESTS="--slow-since COMMIT", as in .ci/run, those that the change since
-#              then reaches, and a fourth of the others in turn
-# make slow    the slow tests: further cases and meshes, fuzzers, benchmarks, runs beside CREDIT's trainer
+#              ones; with TESTS= these, too; with TESTS="--slow-since COMMIT", as in .ci/run, those of
+#              them that the change since then reaches
+# make nightly  what `make test` leaves out: the slow tests (further cases and meshes, fuzzers, benchmarks,
+#              runs beside CREDIT's trainer; `make slow`), `make newest`, `make accuracy` of one model and
+#              `make accelerator`; before a release, and when kernels, parallel or the bridge change
 # make quick   style, spelling, layers, and the tests of what changed since the last commit: those that
 #              mirror it, or else the nearest ones by imports;
 #              FILES="credit_jax/ops/conv.py ..." names other files, ARGS="-k name -x" goes to pytest
@@ -20,7 +21,7 @@
 #                than in own_kernels-h100.json; the new counts go to build/accelerator
 # make newest  sets up .cache/newest with the newest JAX and the newest of everything else, without
 #                torch, on Python 3.12 or later, and runs the tests there that do not need torch or CREDIT;
-#                constraints.txt plays no part. `make newest-short`: some of them, 3 minutes
+#                constraints.txt plays no part
 # PYTHON=python3.12 names the interpreter that .venv (.cache/newest) is made with; 3.11 (3.12) or later.
 
 BIN := .venv/bin
@@ -37,7 +38,7 @@ export PYTHONDONTWRITEBYTECODE :=
 CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.cache/jax \
   JAX_COMPILATION_CACHE_MAX_SIZE=20000000000 JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=1
 
-.PHONY: environment train test slow quick mutants lint docs accuracy accelerator newest newest-short clean
+.PHONY: environment train test nightly slow quick mutants lint docs accuracy accelerator newest clean
 .PHONY: check-style check-spelling check-words check-layers check-types check-docs check-tests
 .DEFAULT_GOAL := test
 
@@ -50,6 +51,10 @@ test: .venv/.test
 	$(MAKE) --no-print-directory -j2 --output-sync=target \
 	  check-types check-style check-spelling check-words check-layers check-docs
 	$(MAKE) --no-print-directory check-tests
+
+nightly: .venv/.test
+	$(MAKE) --keep-going slow newest accuracy accelerator \
+	  ACCURACY="--models wxformer --no-own --out build/accuracy"
 
 slow: .venv/.test
 	CI=true $(PYTEST) --jaxtyping-packages= -m slow
@@ -106,29 +111,19 @@ check-types:
 check-docs:
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# What other versions break first: options of XLA, operations, kernels of both platforms, fields
-# on meshes, a model lowered for TPUs, a training loop, the loader, scores, commands.
-SHORT := tests/parallel/test_compiler.py tests/ops tests/kernels/test_dispatch.py \
-  tests/kernels/gpu/test_norm.py tests/kernels/gpu/test_dense.py tests/parallel/domain/test_norm.py \
-  tests/parallel/domain/test_strips.py tests/models/test_matmul_precision.py tests/training/test_loop.py \
-  tests/data/test_loader.py tests/io/test_missing_chunks.py tests/evaluation/test_grids.py tests/evaluation/test_forecast_files.py \
-  tests/evaluation/test_scores.py tests/cli/test_check.py
-
 newest: BIN := .cache/newest/bin
 newest:
 	tools/environment.sh newest
 	CI=true $(PYTEST) --without-torch $(TESTS)
 
-newest-short:
-	$(MAKE) --no-print-directory newest WORKERS=1 TESTS='-m "not slow" $(SHORT)'
-
 TESTS ?= -m "not slow"
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
   --durations 30 --durations-min 5
 
-# Annotations are checked in turn, those of a fourth of the packages (tests/in_turn.py).
+# Annotations of arrays, whose checks take a fifth of the time of tracing, are checked by
+# `make quick` and `make newest`.
 check-tests:
-	CI=true $(PYTEST) $$($(BIN)/python -m tests.in_turn annotations) $(TESTS)
+	CI=true $(PYTEST) --jaxtyping-packages= $(TESTS)
 
 # Each mark stands for a finished installation; a change of what is asked for makes it anew.
 REQUIRED := pyproject.toml constraints.txt tools/environment.sh

@@ -36,12 +36,11 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_addoption(parser):
-    """Adds the options of `tests.without_torch` and `tests.in_turn`."""
+    """Adds the options of `tests.without_torch` and `tests.slow_tests`."""
     parser.addoption(
         "--slow-since",
         metavar="COMMIT",
-        help="of the slow tests, run those that the change since then reaches, and "
-        "those whose turn it is",
+        help="of the slow tests, run those that the change since then reaches",
     )
     parser.addoption(
         "--without-torch",
@@ -53,11 +52,9 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     """Registers the plugins of these tests; with CI=true a skipped test fails."""
     optimize_little()
-    plugins = ["longest_first", "bounded_memory", "slow_cases"]
+    plugins = ["longest_first", "bounded_memory", "slow_tests"]
     if os.environ.get("CI", "").lower() in ("true", "1"):
         plugins.append("skips_fail")
-    if config.getoption("slow_since"):
-        plugins.append("in_turn")
     if config.getoption("without_torch"):
         plugins.append("without_torch")
     for name in plugins:

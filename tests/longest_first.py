@@ -1,9 +1,7 @@
 """A pytest plugin that runs folders with slow test files first.
 
 Worker processes take the tests file by file. If a slow file came last, one worker would
-run it while the others are idle. The tests of reliability wait for killed processes and
-their time limits; they run while `.ci/run` keeps the cores busy with benchmarks.
-`tests/conftest.py` loads this plugin.
+run it while the others are idle. `tests/conftest.py` loads this plugin.
 """
 
 from __future__ import annotations

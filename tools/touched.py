@@ -28,6 +28,12 @@ MIRRORS = {
 COMMANDS = ("main", "command")
 # Test files of a file without a mirror.
 FEW = 4
+# Slow test files of each changed file, and of a change.
+EACH, ALL = 3, 12
+# Of these, whose faults show only in other runs, all slow tests run.
+ROOMS = tuple(
+    map(Path, ("credit_jax/kernels", "credit_jax/parallel", "credit_torch_bridge"))
+)
 
 
 def quick_tests(path: Path) -> list[str]:
@@ -67,26 +73,24 @@ def nearest(path: Path, among: Collection[str] | None = None) -> list[str]:
     return sorted((t for t in lengths if among is None or t in among), key=rank)
 
 
-def reached(files: Iterable[Path], among: Collection[str], at_least: int) -> set[str]:
-    """Returns the test files that always run after a change of files.
+def reached(files: Iterable[Path], among: Collection[str]) -> set[str]:
+    """Returns the files of slow tests that run after a change of files.
+
+    Those of kernels, `parallel` and the bridge where these change, and the nearest to
+    each file, in all at most `ALL`: the first of each file, then the second.
 
     Args:
         files: paths in the repository.
         among: the test files of which to choose.
-        at_least: how many to choose for each module, if as many reach it.
-
-    Returns:
-        Those that import a file or name it, and of a module the nearest others.
     """
-    chosen: set[str] = set()
+    rooms = {room for file in files for room in ROOMS if room in file.parents}
+    folders = [mirror_of(room / "_").parent for room in rooms]
+    chosen = {t for t in among if any(folder in Path(t).parents for folder in folders)}
+    ranks: dict[str, int] = {}
     for file in files:
-        lengths = distances(file)
-        ranked = nearest(file, among)
-        direct = sum(lengths[test] <= 1 for test in ranked)
-        chosen.update(
-            ranked[: max(direct, at_least) if file.suffix == ".py" else direct]
-        )
-    return chosen
+        for rank, test in enumerate(nearest(file, {*among} - chosen)[:EACH]):
+            ranks[test] = min(rank, ranks.get(test, rank))
+    return {*chosen, *sorted(ranks, key=lambda test: (ranks[test], test))[:ALL]}
 
 
 def changed(base: str | None = None) -> list[Path]:

@@ -48,15 +48,18 @@ def test_every_test_file_is_its_own():
         assert nearest(Path(file))[0] == file
 
 
-def test_what_imports_a_change_is_reached_and_the_nearest_others():
-    path = Path("credit_jax/parallel/collectives.py")
-    ranked = nearest(path)
-    lengths = touched.distances(path)
-    direct = {test for test in ranked if lengths[test] <= 1}
-    assert "tests/parallel/test_collectives.py" in direct
-    assert reached([path], ranked, 0) == direct
-    assert reached([path], ranked, len(direct) + 2) == {*ranked[: len(direct) + 2]}
-    assert reached([path], ranked[-3:], 2) == {*ranked[-3:-1]}
+def test_few_slow_tests_run_after_a_change_and_those_of_some_rooms():
+    files = [Path("credit_jax/ops/conv.py"), Path("credit_jax/data/loader.py")]
+    ranks = [nearest(file) for file in files]
+    chosen = reached(files, {*ranks[0], *ranks[1]})
+    assert chosen == {*ranks[0][: touched.EACH], *ranks[1][: touched.EACH]}
+    assert reached(files[:1], ranks[0][5:]) == {*ranks[0][5 : 5 + touched.EACH]}
+    many = [Path(test) for test in ranks[0]]
+    assert len(reached(many, ranks[0])) == touched.ALL < len(many)
+    room = {test for test in ranks[0] if test.startswith("tests/parallel/")}
+    mesh = reached([Path("credit_jax/parallel/domain/conv.py")], ranks[0])
+    assert room < mesh
+    assert len(mesh - room) == touched.EACH
 
 
 def test_the_script_prints_each_file_once():

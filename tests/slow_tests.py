@@ -1,0 +1,105 @@
+"""A pytest plugin of slow tests: which cases are slow, and which a change reaches.
+
+    @pytest.mark.slow(but=["dp2_tp2_domain2", "domain3"])
+
+marks all cases of a test as slow except those with these ids.
+
+    pytest --slow-since COMMIT
+
+runs, of the slow tests, those that the change since that commit reaches
+(`tools.touched.reached`); none where git lacks the commit. `tests/conftest.py` loads
+this plugin.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tools.touched import changed, reached
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Says which slow tests run."""
+    if (base := config.getoption("slow_since")) is None:
+        return None
+    if (files := changes(base)) is None:
+        return f"slow tests: none, as this clone lacks {base}"
+    return f"slow tests: those that {len(files)} files changed since {base} reach"
+
+
+def changes(base: str) -> list[Path] | None:
+    """Returns the files that differ from a commit, or None without that commit."""
+    try:
+        return changed(base)
+    except subprocess.CalledProcessError:
+        return None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Takes the mark from the cases that run on every commit."""
+    for mark in exceptions(item):
+        if case_of(item) in mark.kwargs["but"]:
+            item.own_markers.remove(mark)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Refuses unknown cases, and deselects slow tests that a change does not reach."""
+    refuse_unknown_cases(config, items)
+    if (base := config.getoption("slow_since")) is None:
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    chosen = reached(changes(base) or (), {file_of(item) for item in slow})
+    out = [item for item in slow if file_of(item) not in chosen]
+    config.hook.pytest_deselected(items=out)
+    items[:] = [item for item in items if item not in out]
+
+
+def refuse_unknown_cases(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Refuses the id of a case that a test does not have.
+
+    Where single tests are named on the command line, others may be missing.
+    """
+    if any("::" in argument for argument in config.args):
+        return
+    cases: dict[str, set[str]] = {}
+    for item in items:
+        cases.setdefault(function_of(item), set()).add(case_of(item))
+    for item in items:
+        function = function_of(item)
+        for mark in exceptions(item):
+            if unknown := set(mark.kwargs["but"]) - cases[function]:
+                raise pytest.UsageError(
+                    f"{function}: slow(but=...) names {sorted(unknown)}; the test has "
+                    f"the cases {sorted(cases[function])}"
+                )
+
+
+def exceptions(item: pytest.Item) -> Iterator[pytest.Mark]:
+    """Returns the marks of a test that except cases."""
+    yield from [
+        mark
+        for mark in item.own_markers
+        if mark.name == "slow" and "but" in mark.kwargs
+    ]
+
+
+def file_of(item: pytest.Item) -> str:
+    """Returns the path of a test's file in the repository."""
+    return item.nodeid.partition("::")[0]
+
+
+def case_of(item: pytest.Item) -> str:
+    """Returns the id of a case, or an empty text for a test without parameters."""
+    return item.nodeid.partition("[")[2].removesuffix("]")
+
+
+def function_of(item: pytest.Item) -> str:
+    """Returns the node id of a test without that of the case."""
+    return item.nodeid.partition("[")[0]
