@@ -1,24 +1,62 @@
-"""Choices of compiled programs, and their report."""
+"""Names of meshes, their cases, and the report of the choice of one."""
 
 import json
 
 import pytest
 
 from benchmarks.accelerator.targets import ROOT
-from benchmarks.mesh_choice import NAME, _agreement, choice_of
-from benchmarks.report import REPORTS
-
-
-@pytest.mark.parametrize(
-    ("mesh", "name"),
-    [("1", "1"), ("dp8", "fsdp8"), ("ddp8", "ddp8"), ("tp2xdomain4", "tp2xdomain4")],
+from benchmarks.mesh_cases import (
+    BATCH,
+    CASES,
+    CHOICES,
+    job_of,
+    stored_account,
 )
-def test_the_choice_of_a_program(mesh, name):
-    choice = choice_of({"mesh": mesh, "remat": "full", "over_domain": True})
-    assert choice.name == name
-    assert choice.remat == "full"
-    assert choice.over_domain
-    assert choice.accumulate == choice.micro_batch == 1
+from benchmarks.mesh_choice import NAME, _agreement
+from benchmarks.meshes import num_data, num_devices, parse_mesh
+from benchmarks.report import REPORTS
+from credit_jax.config import build_config
+from credit_jax.models.registry import build
+
+
+def test_names_of_meshes():
+    assert parse_mesh("1") == {}
+    assert parse_mesh("dp2xtp2xdomain3") == {"dp_shard": 2, "tp": 2, "domain": 3}
+    assert num_devices("ddp4xdomain2") == 8
+    assert num_data("ddp2xep2xdomain2") == 4
+    for wrong in ("dp", "2", "dp2xdp4", "domain0", "dp2-tp2"):
+        with pytest.raises(ValueError, match="expected 1, or factors dpN, ddpN"):
+            parse_mesh(wrong)
+
+
+# Small forms of configs, and what is stored of their programs.
+
+
+def test_meshes_are_of_eight_devices_that_share_the_batch():
+    assert {num_devices(mesh) for mesh, _, _ in CHOICES} == {8}
+    assert all(BATCH % num_data(mesh) == 0 for mesh, _, _ in CHOICES)
+    assert len(set(CHOICES)) == len(CHOICES)
+
+
+@pytest.mark.parametrize("name", ["swin_6h", "wxformer_moe_1deg"])
+def test_a_small_config_is_valid(name, tmp_path):
+    config = build_config(CASES[name].mapping(tmp_path))
+    assert build(config.model).num_parameters > 1e6
+    assert not config.trainer.use_ema
+    assert config.trainer.mp_policy is not None
+
+
+def test_what_is_stored_is_not_compiled_again(tmp_path):
+    job = job_of(CASES["swin_6h"], tmp_path, "ddp2xtp4")
+    assert job.samples == BATCH // 2
+    assert stored_account(job, tmp_path, compiles=False) is None
+    path = job.folder(tmp_path).with_suffix(".json")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"step": 1.0}))
+    assert stored_account(job, tmp_path) == {"step": 1.0}
+
+
+# Choices of compiled programs, and their report.
 
 
 def test_the_report_keeps_what_the_docs_say():

@@ -1,6 +1,5 @@
-"""The demo of assimilation: its observations, what it reads, when it fails."""
+"""The demo of assimilation: its observations and its bound."""
 
-import json
 import shutil
 
 import numpy as np
@@ -9,7 +8,9 @@ import pytest
 import xarray as xr
 
 from benchmarks import assimilation_demo
-from benchmarks.assimilation_demo import VARIABLES, main, observe
+from benchmarks.assimilation_bound import best_estimate
+from benchmarks.assimilation_demo import VARIABLES, observe
+from tests.extensions.assimilation.test_background import covariance
 
 START = pd.Timestamp("2001-06-15")
 
@@ -71,48 +72,6 @@ def _runs(folder, truth):
         shutil.copytree(folder / "analyses" / part, folder / name / part)
 
 
-@pytest.mark.slow
-def test_the_report(data, tmp_path, monkeypatch):
-    runs, out = tmp_path / "runs", tmp_path / "out"
-    _runs(runs, data)
-    monkeypatch.setattr(assimilation_demo, "_make", lambda folder: 90.0)
-    monkeypatch.setattr(assimilation_demo, "_limit", lambda folder: {"T": (2.0, 1.0)})
-    labels = ("model", "equations", "B model", "B equations")
-    powers = {n: {key: [0.0, 0.7, 0.3] for key in labels} for n in ("T", "U", "V")}
-    alike = {"T": [0.1, 0.2, 0.3, 0.04]}, powers
-    monkeypatch.setattr(assimilation_demo, "_alike", lambda folder: alike)
-    options = ["--folder", str(runs), "--out", str(out)]
-    assert main(options) == 0
-    text = (out / "assimilation_demo.md").read_text()
-    # The first background is that of the free run.
-    background = np.sqrt((16 + 9 * 4) / 10)
-    row = f"| U | 4 | {background:.3g} | 1 | {1 / background:.2f} | 0.50 | 0.25 |"
-    assert f"{row} 0.90 to 1.10 | 1.10 to 1.10 |" in text
-    assert "| T | 2 | 1 | 0.50 |" in text
-    assert "| T | 0.10 | 0.20 | 0.30 | 4.0% |" in text
-    assert "The windows took 1.5 minutes" in text
-    assert "is the same, bit for bit" in text
-    results = json.loads((out / "assimilation_demo.json").read_text())
-    assert results["errors"]["analysis"]["T"] == pytest.approx([1.0] * 10, rel=1e-4)
-    assert results["mesh_difference"] == 0
-    for name in ("", "_gradients"):
-        assert (out / f"assimilation_demo{name}.png").stat().st_size > 5000
-
-
-def test_what_differs(tmp_path):
-    rng = np.random.default_rng(0)
-    fields = xr.Dataset({"T": ("lat", rng.standard_normal(8))})
-    for folder in ("analyses", "mesh"):
-        path = tmp_path / folder / "analyses" / "a.nc"
-        path.parent.mkdir(parents=True)
-        fields.to_netcdf(path, engine="h5netcdf")
-        fields = fields * (1 + 1e-4)
-    folders = tmp_path / "mesh", tmp_path / "analyses"
-    assert assimilation_demo._difference(*folders) == pytest.approx(1e-4, rel=1e-6)
-    assert not assimilation_demo._same(*folders)
-    assert not assimilation_demo._same(tmp_path / "none", tmp_path / "analyses")
-
-
 def test_observations(data):
     """5 % of the points of every variable, with errors of 10 % of a spread of 1."""
     table = observe(START, pd.Timedelta("10D"))
@@ -127,3 +86,25 @@ def test_observations(data):
     scaled = (joined["value"] - joined["U"]) / joined["error"]
     assert scaled.std() == pytest.approx(1, rel=0.2)
     assert table.loc[table["variable"] == "SP", "level"].isna().all()
+
+
+# The best linear estimate of the demo, beside dense algebra.
+
+
+def test_the_best_estimate_is_that_of_dense_matrices():
+    b, rng = covariance(truncation=4), np.random.default_rng(0)
+    shape = len(b.channels), 16, 32
+    observed, sizes = rng.random(shape) < 0.02, np.array([1.0, 2.0, 3.0])
+    values = b.fields(rng.standard_normal(b.shape))
+    places = np.flatnonzero(observed)
+    columns = []
+    for place in places:
+        unit = np.zeros(shape)
+        unit.flat[place] = 1
+        columns.append(b.fields(b.transposed(unit)).ravel())
+    dense = np.stack(columns)
+    errors = np.repeat(sizes, 16 * 32)[places]
+    system = dense[:, places] + np.diag(errors**2)
+    expected = np.linalg.solve(system, values.ravel()[places]) @ dense
+    actual = best_estimate(b, values, observed, sizes).ravel()
+    assert np.linalg.norm(actual - expected) < 0.03 * np.linalg.norm(expected)
