@@ -70,11 +70,11 @@ def _equations(
     """The mean as a function of fields, by the demo's primitive equations."""
     from dinosaur import spherical_harmonic
 
-    from credit_jax.extensions.demo.discretization import (
+    from credit_jax.extensions.demo.dynamics import OUTPUT_HOURS, build_climate
+    from credit_jax.extensions.demo.forcing import (
         REFERENCE_TEMPERATURE,
         discretize,
     )
-    from credit_jax.extensions.demo.dynamics import OUTPUT_HOURS, build_climate
 
     disc, climate = discretize("T21"), build_climate("T21", 0)
     speed, modal = disc.meter / disc.second, disc.grid.to_modal

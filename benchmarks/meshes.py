@@ -10,15 +10,15 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from credit_jax.parallel.mesh.axes import (
+from credit_jax.parallel.mesh.device_mesh import (
     BATCH_AXES,
     DOMAIN,
     DP_REPLICATE,
     DP_SHARD,
     EP,
     TP,
+    mesh_of_degrees,
 )
-from credit_jax.parallel.mesh.device_mesh import mesh_of_degrees
 
 _AXES = {"dp": DP_SHARD, "ddp": DP_REPLICATE, "ep": EP, "tp": TP, "domain": DOMAIN}
 _FACTOR = re.compile(rf"({'|'.join(_AXES)})(\d+)")

@@ -21,7 +21,7 @@ from pydantic import PositiveFloat, PositiveInt
 
 from credit_jax.kernels import dense
 from credit_jax.models.common.config import MAX_DEPTH, PaddedConfig, VariableKeys
-from credit_jax.models.common.entry import enter, leave
+from credit_jax.models.common.resampling import enter, leave
 from credit_jax.models.registry import ModelEntry
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
@@ -29,7 +29,7 @@ from credit_jax.nn.parameters import parameter, stack_blocks
 from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.ops.dense import add_bias
 from credit_jax.parallel.collectives import psum
-from credit_jax.parallel.params.initializers import Initializer, constant
+from credit_jax.parallel.params.spec import Initializer, constant
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.physics.harmonics import legendre_functions, legendre_slopes
 

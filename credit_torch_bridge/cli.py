@@ -12,20 +12,26 @@ from credit_jax.checkpoint.store import CHOICES
 from credit_jax.cli.commands import (
     FAILED,
     OK,
+    OVERRIDES,
+    WEIGHTS,
     Command,
     CommandError,
     option,
     print_line,
 )
-from credit_jax.cli.options import OVERRIDES, WEIGHTS
 from credit_jax.config import apply_overrides
 from credit_jax.config.load import CONFIG_NAME
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.io.atomic import new_file, refuse_existing
 from credit_jax.packages.package import open_package
 from credit_jax.plan.finetune import kind_of
-from credit_torch_bridge.config.convert import LEVEL_COORD, TARGETS, convert_config
-from credit_torch_bridge.config.yaml_io import dump, read_limited
+from credit_torch_bridge.config.convert import (
+    LEVEL_COORD,
+    TARGETS,
+    convert_config,
+    dump,
+    read_limited,
+)
 
 _CONFIG = "CREDIT's YAML; default: model.yml beside the checkpoint"
 _DROP = (

@@ -3,7 +3,7 @@
 import jax
 import pandas as pd
 
-from credit_jax.config.demo import DemoConfig
+from credit_jax.config.config import DemoConfig
 from credit_jax.extensions.demo.dataset import (
     FILE,
     OUTPUTS_PER_DAY,

@@ -19,8 +19,7 @@ from benchmarks.accelerator.roofline import (
 )
 from benchmarks.accelerator.targets import TARGETS, Target
 from benchmarks.meshes import num_data, num_devices, parse_mesh
-from credit_jax.parallel.mesh.axes import DOMAIN
-from credit_jax.parallel.mesh.device_mesh import built_degrees
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, built_degrees
 
 _LONGEST = 20
 # A program has grown if one of WATCHED exceeds that of the older one by this fraction.

@@ -11,8 +11,8 @@ from benchmarks.accelerator.operations import KERNEL, operations
 from benchmarks.accelerator.program import Computation, Instruction, Program
 from benchmarks.accelerator.traffic import traffic
 from benchmarks.scale.hlo import KINDS
-from credit_jax.parallel.rows.reshard import WINDOWS
-from credit_jax.parallel.scopes import ATTENTION, PARTS
+from credit_jax.parallel.compiler import ATTENTION, PARTS
+from credit_jax.parallel.rows.exchange import WINDOWS
 
 OTHER = "other"
 # Kind of the kernels of `credit_jax.kernels.gpu`.

@@ -54,7 +54,7 @@ class Case:
 
     Attributes:
         params: parameters by path, whole.
-        model_state: its collections (`nn.model_state`), whole.
+        model_state: its collections (`nn.parameters`), whole.
         x: (step, batch, channel, time, lat, lon).
         y: (step, batch, channel, time, lat, lon).
         latitude: (lat,) degrees, for the weights of the loss.

@@ -31,7 +31,7 @@ import yaml
 
 from benchmarks.accuracy.rollout import roll_out
 from benchmarks.small_models import NOISY, WIDE
-from credit_torch_bridge.compare.credit_import import import_torchvision
+from credit_torch_bridge.compare.jax_side import import_torchvision
 
 # Standard deviation of the noise added to every parameter before training, so that none
 # is exactly one or zero, like norms and biases of a new model.

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from credit_jax.ops.relative_error import (
+from credit_jax.ops.compensated import (
     errors_of_arrays,
     joint_error,
     relative_error,

@@ -31,9 +31,9 @@ from credit_jax.models.parallel_model import (
     place_weights,
 )
 from credit_jax.models.registry import build
-from credit_jax.nn import noise
-from credit_jax.nn.model_state import ModelState
-from credit_jax.nn.noise import Noise
+from credit_jax.nn import context
+from credit_jax.nn.context import Noise
+from credit_jax.nn.parameters import ModelState
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import place_batch
@@ -93,7 +93,7 @@ def run_mesh(
     """
     model = config["model"]["type"]
     if model in NOISY:
-        with mock.patch.object(noise, "random_normal", _ones):
+        with mock.patch.object(context, "random_normal", _ones):
             return _run(config, case, name, precision, rollout)
     if model in WIDE and precision is None:
         with jax.enable_x64(True):

@@ -21,12 +21,12 @@ from benchmarks.networks import random_arrays
 from credit_jax.models.diffusion.process import NOISED
 from credit_jax.models.registry import build
 from credit_jax.training.optimizer import BETAS
-from credit_torch_bridge.compare.credit_import import import_credit
 from credit_torch_bridge.compare.credit_side import (
     call_network,
     network_of,
     new_credit_model,
 )
+from credit_torch_bridge.compare.jax_side import import_credit
 
 Arrays = dict[str, np.ndarray]
 

@@ -26,7 +26,7 @@ import torch
 import yaml
 
 from benchmarks.configs.survey import ENVIRONMENT
-from credit_torch_bridge.compare.credit_import import import_credit
+from credit_torch_bridge.compare.jax_side import import_credit
 from credit_torch_bridge.config.convert import GEN2, kind_of
 
 TAKES = "takes it"

@@ -31,9 +31,9 @@ from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.campaign import Campaign, CampaignSettings
+from credit_jax.forecast.delivery import NoStore, NoWriter
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.outputs import outputs_of
-from credit_jax.forecast.stores import NoStore, NoWriter
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.io.workers import Workers
 from credit_jax.parallel.params.precision import default_mp_policy

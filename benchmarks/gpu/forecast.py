@@ -29,14 +29,14 @@ from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.models.conversion import to_state_dict
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
-from credit_jax.ops.relative_error import relative_error
+from credit_jax.ops.compensated import relative_error
 
 TITLE = "A forecast with files"
 OURS, CREDIT, BOTH = "credit_jax", "CREDIT", "distance"
 _ROOT = Path(__file__).parents[2]
 _STEPS, _REHEARSED, _HOURS = 40, 2, 6
 _ROLLOUT = (
-    "import sys; from credit_torch_bridge.compare.credit_import import import_credit; "
+    "import sys; from credit_torch_bridge.compare.jax_side import import_credit; "
     "import_credit('applications.rollout_gen2').main()"
 )
 _PRINTED = re.compile(r"devices idle (?P<idle>[\d.]+) % of the (?P<total>[\d.]+) s")

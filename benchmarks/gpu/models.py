@@ -27,8 +27,8 @@ from benchmarks.speed.cases import KIN, make_case
 from credit_jax.kernels import use_implementation
 from credit_jax.models.conversion import from_state_dict
 from credit_jax.models.parallel_model import build_parallel_model
-from credit_jax.nn import noise
-from credit_jax.nn.noise import Noise
+from credit_jax.nn import context
+from credit_jax.nn.context import Noise
 from credit_torch_bridge.compare.jax_side import compile_pass
 
 TITLE = "Small models of every family against CREDIT on a CPU, float32"
@@ -104,7 +104,7 @@ def distances(family: str, values: ArraysByName, *, plain: bool) -> dict[str, fl
     params, model_state = from_state_dict(model_def, state)
     drawn = Noise(jax.random.key(0)) if model_def.draws_noise else None
     with (
-        mock.patch.object(noise, "random_normal", _ones),
+        mock.patch.object(context, "random_normal", _ones),
         use_implementation("xla") if plain else nullcontext(),
     ):
         run_jax = compile_pass(model, params, model_state, [])

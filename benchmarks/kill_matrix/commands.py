@@ -21,7 +21,7 @@ from benchmarks.kill_matrix.moments import WRITING
 from benchmarks.kill_matrix.starts import Started, Trigger, start
 from credit_jax.checkpoint.store import FOLDER
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.parallel.processes.watch import RESUME
 
 _SECONDS = 900.0
 _PER_SERIES = 5  # kills, after which the command may end

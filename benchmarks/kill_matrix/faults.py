@@ -16,7 +16,7 @@ from benchmarks.kill_matrix.matrix import FIRST, Matrix
 from benchmarks.kill_matrix.moments import TRAINING, WITHIN_SAVE
 from benchmarks.kill_matrix.starts import Started, Trigger, start
 from credit_jax.checkpoint.store import FOLDER
-from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.parallel.processes.watch import RESUME
 
 _UPDATES, _FIRST_SAVES = 12, 4  # of a run, and of its first start
 _SECONDS = 120.0

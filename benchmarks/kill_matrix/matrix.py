@@ -26,7 +26,7 @@ from benchmarks.kill_matrix.moments import (
     WITHIN_SAVE,
 )
 from benchmarks.kill_matrix.starts import Started, Trigger, start
-from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.parallel.processes.watch import RESUME
 
 STARTING = "starting"
 # Most kills occur while files of a run change.

@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.parallel.processes.watch import RESUME
 
 _ROOT = Path(__file__).parents[2]
 _IMPORTS = ("benchmarks.kill_matrix.child", "h5netcdf", "zarr", "tensorboardX")

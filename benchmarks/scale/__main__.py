@@ -23,7 +23,7 @@ from benchmarks.scale.comm_volume import FSDP, SUMS, least_volume
 from credit_jax.extensions.mesh_choice.accelerators import ACCELERATORS
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
-from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, MeshAxes
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, DP_SHARD, MeshAxes
 
 
 @dataclass(frozen=True)

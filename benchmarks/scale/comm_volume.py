@@ -17,11 +17,11 @@ from benchmarks.meshes import build_mesh, num_devices
 from benchmarks.report import Table, add_out_option, publish
 from benchmarks.scale.hlo import KINDS, Collective, collectives
 from credit_jax.models.model_def import ModelDef
-from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, TP, MeshAxes
+from credit_jax.parallel.compiler import NORM, PARAMETERS
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, DP_SHARD, TP, MeshAxes
 from credit_jax.parallel.mesh.devices import ensure_devices
-from credit_jax.parallel.params.sharding import ShardingRules, split_axes
-from credit_jax.parallel.rows.reshard import HALO
-from credit_jax.parallel.scopes import NORM, PARAMETERS
+from credit_jax.parallel.params.fsdp import ShardingRules, split_axes
+from credit_jax.parallel.rows.exchange import HALO
 
 DEFAULT_MESHES = (
     "ddp8",

@@ -20,7 +20,7 @@ from benchmarks.compiled_step import (
 )
 from benchmarks.meshes import build_mesh, num_devices, parse_mesh
 from benchmarks.report import Table, add_out_option, publish
-from credit_jax.parallel.mesh.axes import DOMAIN, MeshAxes
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, MeshAxes
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.params.remat import ACTIVATIONS
 from credit_jax.plan.memory import FLOAT32, local_size

@@ -15,13 +15,12 @@ from jax.sharding import Mesh
 from benchmarks.compiled_step import program_bytes
 from benchmarks.meshes import build_mesh
 from benchmarks.speed.cases import Case
-from credit_jax.models.common.entry import enter
+from credit_jax.models.common.resampling import enter
 from credit_jax.models.flops import flops_of
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.nn import spectral_norm
-from credit_jax.nn.context import Context
-from credit_jax.nn.model_state import SPECTRAL_NORM
-from credit_jax.nn.noise import Noise
+from credit_jax.nn.context import Context, Noise
+from credit_jax.nn.parameters import SPECTRAL_NORM
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.placement import place_batch

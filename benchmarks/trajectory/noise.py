@@ -21,8 +21,7 @@ from credit_jax.models.crossformer.config import EncoderConfig
 from credit_jax.models.crossformer.crossformer import WXFormer
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import NOISE
-from credit_jax.nn.context import Context
-from credit_jax.nn.noise import Noise
+from credit_jax.nn.context import Context, Noise
 from credit_jax.parallel.rows.layout import Field, block_layout
 from credit_jax.training.setup import Setup
 

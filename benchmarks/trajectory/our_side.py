@@ -18,14 +18,13 @@ from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import load_config
 from credit_jax.data import Batch
 from credit_jax.models.conversion import from_state_dict
-from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, DP_REPLICATE, DP_SHARD, TP
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, CsvLog, LogRow, read_log
 from credit_jax.training.loop import TrainingLoop
-from credit_jax.training.restore import RunStore
+from credit_jax.training.restore import RunStore, start_of_run
 from credit_jax.training.setup import Setup, prepare
-from credit_jax.training.start import start_of_run
 from credit_jax.training.steps import CompiledSteps, Loggers
 from credit_jax.transforms import Rollout
 from tests.reference.start import start_of

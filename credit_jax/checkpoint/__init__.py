@@ -5,7 +5,7 @@
     checkpoints/
         {step}/                 micro-batches seen when it was written
             weights/            {"params": {path: array}, and the collections of
-                                `nn.model_state`: "spectral_norm", "batch_stats"}
+                                `nn.parameters`: "spectral_norm", "batch_stats"}
             ema/                {path: array}; only with `trainer.use_ema`
             ema_batch_stats/    the average of "batch_stats", float32; only with ema,
                                 of models with batch norms

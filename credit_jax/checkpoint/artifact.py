@@ -35,7 +35,7 @@ from credit_jax.models.registry import build
 from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.named_fields.units import VariableUnits, unit_problems
 from credit_jax.nn.low_rank import is_adapter
-from credit_jax.nn.model_state import ModelState
+from credit_jax.nn.parameters import ModelState
 from credit_jax.parallel.params.init import initialize
 from credit_jax.plan.channel_match import (
     ChannelMatch,

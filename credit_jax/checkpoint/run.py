@@ -37,7 +37,7 @@ from credit_jax.models.model_def import ModelDef, Weights
 from credit_jax.models.parallel_model import ParallelModel, packing_of, weight_targets
 from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.named_fields.units import unit_problems
-from credit_jax.nn.model_state import (
+from credit_jax.nn.parameters import (
     COLLECTIONS,
     ModelState,
     wide_statistics,

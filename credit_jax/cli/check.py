@@ -20,8 +20,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from credit_jax.cli.commands import FAILED, OK, option, print_line
-from credit_jax.cli.options import ConfigOptions
+from credit_jax.cli.commands import FAILED, OK, ConfigOptions, option, print_line
 from credit_jax.config import Config, ConfigError, apply_overrides, build_config, parse
 from credit_jax.config.base import ConfigWarning
 from credit_jax.config.data import DataConfig, num_samples
@@ -38,8 +37,8 @@ from credit_jax.plan import RunPlan, plan_run
 from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.memory import estimate_memory, local_points, memory_problems
 from credit_jax.plan.roofline import DEVICES, StepBound, step_bound, update_seconds
-from credit_jax.training.curriculum import summary_of
 from credit_jax.training.rehearsal import rehearse
+from credit_jax.training.setup import summary_of
 
 SCHEMA_VERSION = 1
 _KEY = re.compile(r"(?P<key>[\w.\[\]/-]+): (?P<message>.*)", re.DOTALL)

@@ -20,11 +20,13 @@ from credit_jax.cli.commands import (
     FAILED,
     OK,
     CommandError,
+    StopOption,
     option,
+    parse_shard,
     print_line,
+    print_lines,
 )
 from credit_jax.cli.model import ModelOptions, PlannedForecasts
-from credit_jax.cli.options import StopOption, parse_shard, print_lines
 from credit_jax.cli.score import ComparisonOptions, refuse_other_scores, report
 from credit_jax.config.data import raw_ranges
 from credit_jax.config.inference import InferenceConfig
@@ -35,15 +37,14 @@ from credit_jax.evaluation.opening import in_order
 from credit_jax.evaluation.regions import choose_regions
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.archive import Archive
-from credit_jax.forecast.campaign import Campaign, CampaignSettings
+from credit_jax.forecast.campaign import Campaign, CampaignSettings, Summary
 from credit_jax.forecast.delivery import NonFiniteForecastError
-from credit_jax.forecast.online_scores import OnlineScores, online_scores
-from credit_jax.forecast.summary import Summary
+from credit_jax.forecast.members import OnlineScores, online_scores
 from credit_jax.io.errors import WriteError
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.parallel.compiler import compile_sooner
 from credit_jax.parallel.processes.coordinator import wait_for_all
-from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.parallel.processes.watch import RESUME
 from credit_jax.plan.forecast import ForecastPlan
 from credit_jax.training.signals import StopRequests
 

@@ -9,12 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 from credit_jax.checkpoint.artifact import Artifact
-from credit_jax.cli.commands import option
-from credit_jax.cli.options import (
+from credit_jax.cli.commands import (
     OVERRIDES,
     MeshOptions,
     ProcessOptions,
     WeightsOptions,
+    option,
     print_lines,
     warnings_as_notes,
 )
@@ -22,9 +22,9 @@ from credit_jax.config import Config, dump_config, load_config
 from credit_jax.config.data import raw_ranges
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.forecast.archive import TRAINING_DATES, Archive, identity_of, software
+from credit_jax.forecast.delivery import ForecastStore, NoStore
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.outputs import Outputs, outputs_of
-from credit_jax.forecast.stores import ForecastStore, NoStore
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.io.netcdf import attribute_value
 from credit_jax.models.parallel_model import ParallelModel

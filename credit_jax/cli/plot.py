@@ -21,13 +21,14 @@ from credit_jax.evaluation.scores import CLIMATOLOGY, read_scores, seen_in_train
 from credit_jax.forecast.archive import record_beside
 from credit_jax.visualization.canvas import (
     SUFFIXES,
+    channel_text,
     check_suffix,
     panels_figure,
+    region_text,
     save_figure,
 )
 from credit_jax.visualization.card import ERRORS, card_panel, differences
 from credit_jax.visualization.choice import choose, find_lead, truth_of
-from credit_jax.visualization.labels import channel_text, region_text
 from credit_jax.visualization.page import write_page
 from credit_jax.visualization.projections import (
     PLAIN,

@@ -14,14 +14,13 @@ import jax
 import numpy as np
 
 from credit_jax.checkpoint.store import label_of
-from credit_jax.cli.commands import OK, option, print_line
-from credit_jax.cli.options import MeshOptions, WeightsOptions
+from credit_jax.cli.commands import OK, MeshOptions, WeightsOptions, option, print_line
 from credit_jax.config.load import read_model_section
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.forecast import Forecaster
 from credit_jax.io.atomic import new_file, refuse_existing
 from credit_jax.models.model_def import ModelDef
-from credit_jax.nn.noise import Noise
+from credit_jax.nn.context import Noise
 from credit_jax.packages.package import open_artifact
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.plan import plan_model

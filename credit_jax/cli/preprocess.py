@@ -13,10 +13,9 @@ from typing import Literal
 
 from rich.console import Console
 
-from credit_jax.cli.commands import OK, option, print_line
-from credit_jax.cli.options import ConfigOptions, parse_shard
+from credit_jax.cli.commands import OK, ConfigOptions, option, parse_shard, print_line
 from credit_jax.config.components import extensions
-from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.parallel.processes.watch import RESUME
 from credit_jax.plan.scaler_fits import NothingToFitError
 from credit_jax.training.data_store import write_store
 from credit_jax.training.scaler_fitting import fit_scalers

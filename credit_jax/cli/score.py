@@ -27,12 +27,14 @@ from credit_jax.config.inference import InferenceConfig
 from credit_jax.data.opened_data import NamedData
 from credit_jax.evaluation.comparison import attributes_of
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_times
-from credit_jax.evaluation.offline import dims_of_scores, grid_of, score_files
 from credit_jax.evaluation.opening import (
     ScoreOptions,
+    dims_of_scores,
+    grid_of,
     in_order,
     open_comparison,
     open_forecasts,
+    score_files,
 )
 from credit_jax.evaluation.regions import choose_regions
 from credit_jax.evaluation.scores import other_scores, score_table, write_scores

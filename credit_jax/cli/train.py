@@ -10,11 +10,19 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from credit_jax.cli.commands import DIVERGED, FAILED, OK, CommandError, option
-from credit_jax.cli.options import ConfigOptions, ProcessOptions, StopOption
+from credit_jax.cli.commands import (
+    DIVERGED,
+    FAILED,
+    OK,
+    CommandError,
+    ConfigOptions,
+    ProcessOptions,
+    StopOption,
+    option,
+)
 from credit_jax.io.errors import WriteError
 from credit_jax.parallel.compiler import compile_sooner
-from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.parallel.processes.watch import RESUME
 from credit_jax.training.loop import NonFiniteLossError
 from credit_jax.training.profile import parse_updates
 from credit_jax.training.run import train_model

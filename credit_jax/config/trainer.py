@@ -7,10 +7,9 @@ from pydantic import Field, field_validator, model_validator
 
 from credit_jax.config.base import StrictModel
 from credit_jax.config.credit_keys import IGNORED_TRAINER
-from credit_jax.config.curriculum import CurriculumStage, check_order
 from credit_jax.config.data import BackpropSteps
 from credit_jax.config.dates import Timestep
-from credit_jax.config.finetune import FinetuneConfig
+from credit_jax.config.finetune import CurriculumStage, FinetuneConfig, check_order
 from credit_jax.config.messages import got
 from credit_jax.config.parallelism import FsdpConfig, ParallelismConfig
 from credit_jax.config.schedules import ScheduleConfig

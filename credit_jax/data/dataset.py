@@ -11,7 +11,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.data import DataConfig
-from credit_jax.config.fields import OUTPUT_TYPES
+from credit_jax.config.sources.source import OUTPUT_TYPES
 from credit_jax.data.clock import common_starts
 from credit_jax.data.further_inputs import InputData, further_inputs
 from credit_jax.data.opened_data import open_data

@@ -18,8 +18,7 @@ import yaml
 from jaxtyping import Array
 
 from credit_jax.config.data import DataConfig
-from credit_jax.config.fields import INPUT_TYPES, OUTPUT_TYPES
-from credit_jax.config.sources.source import MAIN_INPUT
+from credit_jax.config.sources.source import INPUT_TYPES, MAIN_INPUT, OUTPUT_TYPES
 from credit_jax.io.atomic import new_file
 from credit_jax.named_fields.coordinates import CoordinateValues, GridCoordinates
 from credit_jax.transforms import Pipeline, TreeSchema

@@ -31,9 +31,9 @@ from credit_jax.evaluation.scores import (
     TRUTH,
 )
 from credit_jax.losses.crps import half_pair_sum
-from credit_jax.ops.vma import pvary
+from credit_jax.ops.custom_vjp import pvary
 from credit_jax.parallel.collectives import psum_each
-from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.mesh.device_mesh import MeshAxes
 
 ScoredFields = Float[Array, "start channel rows lon"]
 PointMask = Bool[Array, "start channel rows lon"]

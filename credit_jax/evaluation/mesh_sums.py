@@ -17,8 +17,8 @@ from jaxtyping import Array, Float
 from credit_jax.evaluation.measures import AreaSums, PointWeights, area_sums
 from credit_jax.evaluation.regions import Region, band_weights, region_weights
 from credit_jax.parallel.compiler import compile_program
-from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.mesh.credit import local_dp_ranks
+from credit_jax.parallel.mesh.device_mesh import MeshAxes
 from credit_jax.parallel.placement import batch_spec, place_batch
 
 # Key -> (batch, level, 1, rows, lon), as returned by `ForecastStep`.

@@ -15,8 +15,8 @@ from jaxtyping import Float
 
 from credit_jax.config import parse
 from credit_jax.config.custom_objects import register_objects
-from credit_jax.config.fields import OUTPUT_TYPES
 from credit_jax.config.inference import InferenceDataConfig
+from credit_jax.config.sources.source import OUTPUT_TYPES
 from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.calendars import near_times, rounding_of, to_labels

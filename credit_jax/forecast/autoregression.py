@@ -20,8 +20,8 @@ from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.tree import by_key
-from credit_jax.nn.model_state import ModelState
-from credit_jax.nn.noise import Noise
+from credit_jax.nn.context import Noise
+from credit_jax.nn.parameters import ModelState
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.placement import batch_spec
 from credit_jax.transforms import FORCING, FieldTree, Rollout

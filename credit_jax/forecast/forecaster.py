@@ -13,8 +13,8 @@ from jaxtyping import Array, Float
 
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.nn.model_state import ModelState
-from credit_jax.nn.noise import Noise
+from credit_jax.nn.context import Noise
+from credit_jax.nn.parameters import ModelState
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.mesh.credit import local_dp_ranks
 from credit_jax.parallel.placement import place_batch

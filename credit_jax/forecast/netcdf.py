@@ -24,8 +24,8 @@ import xarray as xr
 from credit_jax.config.inference import OutputConfig
 from credit_jax.data.calendars import as_dates
 from credit_jax.data.schedule import ForecastSchedule, Task
+from credit_jax.forecast.delivery import HostFields, WriteJob
 from credit_jax.forecast.outputs import Outputs
-from credit_jax.forecast.stores import HostFields, WriteJob
 from credit_jax.io.atomic import new_file
 from credit_jax.io.errors import errors_of
 from credit_jax.io.netcdf import NetcdfSeries

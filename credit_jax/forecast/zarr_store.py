@@ -28,9 +28,9 @@ from credit_jax.config.inference import OutputConfig
 from credit_jax.data.calendars import STANDARD, as_dates
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.evaluation.opening import STORE
+from credit_jax.forecast.delivery import HostFields, WriteJob
 from credit_jax.forecast.netcdf import COORDINATES, UNITS
 from credit_jax.forecast.outputs import Outputs
-from credit_jax.forecast.stores import HostFields, WriteJob
 from credit_jax.io.atomic import new_folder
 from credit_jax.named_fields.units import DEGREES
 from credit_jax.named_fields.variables import Variable

@@ -36,7 +36,7 @@ from credit_jax.kernels.gpu import norm as gpu_norm
 from credit_jax.kernels.gpu import window_attention as gpu_window_attention
 from credit_jax.kernels.gpu.call import is_available
 from credit_jax.ops import dense as xla_dense
-from credit_jax.ops.window_grid import WindowGrid
+from credit_jax.ops.window_attention import WindowGrid
 
 Implementation = Literal["xla", "cpu", "gpu"]
 

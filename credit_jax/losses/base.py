@@ -18,7 +18,7 @@ from credit_jax.config import StrictModel, parse
 from credit_jax.config.base import Unavailable
 from credit_jax.config.components import Registry
 from credit_jax.named_fields import FieldContext, FieldTree, keys_of_tree
-from credit_jax.ops.vma import varying_axes
+from credit_jax.ops.custom_vjp import varying_axes
 
 # Local arrays; `samples` is `batch` times the ensemble members.
 Prediction = Float[Array, "samples channel time rows lon"]

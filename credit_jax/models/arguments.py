@@ -17,8 +17,8 @@ from jax.core import Tracer
 from jax.sharding import Mesh
 
 from credit_jax.models.common.config import FieldSpec, InputSpec
-from credit_jax.nn.model_state import BATCH_STATS, COLLECTIONS, SPECTRAL_NORM
-from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.nn.parameters import BATCH_STATS, COLLECTIONS, SPECTRAL_NORM
+from credit_jax.parallel.mesh.device_mesh import MeshAxes
 
 _FIELD = ("batch", "channel", "time", "lat", "lon")
 _VECTOR = ("batch", "size")
@@ -206,7 +206,7 @@ def check_weights(
 
     Args:
         params: arrays by path.
-        model_state: collections of `nn.model_state`.
+        model_state: collections of `nn.parameters`.
         param_shapes: shape of every parameter of the model, by path.
         state_shapes: `ModelDef.model_state_shapes` of the model.
     """

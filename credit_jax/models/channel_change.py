@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from credit_jax.models.model_def import ModelDef
-from credit_jax.nn.model_state import SPECTRAL_NORM
+from credit_jax.nn.parameters import SPECTRAL_NORM
 from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.state_dict.arrangement import compare_shapes, raise_problems

@@ -125,7 +125,7 @@ def from_state_dict(
 
     Returns:
         (params, model_state): path -> array, and the collections of
-        `credit_jax.nn.model_state`. dtypes are kept.
+        `credit_jax.nn.parameters`. dtypes are kept.
 
     Raises:
         ValueError: missing, unexpected or mismatched keys; one report lists all.

@@ -18,7 +18,7 @@ from credit_jax.models.common.config import VariableKeys, register_model
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import parameter
 from credit_jax.nn.run_blocks import run_block
-from credit_jax.parallel.params.initializers import torch_uniform
+from credit_jax.parallel.params.spec import torch_uniform
 from credit_jax.state_dict.arrangement import LINEAR
 from credit_jax.state_dict.key_table import Rule
 from credit_jax.state_dict.torch_model import TorchModel

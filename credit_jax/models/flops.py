@@ -12,9 +12,8 @@ from jax.extend import core
 from jax.interpreters import partial_eval
 
 from credit_jax.models.model_def import ModelDef
-from credit_jax.nn.context import Context
-from credit_jax.nn.model_state import BATCH_STATS
-from credit_jax.nn.noise import Noise
+from credit_jax.nn.context import Context, Noise
+from credit_jax.nn.parameters import BATCH_STATS
 
 
 def count_flops(function: Callable[..., Any], *arguments: Any) -> float:

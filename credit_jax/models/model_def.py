@@ -24,12 +24,18 @@ from credit_jax.models.common.config import (
 )
 from credit_jax.models.diffusion.process import Process
 from credit_jax.nn import spectral_norm
-from credit_jax.nn.context import BlockCount, Context
+from credit_jax.nn.context import BlockCount, Context, Noise
 from credit_jax.nn.layers import no_statistics_error
 from credit_jax.nn.low_rank import LowRank
-from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM, Collection, ModelState
-from credit_jax.nn.noise import Noise
-from credit_jax.nn.parameters import Parameter, named_variables, param_spec_of
+from credit_jax.nn.parameters import (
+    BATCH_STATS,
+    SPECTRAL_NORM,
+    Collection,
+    ModelState,
+    Parameter,
+    named_variables,
+    param_spec_of,
+)
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.precision import Precision
@@ -113,7 +119,7 @@ class ModelDef:
 
     @cached_property
     def model_state_shapes(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """Shapes and dtypes of the collections of `nn.model_state`, as in them."""
+        """Shapes and dtypes of the collections of `nn.parameters`, as in them."""
         shaped = jax.ShapeDtypeStruct
         vectors = {
             path: {
@@ -289,7 +295,7 @@ class ModelDef:
         *,
         alone: bool = False,
     ) -> ModelState:
-        """Returns the initial collections of `nn.model_state`.
+        """Returns the initial collections of `nn.parameters`.
 
         Args:
             key, specs, degrees: as for `init`.
@@ -324,7 +330,7 @@ class ModelDef:
             inputs: the inputs of `network_inputs`: local samples, and for fields local
                 rows, in equal blocks with padding at the end.
             context: mesh axes, precision, remat; training mode if it has a key.
-            batch_stats: the collection of `nn.model_state`; required if the model has
+            batch_stats: the collection of `nn.parameters`; required if the model has
                 running statistics.
 
         Returns:

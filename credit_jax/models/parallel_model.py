@@ -21,24 +21,24 @@ from credit_jax.models.diffusion.process import NOISED, TIME, Noised
 from credit_jax.models.model_def import ModelDef, Weights, float8_notes
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
-from credit_jax.nn.context import Context
+from credit_jax.nn.context import Context, Noise
 from credit_jax.nn.low_rank import merge
-from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM, Collection, ModelState
-from credit_jax.nn.noise import Noise
-from credit_jax.parallel import scopes
+from credit_jax.nn.parameters import BATCH_STATS, SPECTRAL_NORM, Collection, ModelState
+from credit_jax.parallel import compiler
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.compiler import is_outermost
-from credit_jax.parallel.mesh.axes import MeshAxes
-from credit_jax.parallel.mesh.degrees import ETP
-from credit_jax.parallel.mesh.device_mesh import all_devices, mesh_of_degrees
-from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.parallel.mesh.device_mesh import MeshAxes, all_devices, mesh_of_degrees
+from credit_jax.parallel.mesh.dims import ETP, ParallelDims
 from credit_jax.parallel.mesh.model_fit import ULYSSES, model_problems
 from credit_jax.parallel.parallel_config import UNROLL_BLOCKS, ParallelConfig
-from credit_jax.parallel.params.fsdp import gather_over_domain
+from credit_jax.parallel.params.fsdp import (
+    ShardingRules,
+    gather_over_domain,
+    matrix_specs,
+)
 from credit_jax.parallel.params.packing import Packing, pack_tree
 from credit_jax.parallel.params.precision import Float8, Precision
 from credit_jax.parallel.params.remat import Remat
-from credit_jax.parallel.params.sharding import ShardingRules, matrix_specs
 from credit_jax.parallel.params.spec import (
     DENSE_TENSOR_DIMS,
     MIN_SHARD_SIZE,
@@ -90,7 +90,7 @@ class ParallelModel:
 
     @cached_property
     def model_state_specs(self) -> dict[str, dict[str, dict[str, PartitionSpec]]]:
-        """PartitionSpec of every array of the model's state (`nn.model_state`)."""
+        """PartitionSpec of every array of the model's state (`nn.parameters`)."""
         vectors = {
             path: matrix_specs(param_spec, self.specs[path])
             for path, param_spec in self.model_def.matrices.items()
@@ -134,7 +134,7 @@ class ParallelModel:
 
         Returns:
             The weights by path, sharded by `specs`; and the model state
-            (`nn.model_state`), sharded by `model_state_specs`. `apply` of both is of
+            (`nn.parameters`), sharded by `model_state_specs`. `apply` of both is of
             the size of a trained model's output.
         """
         return self._init[is_outermost(key)](key)
@@ -373,7 +373,7 @@ class ParallelModel:
         )
         return y, {SPECTRAL_NORM: vectors, BATCH_STATS: batch_stats}
 
-    @jax.named_scope(scopes.SPECTRAL_NORM)
+    @jax.named_scope(compiler.SPECTRAL_NORM)
     def local_iterate(self, params: Weights, model_state: ModelState) -> ModelState:
         """Returns the state for a training forward pass, after power iterations.
 
@@ -462,7 +462,7 @@ class ParallelModel:
         """Returns the parameters for the blocks, after spectral norm and gathering."""
         config = self.parallel_config
         normalized = self._normalized(params, model_state)
-        with jax.named_scope(scopes.PARAMETERS):
+        with jax.named_scope(compiler.PARAMETERS):
             return gather_over_domain(
                 normalized,
                 self.model_def.param_specs,
@@ -472,7 +472,7 @@ class ParallelModel:
                 num_unrolled=config.unroll_blocks if implementation() == "gpu" else 0,
             )
 
-    @jax.named_scope(scopes.SPECTRAL_NORM)
+    @jax.named_scope(compiler.SPECTRAL_NORM)
     def _normalized(
         self, params: Weights, model_state: ModelState, *, compensated: bool = False
     ) -> Weights:
@@ -530,10 +530,10 @@ def build_parallel_model(
             devices of all processes.
         ac_mode: activation checkpointing: "none", "full", or "selective" (attention).
         mp_policy: dtypes, such as `default_mp_policy()` for bfloat16; None for float32.
-        fp8: whether to multiply large dense layers in float8 (`ops.float8`), or which
+        fp8: whether to multiply large dense layers in float8 (`ops.dense`), or which
             layers; True for `Float8()`. Not with float16.
         ulysses_degree: number of neighboring domain shards that exchange heads for rows
-            around attention (`parallel.domain.heads`); None moves complete windows
+            around attention (`parallel.domain.field_attention`); None moves complete windows
             instead, or leaves it to the degrees.
         etp: number of tensor-parallel devices that shard the hidden units of an expert,
             all or 1; None for all, or as the degrees say.
@@ -656,7 +656,7 @@ def place_weights(
     Args:
         model: model on its mesh.
         params: parameters by path; the same in every process.
-        model_state: collections of `nn.model_state`.
+        model_state: collections of `nn.parameters`.
     """
     # As one vector, the small parameters are one transfer.
     like, packing = weight_targets(model), packing_of(model)

@@ -24,10 +24,9 @@ from credit_jax.ops.activations import gelu
 from credit_jax.ops.experts import Dispatch, choose_experts, expert_biases
 from credit_jax.ops.random import drop, keep_mask
 from credit_jax.parallel.collectives import axis_index, psum, sum_parts
-from credit_jax.parallel.params.initializers import constant, torch_uniform
-from credit_jax.parallel.params.spec import EXPERT_MLP, EXPERTS
+from credit_jax.parallel.compiler import FEED_FORWARD
+from credit_jax.parallel.params.spec import EXPERT_MLP, EXPERTS, constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field
-from credit_jax.parallel.scopes import FEED_FORWARD
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,11 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from credit_jax.ops.vma import pvary
+from credit_jax.ops.custom_vjp import pvary
 from credit_jax.parallel.collectives import axis_index
-from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD
-from credit_jax.parallel.params.initializers import Initializer, torch_uniform
-from credit_jax.parallel.params.sharding import split_axes
-from credit_jax.parallel.params.spec import ZEROS, ParamSpec
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, DP_SHARD
+from credit_jax.parallel.params.fsdp import split_axes
+from credit_jax.parallel.params.spec import ZEROS, Initializer, ParamSpec, torch_uniform
 
 Weights = dict[str, Array]
 

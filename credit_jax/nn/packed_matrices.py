@@ -17,12 +17,12 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from credit_jax.nn.model_state import Collection
+from credit_jax.nn.parameters import Collection
 from credit_jax.ops import packed
+from credit_jax.ops.custom_vjp import pvary, varying_axes
 from credit_jax.ops.packed import Side
-from credit_jax.ops.vma import pvary, varying_axes
 from credit_jax.parallel.collectives import psum_each, pvary_each
-from credit_jax.parallel.params.sharding import split_axes
+from credit_jax.parallel.params.fsdp import split_axes
 from credit_jax.parallel.params.spec import ParamSpec
 
 # Matrices with more elements are processed one by one, which avoids copies.

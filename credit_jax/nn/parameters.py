@@ -1,13 +1,21 @@
-"""Variables of NNX modules with parameter specs, and stacks of equal blocks.
+"""Variables of NNX modules with parameter specs, and the state besides parameters.
 
 Modules are built without values: a variable contains a `jax.ShapeDtypeStruct` and, as
 metadata, its `ParamSpec`. `parallel.params.init.initialize` draws the values.
+
+A collection maps the path of a parameter or layer to its arrays:
+
+    {"spectral_norm": {path of a matrix: {"u", "v"}},
+     "batch_stats": {path of a batch norm: {"mean", "variance", "count"},
+                     path of an expert layer: {"load", "probability", "router_z"}}}
+
+Both collections are always present; one that a model does not use is empty.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +24,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from credit_jax.parallel.params.initializers import Initializer
-from credit_jax.parallel.params.spec import ParamSpec
+from credit_jax.parallel.params.spec import Initializer, ParamSpec
 
 ModuleType = TypeVar("ModuleType", bound=nnx.Module)
 VariableType = TypeVar("VariableType", bound=nnx.Variable)
@@ -106,3 +113,36 @@ def named_variables(
     """Yields (path, variable) of every variable of a kind, sorted by path."""
     for path, variable in nnx.to_flat_state(nnx.state(module, kind)):
         yield "/".join(map(str, path)), variable
+
+
+SPECTRAL_NORM = "spectral_norm"
+BATCH_STATS = "batch_stats"
+COLLECTIONS = (SPECTRAL_NORM, BATCH_STATS)
+
+Collection = dict[str, dict[str, Array]]
+ModelState = dict[str, Collection]
+
+
+def wide_statistics(model_state: Any) -> Any:
+    """Returns the batch-norm statistics in float32, the initial value of their average.
+
+    Counts of batches are averaged like the other statistics, as in CREDIT; nothing
+    reads them.
+    """
+    return jax.tree.map(
+        lambda x: (
+            x.update(dtype="float32")
+            if isinstance(x, jax.ShapeDtypeStruct)
+            else x.astype("float32")
+        ),
+        model_state[BATCH_STATS],
+    )
+
+
+def with_averaged_statistics(model_state: Any, averaged: Any) -> Any:
+    """Returns the model state with averaged batch-norm statistics, if given."""
+    if averaged is None:
+        return model_state
+    batch_stats = model_state[BATCH_STATS]
+    taken = jax.tree.map(lambda x, mean: mean.astype(x.dtype), batch_stats, averaged)
+    return {**model_state, BATCH_STATS: taken}

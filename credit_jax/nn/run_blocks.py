@@ -36,14 +36,12 @@ from flax import nnx
 from jaxtyping import Array
 
 from credit_jax.kernels import implementation
-from credit_jax.nn.context import Context
-from credit_jax.nn.noise import Noise
+from credit_jax.nn.context import Context, Noise
 from credit_jax.nn.parameters import Parameter, param_spec_of
 from credit_jax.ops.packed import unstack
-from credit_jax.parallel.compiler import loops_hold_collectives
+from credit_jax.parallel.compiler import PARAMETERS, loops_hold_collectives
 from credit_jax.parallel.params.fsdp import gather
 from credit_jax.parallel.rows.layout import Field
-from credit_jax.parallel.scopes import PARAMETERS
 
 T = TypeVar("T")
 # What a stack of blocks passes from one to the next: a field, or a tree of arrays.

@@ -26,8 +26,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from credit_jax.nn.model_state import Collection
 from credit_jax.nn.packed_matrices import PackedMatrices, matrix_families
+from credit_jax.nn.parameters import Collection
 from credit_jax.ops import packed
 from credit_jax.ops.compensated import (
     compensated_sum,
@@ -37,10 +37,9 @@ from credit_jax.ops.compensated import (
 )
 from credit_jax.parallel.collectives import psum_each
 from credit_jax.parallel.compiler import loops_hold_collectives
+from credit_jax.parallel.params.fsdp import matrix_specs, split_axes
 from credit_jax.parallel.params.init import initialize
-from credit_jax.parallel.params.initializers import Initializer
-from credit_jax.parallel.params.sharding import matrix_specs, split_axes
-from credit_jax.parallel.params.spec import LAYERS, ParamSpec
+from credit_jax.parallel.params.spec import LAYERS, Initializer, ParamSpec
 
 Weights = dict[str, Array]
 

@@ -1,12 +1,17 @@
-"""Sums and quotients that carry their rounding errors along, in plain float32."""
+"""Sums and quotients that carry their rounding errors along; relative errors."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
-from credit_jax.ops.padding import next_power_of_2
+from credit_jax.ops.space_to_depth import next_power_of_2
 
 
 def compensated_sum(
@@ -63,3 +68,51 @@ def _halves(x: Array) -> tuple[Array, Array]:
     """Splits float32 numbers into 12 bits and the rest."""
     top = lax.reduce_precision(x, exponent_bits=8, mantissa_bits=11)
     return top, x - top
+
+
+def relative_error(actual: ArrayLike, expected: ArrayLike) -> float:
+    """|actual - expected| / |expected|, Euclidean norms in float64.
+
+    Returns |actual - expected| if `expected` is zero everywhere, and infinity if shapes
+    differ or values are not finite.
+    """
+    a = np.asarray(actual).astype(np.float64)
+    b = np.asarray(expected).astype(np.float64)
+    if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return float("inf")
+    scale = np.linalg.norm(b.ravel())
+    return float(np.linalg.norm((a - b).ravel()) / (scale if scale > 0 else 1.0))
+
+
+def joint_error(
+    actual: Mapping[str, ArrayLike], expected: Mapping[str, ArrayLike]
+) -> float:
+    """The relative error of all arrays of `expected` as one vector."""
+    return relative_error(
+        *(
+            np.concatenate([np.ravel(np.asarray(arrays[key])) for key in expected])
+            for arrays in (actual, expected)
+        )
+    )
+
+
+def errors_of_arrays(
+    actual: Mapping[Any, ArrayLike], expected: Mapping[Any, ArrayLike], floor: float
+) -> dict[Any, float]:
+    """The error of each array, relative to at least a share of the largest norm.
+
+    Args:
+        actual, expected: arrays by the same names.
+        floor: this share; a gradient may be zero except for rounding.
+    """
+    norms = {
+        key: float(np.linalg.norm(np.asarray(array, np.float64)))
+        for key, array in expected.items()
+    }
+    least = floor * max(norms.values(), default=0.0)
+    return {
+        key: relative_error(actual[key], array)
+        * (norms[key] or 1.0)
+        / (max(norms[key], least) or 1.0)
+        for key, array in expected.items()
+    }

@@ -1,10 +1,13 @@
-"""`jax.custom_vjp` under all transformations of JAX, forward-mode ones included.
+"""`jax.custom_vjp` under all transformations of JAX, and casts of varying mesh axes.
 
 `jax.custom_vjp` has a rule for reverse mode alone. Here the derivative of a function is
 a primitive that is linear in the tangents. Its transpose is the hand-written backward
 pass, and its value is the transpose of that, which JAX derives: `jvp`, `linearize`,
 `grad` and their compositions need no second rule, and reverse mode saves and computes
 the same as with `jax.custom_vjp`.
+
+JAX tracks them under `shard_map(check_vma=True)`. Outside of `shard_map` nothing varies
+and the casts are the identity, so the same definitions run on one device and on many.
 """
 
 from __future__ import annotations
@@ -15,12 +18,29 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
-from credit_jax.ops.vma import pvary
+
+def varying_axes(x: Array) -> frozenset[str]:
+    """Returns the mesh axes over which `x` varies; empty outside of `shard_map`."""
+    return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+
+def pvary(x: Array, axes: Sequence[str]) -> Array:
+    """Casts `x` to varying over `axes`; the transpose sums the gradient over them."""
+    missing = tuple(axis for axis in axes if axis not in varying_axes(x))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def match_vma(*arrays: Array) -> tuple[Array, ...]:
+    """Casts all arrays to varying over the union of their varying axes."""
+    axes = sorted(set().union(*(varying_axes(x) for x in arrays)))
+    return tuple(pvary(x, axes) for x in arrays)
+
 
 # Arrays, or numbers of a program.
 Leaves = Sequence[Any]

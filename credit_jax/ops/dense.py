@@ -1,4 +1,14 @@
-"""Matrix products over channels."""
+"""Matrix products over channels, also in float8.
+
+Activations and weights are rounded to e4m3; so are gradients of the output, or to e5m2,
+whose values have a wider range and one bit less.
+
+The recipe is torchao's `rowwise_with_gw_hp` with power-of-two scales: one scale for
+each token of the activations and of the gradient of the output, one for the whole
+weight matrix; the gradient of the weights is computed in the dtype of the input.
+Scaling by a power of two is exact, and a maximum does not depend on the order of its
+terms, so the rounded float8 values are the same on every mesh.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +18,10 @@ from math import prod
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax import lax
+from jaxtyping import Array, Float, Num
 
-from credit_jax.ops.custom_vjp import custom_vjp
-from credit_jax.ops.vma import match_vma
+from credit_jax.ops.custom_vjp import custom_vjp, match_vma
 
 Product = Callable[[Array, Array], Array]
 
@@ -109,3 +119,150 @@ def scale_and_shift(
     lead = (1,) * (normal.ndim - 1)
     scale, bias = (a.astype(normal.dtype).reshape(*lead, -1) for a in (scale, bias))
     return normal * scale + bias
+
+
+FLOAT8, WIDE_FLOAT8 = jnp.float8_e4m3fn, jnp.float8_e5m2
+# The largest finite values are _MANTISSA * 2**exponent: 448 and 57,344.
+_MANTISSA, _EXPONENTS = 0.875, {FLOAT8: 9, WIDE_FLOAT8: 16}
+# Exponents whose powers of two, and their inverses, are normal float32 numbers.
+_LIMIT = 126
+
+
+def float8_dense(
+    x: Float[Array, "*batch channel"],
+    kernel: Float[Array, " channel *out"],
+    *,
+    summed: str | None = None,
+    output_axis: str | None = None,
+    dtype: Any = None,
+    gradient_dtype: Any = FLOAT8,
+) -> Float[Array, "*batch *out"]:
+    """Returns `x @ kernel` of values rounded to float8, summed in float32.
+
+    The gradient of `x` is a product of float8 values, too; that of `kernel` is a
+    product in the dtype of `x`. If `x` is float64, the rounded values are multiplied
+    and summed in float64. NaN and infinity give NaN.
+
+    Args:
+        x: (batch..., channel).
+        kernel: (channel, out...).
+        summed: mesh axis over which the channels are sharded, if any; the scales are
+            computed from maxima over it.
+        output_axis: mesh axis over which the output dims are sharded, if any.
+        dtype: dtype of the result; None for that of x.
+        gradient_dtype: `FLOAT8` or `WIDE_FLOAT8`, to which the gradient of the result
+            is rounded.
+    """
+    static = (summed, output_axis, dtype or x.dtype, gradient_dtype)
+    return of_matrices(lambda a, b: _product(a, b, *static), *match_vma(x, kernel))
+
+
+def quantize(
+    x: Float[Array, ...],
+    axis: int | None,
+    mesh_axes: tuple[str, ...] = (),
+    dtype: Any = FLOAT8,
+) -> tuple[Num[Array, ...], Float[Array, ...]]:
+    """Scales by powers of two and rounds to float8.
+
+    Args:
+        x: values of any shape.
+        axis: dim along which values share a scale; None for one scale of all values.
+        mesh_axes: mesh axes over which the values that share a scale are sharded.
+        dtype: `FLOAT8` or `WIDE_FLOAT8`.
+
+    Returns:
+        The float8 values, and the power of two to multiply them by; its shape is that
+        of `x` with length 1 along the reduced dims.
+    """
+    largest = jnp.max(jnp.abs(x), axis, keepdims=True)
+    if mesh_axes:
+        largest = lax.pmax(largest, mesh_axes)
+    mantissa, exponent = jnp.frexp(largest.astype(jnp.float32))
+    power = _EXPONENTS[dtype] - exponent - (mantissa > _MANTISSA)
+    power = jnp.where(largest > 0, jnp.clip(power, -_LIMIT, _LIMIT), 0)
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    values = (wide * _power_of_two(power, wide.dtype)).astype(dtype)
+    return values, _power_of_two(-power, wide.dtype)
+
+
+def _power_of_two(power: Array, dtype: Any) -> Array:
+    """Returns 2**power exactly, for |power| <= 126."""
+    bits = (power.astype(jnp.int32) + 127) << 23
+    return lax.bitcast_convert_type(bits, jnp.float32).astype(dtype)
+
+
+@partial(custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+def _product(
+    x: Array,
+    kernel: Array,
+    summed: str | None,
+    output_axis: str | None,
+    dtype: Any,
+    gradient_dtype: Any,
+) -> Array:
+    return _product_forward(x, kernel, summed, output_axis, dtype, gradient_dtype)[0]
+
+
+def _product_forward(
+    x: Array,
+    kernel: Array,
+    summed: str | None,
+    output_axis: str | None,
+    dtype: Any,
+    gradient_dtype: Any,
+) -> tuple[Array, Any]:
+    del gradient_dtype
+    tokens, token_scales = quantize(x, 1, _named(summed))
+    matrix, matrix_scale = quantize(kernel, None, _named(summed, output_axis))
+    scales = token_scales * matrix_scale
+    y = _multiply(tokens, matrix, scales.dtype) * scales
+    residuals = (x, matrix, matrix_scale, kernel.dtype.type(0))
+    return y.astype(dtype), residuals
+
+
+def _product_backward(
+    summed: str | None,
+    output_axis: str | None,
+    dtype: Any,
+    gradient_dtype: Any,
+    residuals: Any,
+    grad: Array,
+) -> tuple[Array, Array]:
+    x, matrix, matrix_scale, zero = residuals
+    narrow = grad.astype(x.dtype)
+    tokens, token_scales = quantize(narrow, 1, _named(output_axis), gradient_dtype)
+    scales = token_scales * matrix_scale
+    grad_x = _multiply(tokens, matrix.T, scales.dtype) * scales
+    grad_kernel = jnp.matmul(x.T, narrow, preferred_element_type=scales.dtype)
+    return grad_x.astype(x.dtype), grad_kernel.astype(zero.dtype)
+
+
+def _product_tangent(
+    summed: str | None,
+    output_axis: str | None,
+    dtype: Any,
+    gradient_dtype: Any,
+    residuals: Any,
+    *tangents: Array,
+) -> Array:
+    """The exact tangent of the product of rounded values; nothing more is rounded."""
+    del summed, output_axis, gradient_dtype
+    x, matrix, matrix_scale, _ = residuals
+    by_x, by_kernel = (tangent.astype(matrix_scale.dtype) for tangent in tangents)
+    kernel = matrix.astype(matrix_scale.dtype) * matrix_scale
+    return (by_x @ kernel + x.astype(kernel.dtype) @ by_kernel).astype(dtype)
+
+
+_product.defvjp(_product_forward, _product_backward, _product_tangent)
+
+
+def _multiply(a: Array, b: Array, dtype: Any) -> Array:
+    """`a @ b` of float8 matrices, summed in float32, or in float64 if `dtype` is."""
+    if dtype == jnp.float64:
+        a, b = a.astype(dtype), b.astype(dtype)
+    return lax.dot(a, b, preferred_element_type=dtype)
+
+
+def _named(*axes: str | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(axis for axis in axes if axis))

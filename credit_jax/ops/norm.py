@@ -1,11 +1,17 @@
-"""Normalization over channels."""
+"""Normalization over channels, and running statistics of batches."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from credit_jax.ops.custom_vjp import custom_vjp
@@ -62,3 +68,151 @@ _normalize.defvjp(_forward, _backward)
 
 def _mean(x: Array) -> Array:
     return x.mean(-1, keepdims=True)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RunningStatistics:
+    """Running statistics of batch normalization, a pytree.
+
+    Attributes:
+        mean, variance: (channel,) float; the variance is unbiased, as torch stores it.
+        count: () integer, the number of training batches (torch's
+            num_batches_tracked).
+    """
+
+    # Any: the same tree structure also contains specs or shapes.
+    mean: Any
+    variance: Any
+    count: Any
+
+    @classmethod
+    def fresh(cls, channels: int, dtype: DTypeLike = jnp.float32) -> RunningStatistics:
+        """Initial statistics: mean 0, variance 1, count 0, as torch.nn.BatchNorm2d."""
+        zero = jnp.zeros((), jnp.int32)
+        return cls(jnp.zeros(channels, dtype), jnp.ones(channels, dtype), zero)
+
+    def updated(
+        self,
+        mean: Float[Array, " channel"],
+        variance: Float[Array, " channel"],
+        *,
+        num_values: int,
+        momentum: float | None,
+    ) -> RunningStatistics:
+        """Returns the statistics after one more batch, without gradient.
+
+        new = (1 - momentum) * old + momentum * batch, where the variance of the batch
+        is made unbiased by the factor num_values / (num_values - 1).
+
+        Args:
+            mean, variance: (channel,), of the batch; the variance is biased.
+            num_values: number of values of a channel in the batch, at least 2.
+            momentum: weight of the batch; None for 1 / count, which gives the
+                arithmetic mean over all batches.
+        """
+        count = self.count + 1
+        weight = 1 / count.astype(jnp.float32) if momentum is None else momentum
+        unbiased = variance * (num_values / (num_values - 1))
+
+        def blend(old: Array, new: Array) -> Array:
+            new = lax.stop_gradient(new).astype(old.dtype)
+            return ((1 - weight) * old + weight * new).astype(old.dtype)
+
+        return RunningStatistics(
+            blend(self.mean, mean), blend(self.variance, unbiased), count
+        )
+
+
+def batch_norm(
+    x: Float[Array, "*batch channel"],
+    scale: Float[Array, " channel"],
+    bias: Float[Array, " channel"],
+    running: RunningStatistics | None = None,
+    *,
+    training: bool,
+    momentum: float | None = 0.1,
+    epsilon: float = 1e-5,
+) -> tuple[Float[Array, "*batch channel"], RunningStatistics | None]:
+    """Batch normalization, as torch.nn.BatchNorm2d.
+
+    (x - mean) / sqrt(variance + epsilon) * scale + bias
+
+    In training, mean and biased variance are taken over all dims but the last, in
+    float32 or wider; in evaluation they are those of `running`.
+
+    Args:
+        x: (..., channel).
+        scale, bias: (channel,).
+        running: the running statistics; None (torch's track_running_stats=False) uses
+            the statistics of the batch in evaluation, too.
+        training: whether to use the statistics of the batch and to update `running`.
+        momentum: see `RunningStatistics.updated`.
+        epsilon: added to the variance.
+
+    Returns:
+        The normalized array in the dtype of `x`; and the running statistics, updated in
+        training.
+
+    Raises:
+        ValueError: in training, if a channel has a single value, as in torch.
+    """
+    dims = tuple(range(x.ndim - 1))
+    return batch_norm_by(
+        lambda values: values.mean(dims),
+        math.prod(x.shape[:-1]),
+        x,
+        scale,
+        bias,
+        running,
+        training=training,
+        momentum=momentum,
+        epsilon=epsilon,
+    )
+
+
+def batch_norm_by(
+    mean_of: Callable[[Array], Array],
+    num_values: int,
+    x: Float[Array, "*batch channel"],
+    scale: Float[Array, " channel"],
+    bias: Float[Array, " channel"],
+    running: RunningStatistics | None,
+    *,
+    training: bool,
+    momentum: float | None,
+    epsilon: float,
+) -> tuple[Float[Array, "*batch channel"], RunningStatistics | None]:
+    """`batch_norm` with a given function for the mean, such as one over all devices.
+
+    Args:
+        mean_of: (..., channel) -> (channel,), the mean over all values of a channel.
+        num_values: number of values that `mean_of` averages.
+        x, scale, bias, running, training, momentum, epsilon: as for `batch_norm`.
+
+    Returns:
+        As for `batch_norm`.
+
+    Raises:
+        ValueError: as for `batch_norm`.
+    """
+    lead = (1,) * (x.ndim - 1)
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    if training or running is None:
+        if training and num_values < 2:
+            raise ValueError(
+                f"batch normalization got {num_values} value a channel in training; "
+                "expected at least 2: use a larger batch or grid"
+            )
+        mean = mean_of(wide)
+        centered = wide - mean.reshape(*lead, -1)
+        variance = mean_of(centered * centered)
+        if training and running is not None:
+            running = running.updated(
+                mean, variance, num_values=num_values, momentum=momentum
+            )
+    else:
+        centered = wide - running.mean.reshape(*lead, -1)
+        variance = running.variance
+    normal = centered * lax.rsqrt(variance + epsilon).reshape(*lead, -1)
+    return scale_and_shift(normal, scale, bias).astype(x.dtype), running

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Array, Float
 
 from credit_jax.ops.conv import conv2d, conv3d
-from credit_jax.ops.padding import IntPair
+from credit_jax.ops.space_to_depth import IntPair
 
 
 def patch_embed2d(

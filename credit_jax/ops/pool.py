@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from credit_jax.ops.conv import NO_PADDING, Padding
-from credit_jax.ops.padding import IntPair, pad_dim
+from credit_jax.ops.space_to_depth import IntPair, pad_dim
 
 HEIGHT, WIDTH = 1, 2
 

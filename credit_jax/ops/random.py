@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Float, Float32, Int, UInt32
 
-from credit_jax.ops.vma import match_vma
+from credit_jax.ops.custom_vjp import match_vma
 
 
 def random_bits(key: Array, high: Array, low: Array) -> UInt32[Array, "*shape"]:

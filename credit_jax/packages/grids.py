@@ -1,20 +1,24 @@
-"""The fields of a package: latitudes and longitudes, and static fields, as NetCDF."""
+"""The channels and the fields of a package, as JSON and NetCDF."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from credit_jax.data import ChannelGroup, ChannelSchema
+from credit_jax.data.further_inputs import FurtherInputs
 from credit_jax.data.sources.file_source import FileSource
 from credit_jax.data.sources.source import Source
 from credit_jax.data.sources.tisr import open_axes
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.io.open_files import OpenFiles, opened
 from credit_jax.named_fields.units import DEGREES
+from credit_jax.packages.manifest import read_json
 
 _CURVED = ("y", "x")
 
@@ -81,3 +85,97 @@ def _save(dataset: xr.Dataset, path: Path) -> None:
     names: Iterable[Any] = plain.variables
     encoding: dict[Any, dict[str, Any]] = {name: {"_FillValue": None} for name in names}
     write_netcdf(plain, path, encoding)
+
+
+_INPUT, _OUTPUT = "input", "output"
+
+
+def channel_groups(
+    schema: ChannelSchema, further: FurtherInputs | None
+) -> dict[str, Sequence[ChannelGroup]]:
+    """The variables of "input", "output", and each further input of the model.
+
+    Args:
+        schema: schema of x and y.
+        further: inputs beside x, by the names that the model gives them.
+    """
+    groups: dict[str, Sequence[ChannelGroup]]
+    groups = {_INPUT: schema.input, _OUTPUT: schema.target}
+    if further is not None:
+        groups |= {
+            name: further_schema.input
+            for name, further_schema in further.schemas.items()
+        }
+    return groups
+
+
+def write_channels(
+    path: Path,
+    groups: Mapping[str, Sequence[ChannelGroup]],
+    levels: Mapping[str, Sequence[float] | None],
+    described: Mapping[str, Mapping[str, str]],
+) -> None:
+    """Writes the channels, in order; "level" is null without levels.
+
+    Args:
+        path: path of the file.
+        groups: groups, as returned by `channel_groups`.
+        levels: source -> values of its level coordinate, None if unknown.
+        described: key of a variable -> its unit and names, those that are known.
+    """
+    content: dict[str, list[dict[str, Any]]] = {name: [] for name in groups}
+    for name, group in ((name, g) for name, some in groups.items() for g in some):
+        values: Sequence[float | None] = [None]
+        if "/3d/" in group.var_key:
+            levels_of_source = levels.get(group.source) or ()
+            fits = len(levels_of_source) == group.n_levels
+            values = list(levels_of_source) if fits else list(range(group.n_levels))
+        attributes = {"units": None, **described.get(group.var_key, {})}
+        for level in values:
+            entry = {"key": group.var_key, "variable": group.variable, "level": level}
+            content[name].append(entry | attributes)
+    path.write_text(f"{json.dumps(content, indent=1)}\n", encoding="utf-8")
+
+
+def read_channels(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """The channels of "input", "output", and each further input, in order.
+
+    Raises:
+        ValueError: the file has another format, or contains a channel twice.
+    """
+    content = read_json(path)
+    try:
+        names = dict.fromkeys((_INPUT, _OUTPUT, *content))
+        channels = {name: [dict(entry) for entry in content[name]] for name in names}
+        for name, entries in channels.items():
+            seen = dict[tuple[Any, Any], int]()
+            for index, entry in enumerate(entries):
+                key, level = entry["key"], entry["level"]
+                first = seen.setdefault((key, level), index)
+                if first != index:
+                    at = "" if level is None else f" at level {level}"
+                    raise ValueError(
+                        f"{path}: {name} channels {first} and {index} are both "
+                        f"{key}{at}; expected each channel once. Do not use this "
+                        "package"
+                    )
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path}: no list of channels of {_INPUT} and {_OUTPUT} ({error!r}); the "
+            "package is damaged, get it again"
+        ) from None
+    return channels
+
+
+def groups_of(entries: Sequence[Mapping[str, Any]]) -> tuple[ChannelGroup, ...]:
+    """The variables of `read_channels`, in order; their times are not recorded."""
+    levels: dict[str, list[float | None]] = {}
+    for entry in entries:
+        levels.setdefault(entry["key"], []).append(entry["level"])
+    return tuple(
+        ChannelGroup(
+            key, len(values), 1, None if None in values else tuple(levels_of_source)
+        )
+        for key, values in levels.items()
+        for levels_of_source in ([float(x) for x in values if x is not None],)
+    )

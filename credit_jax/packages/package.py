@@ -22,7 +22,6 @@ from credit_jax.checkpoint.store import AVERAGE, LAST, label_of
 from credit_jax.config import Config, ConfigError
 from credit_jax.config.base import nearest_key
 from credit_jax.config.custom_objects import register_objects
-from credit_jax.config.fields import FIELD_TYPES
 from credit_jax.config.inference import InferenceDataConfig
 from credit_jax.config.load import (
     CONFIG_NAME,
@@ -32,6 +31,7 @@ from credit_jax.config.load import (
 )
 from credit_jax.config.sources.registry import source_config
 from credit_jax.config.sources.sections import LocalConfig
+from credit_jax.config.sources.source import FIELD_TYPES
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data import ChannelSchema
 from credit_jax.data.further_inputs import FurtherInputs
@@ -40,15 +40,15 @@ from credit_jax.models.model_def import ModelDef, Weights
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.named_fields.coordinates import Coordinates, check_shared_grid
-from credit_jax.nn.model_state import ModelState
+from credit_jax.nn.parameters import ModelState
 from credit_jax.packages import manifest as file_names
 from credit_jax.packages.adapters import with_base
-from credit_jax.packages.channel_table import (
+from credit_jax.packages.grids import (
     channel_groups,
     groups_of,
     read_channels,
+    read_grid,
 )
-from credit_jax.packages.grids import read_grid
 from credit_jax.packages.manifest import Manifest, check_files, read_manifest
 from credit_jax.packages.references import (
     PathReference,

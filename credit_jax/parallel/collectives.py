@@ -12,9 +12,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.xla_metadata import set_xla_metadata
 from jaxtyping import Array
 
+from credit_jax.ops.custom_vjp import pvary, varying_axes
 from credit_jax.ops.packed import pack, unpack
-from credit_jax.ops.vma import pvary, varying_axes
-from credit_jax.parallel.mesh.axes import ORDER
+from credit_jax.parallel.mesh.device_mesh import ORDER
 
 # The `checkpoint_name` of results of collectives. Rematerialization policies save them,
 # so the backward pass does not repeat the communication.
@@ -68,7 +68,7 @@ def axis_size(axis: str | None) -> int:
     """Returns the degree of a mesh axis, 1 if the mesh has no such axis.
 
     Raises:
-        ValueError: the axis is neither one of the mesh nor of `mesh.axes.ORDER`.
+        ValueError: the axis is neither one of the mesh nor of `mesh.device_mesh.ORDER`.
     """
     try:
         return 1 if axis is None else lax.axis_size(axis)
@@ -115,7 +115,7 @@ def psum_each(arrays: Sequence[Array], axes: Sequence[Sequence[str]]) -> list[Ar
 
 
 def pvary_each(arrays: Sequence[Array], axes: Sequence[Sequence[str]]) -> list[Array]:
-    """`ops.vma.pvary` of several arrays; those of the same type are concatenated.
+    """`ops.custom_vjp.pvary` of several arrays; those of the same type are concatenated.
 
     The transpose sums the gradients of all of them as one array.
 

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float
 
 from credit_jax.parallel.collectives import psum_varying
 from credit_jax.parallel.processes.coordinator import wait_for_all
-from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.parallel.processes.watch import RESUME
 
 _LONGEST = 200  # characters of gloo's message
 

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.mesh.device_mesh import MeshAxes
+from credit_jax.parallel.params.fsdp import ShardingRules
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.params.remat import Remat
-from credit_jax.parallel.params.sharding import ShardingRules
 
 # Stages of the published WXFormer, CAMulator and Swin models have fewer blocks.
 UNROLL_BLOCKS = 16

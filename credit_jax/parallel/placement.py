@@ -18,8 +18,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Shaped
 
-from credit_jax.parallel.mesh.axes import MeshAxes
-from credit_jax.parallel.mesh.device_mesh import local_coords
+from credit_jax.parallel.mesh.device_mesh import MeshAxes, local_coords
 from credit_jax.parallel.rows.layout import Field, block_layout
 from credit_jax.parallel.rows.take import take_rows, take_static
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from credit_jax.parallel.collectives import sum_parts
-from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.mesh.device_mesh import MeshAxes
 from credit_jax.parallel.rows.layout import Field, Layout
 
 

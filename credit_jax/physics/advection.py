@@ -17,8 +17,15 @@ import numpy as np
 from jaxtyping import Float
 
 from credit_jax.named_fields import FieldContext
-from credit_jax.physics.arrays import EARTH_RADIUS, by_level, clip, namespace
-from credit_jax.physics.rows import all_rows, num_rows, row_numbers
+from credit_jax.physics.arrays import (
+    EARTH_RADIUS,
+    all_rows,
+    by_level,
+    clip,
+    namespace,
+    num_rows,
+    row_numbers,
+)
 
 LevelFields = Float[Any, "batch level time lat lon"]
 
@@ -72,7 +79,7 @@ class Advection:
         Args:
             tracers: fields of the local rows, in any unit.
             wind: wind of the local rows.
-            context: see `physics.rows`.
+            context: see `physics.arrays`.
 
         Raises:
             ValueError: the number of interfaces is not that of the levels + 1.

@@ -1,7 +1,12 @@
-"""Constants, and operations on numpy or JAX arrays, with torch's gradients."""
+"""Operations on numpy or JAX arrays and on fields split by rows; constants.
+
+`context` is None for whole numpy or JAX arrays, and the `FieldContext` of a step for
+local rows inside `shard_map`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from types import ModuleType
 from typing import Any
 
@@ -9,6 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Shaped
+
+from credit_jax.named_fields import FieldContext
+from credit_jax.parallel.domain.halo_exchange import halo_exchange
+from credit_jax.parallel.rows.layout import Field
 
 
 def namespace(*arrays: Any) -> ModuleType:
@@ -53,3 +62,99 @@ HEAT_CAPACITY_VAPOR = 1810.0  # J / kg / K
 LAPSE_RATE = 0.0065  # K / m, of the standard atmosphere
 STANDARD_PRESSURE = 101325.0  # Pa
 SECONDS_PER_HOUR = 3600
+
+
+Array5 = Shaped[Any, "batch level time rows lon"]
+
+
+def local_rows(
+    per_row: Shaped[np.ndarray, "lat columns"],
+    like: Array5,
+    context: FieldContext | None,
+) -> Shaped[Any, "1 1 1 rows columns"]:
+    """Selects the local rows of a constant field.
+
+    Args:
+        per_row: values of every global row; columns are the longitudes or 1.
+        like: field that gives the rows and the dtype of the result.
+        context: see the module.
+
+    Returns:
+        The values of the local rows, 0 in padding rows.
+
+    Raises:
+        ValueError: the field has another number of rows.
+    """
+    lat = like.shape[-2] if context is None else context.reducer.rows.size
+    if per_row.shape[0] != lat:
+        raise ValueError(
+            f"a constant by row has {per_row.shape[0]} rows, the fields have {lat}; "
+            "give the file of the fields' own grid"
+        )
+    if context is None:
+        rows = namespace(like).asarray(per_row, like.dtype)
+    else:
+        rows = context.local_rows(jnp.asarray(per_row, like.dtype))
+    return rows[None, None, None]
+
+
+def row_numbers(like: Array5, context: FieldContext | None) -> Shaped[Any, " rows"]:
+    """Global index of each local row of a field; -1 for padding rows."""
+    if context is None:
+        return namespace(like).arange(like.shape[-2])
+    return context.reducer.rows.global_rows()
+
+
+def fill_padding(x: Array5, value: float, context: FieldContext | None) -> Array5:
+    """Replaces the values in padding rows by `value`.
+
+    With a finite value for which all operations are finite, padding rows do not make
+    NaN in a gradient, as 0 times infinity.
+    """
+    if context is None or not context.reducer.rows.has_padding:
+        return x
+    real = context.reducer.rows.real_rows().reshape(1, 1, 1, -1, 1)
+    return jnp.where(real, x, jnp.asarray(value, x.dtype))
+
+
+def global_mean(
+    values: Array5,
+    weights: np.ndarray | None,
+    context: FieldContext | None,
+) -> Shaped[Any, "batch level time 1 1"]:
+    """Weighted mean over the grid for each sample, level and time; uses one psum.
+
+    Args:
+        values: any field, finite in padding rows.
+        weights: (lat, lon) with mean 1; None is 1 everywhere.
+        context: see the module.
+    """
+    if weights is not None:
+        values = values * local_rows(weights, values, context)
+    if context is None:
+        return values.mean(axis=(-2, -1), keepdims=True)
+    return context.reducer.sample_mean(values)[..., None, None]
+
+
+def with_halo(
+    x: Array5, width: int, context: FieldContext | None
+) -> Shaped[Any, "batch level time wider lon"]:
+    """Adds `width` neighboring rows on both sides, and zeros beyond the poles."""
+    if context is None:
+        xp = namespace(x)
+        return xp.pad(x, [(0, 0)] * 3 + [(width, width), (0, 0)])
+    return halo_exchange(
+        Field(x, dataclasses.replace(context.reducer.rows, dim=x.ndim - 2)), width
+    )
+
+
+def all_rows(
+    x: Array5, context: FieldContext | None
+) -> Shaped[Any, "batch level time lat lon"]:
+    """All-gathers a field: all latitudes, invariant over domain shards."""
+    return x if context is None else context.gather_rows(x)
+
+
+def num_rows(x: Array5, context: FieldContext | None) -> int:
+    """Number of latitudes of the whole grid."""
+    return x.shape[-2] if context is None else context.reducer.rows.size

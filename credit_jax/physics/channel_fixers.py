@@ -16,8 +16,7 @@ from jaxtyping import Float
 
 from credit_jax.named_fields import FieldContext
 from credit_jax.physics import conservation as physics
-from credit_jax.physics.arrays import by_level, namespace
-from credit_jax.physics.rows import fill_padding
+from credit_jax.physics.arrays import by_level, fill_padding, namespace
 
 # (batch, channel, time, lat, lon).
 ChannelArray = Float[Any, "batch _ _ lat lon"]
@@ -64,7 +63,7 @@ class ChannelFixer(Protocol):
         Args:
             previous: reads channels of the state before the step.
             after: reads channels of the state after it.
-            context: see `physics.rows`.
+            context: see `physics.arrays`.
         """
         ...
 
@@ -237,7 +236,7 @@ class ChannelFixers:
             x: input of the model. Its last time is the state before the step, through
                 which no gradient flows.
             y: output of the model, of one time.
-            context: see `physics.rows`.
+            context: see `physics.arrays`.
 
         Differs from CREDIT: channels that no fixer corrects are not converted to
         physical units and back, which would only round them.

@@ -28,10 +28,11 @@ from credit_jax.physics.arrays import (
     HEAT_CAPACITY_VAPOR,
     LATENT_HEAT,
     WATER_DENSITY,
+    global_mean,
+    local_rows,
     namespace,
 )
 from credit_jax.physics.columns import LevelFields, Surface, VerticalLevels
-from credit_jax.physics.rows import global_mean, local_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +114,7 @@ def fix_dry_mass(
     Args:
         grid: areas and hybrid levels.
         previous, after: states before and after the step.
-        context: see `physics.rows`.
+        context: see `physics.arrays`.
 
     Returns:
         Surface pressure after the step, Pa.
@@ -144,7 +145,7 @@ def fix_dry_mass_by_humidity(
         previous, after: specific total water before and after the step, kg / kg.
         num_fixed: number of levels to correct, counted from the surface (CREDIT's
             fix_level_num).
-        context: see `physics.rows`.
+        context: see `physics.arrays`.
 
     Returns:
         Specific total water after the step, on all levels, kg / kg.
@@ -180,7 +181,7 @@ def fix_precipitation(
         previous, after: states before and after the step.
         precipitation, evaporation: m of water in the step, with CREDIT's signs.
         seconds: length of the step.
-        context: see `physics.rows`.
+        context: see `physics.arrays`.
 
     Returns:
         Precipitation, m of water in the step.
@@ -213,7 +214,7 @@ def fix_energy(
         surface_geopotential: (lat, lon) m^2 / s^2, on the whole grid.
         net_flux: net energy flux into the air from the top and the surface, W / m^2.
         seconds: length of the step.
-        context: see `physics.rows`.
+        context: see `physics.arrays`.
 
     Returns:
         Temperature after the step, K.

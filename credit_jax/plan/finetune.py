@@ -29,7 +29,7 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import MODELS, build, parse_model
 from credit_jax.named_fields.coordinates import Coordinates, CoordinateValues
 from credit_jax.nn.low_rank import LowRank, is_matrix
-from credit_jax.nn.model_state import COLLECTIONS
+from credit_jax.nn.parameters import COLLECTIONS
 from credit_jax.plan.channel_problems import schema_of
 from credit_jax.plan.findings import check_problems
 from credit_jax.state_dict.arrangement import compare_shapes

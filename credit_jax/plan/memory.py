@@ -12,7 +12,7 @@ from credit_jax.config.trainer import TrainerConfig
 from credit_jax.models.common.config import Geometry, ModelConfig, StageGeometry
 from credit_jax.models.crossformer.crossformer import WXFormerMoEConfig
 from credit_jax.models.model_def import ModelDef
-from credit_jax.parallel.mesh.axes import (
+from credit_jax.parallel.mesh.device_mesh import (
     DOMAIN,
     DP_REPLICATE,
     DP_SHARD,
@@ -20,8 +20,11 @@ from credit_jax.parallel.mesh.axes import (
     TP,
     MeshAxes,
 )
-from credit_jax.parallel.params.fsdp import gathers_over_domain_in_blocks
-from credit_jax.parallel.params.sharding import ShardingRules, split_degree
+from credit_jax.parallel.params.fsdp import (
+    ShardingRules,
+    gathers_over_domain_in_blocks,
+    split_degree,
+)
 from credit_jax.parallel.params.spec import ParamSpec
 
 FLOAT32 = 4

@@ -13,7 +13,7 @@ from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import define_model, parse_model
-from credit_jax.parallel.mesh.axes import DOMAIN, EP, TP, MeshAxes
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, EP, TP, MeshAxes
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.mesh.model_fit import ULYSSES, model_notes, model_problems
 from credit_jax.plan.findings import Findings, check_problems, together, unique

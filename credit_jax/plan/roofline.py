@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from credit_jax.config import Config
 from credit_jax.models.flops import gradient_flops
 from credit_jax.models.model_def import ModelDef
-from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.mesh.device_mesh import MeshAxes
 
 # The compiled model, and operations of the gradient of one sample of it, without
 # recomputation.

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from credit_jax.nn.model_state import BATCH_STATS, COLLECTIONS, SPECTRAL_NORM
+from credit_jax.nn.parameters import BATCH_STATS, COLLECTIONS, SPECTRAL_NORM
 from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.state_dict.arrangement import (
     SAME,
@@ -30,7 +30,7 @@ from credit_jax.state_dict.torch_model import KeyRename, RenamedKey, current_nam
 
 # Whole arrays on the host, by our path or by PyTorch's key.
 Arrays = dict[str, np.ndarray]
-# The collections of `credit_jax.nn.model_state`, whole arrays on the host.
+# The collections of `credit_jax.nn.parameters`, whole arrays on the host.
 HostModelState = dict[str, dict[str, dict[str, np.ndarray]]]
 
 PARAMS = "params"
@@ -48,7 +48,7 @@ class KeyEntry:
         arrangement: arrangement of the array.
         shape: shape of our array, without the leading dim of stacked layers.
         layer: index along that leading dim; None if nothing is stacked.
-        collection: PARAMS, or the collection of `credit_jax.nn.model_state`.
+        collection: PARAMS, or the collection of `credit_jax.nn.parameters`.
         leaf: name within `path` in that collection, such as "u"; "" for parameters.
     """
 

@@ -18,7 +18,7 @@ from credit_jax.config.schedules import PlateauConfig
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
 from credit_jax.io.activity import activity
-from credit_jax.nn.noise import Noise
+from credit_jax.nn.context import Noise
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LogRow, logged_metrics
 from credit_jax.training.rollout import SUSPICION

@@ -26,8 +26,8 @@ from credit_jax.evaluation.opening import ScoreOptions
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.archive import Archive, identity_of, read_record, software
 from credit_jax.forecast.campaign import score_campaign
+from credit_jax.forecast.delivery import NoWriter, TaskWriter
 from credit_jax.forecast.outputs import Outputs, outputs_of
-from credit_jax.forecast.stores import NoWriter, TaskWriter
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.io.atomic import move_aside
 from credit_jax.parallel.processes.coordinator import wait_for_all

@@ -20,13 +20,12 @@ from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
 from credit_jax.io.activity import activity
-from credit_jax.training.agreement import Agreement
-from credit_jax.training.curriculum import Stage, entered, stage_at
 from credit_jax.training.epoch_end import EpochNumbers, progress_after, validate
 from credit_jax.training.loggers import LogRow
+from credit_jax.training.restore import Start, last_epoch
 from credit_jax.training.rollout import SUSPICION
-from credit_jax.training.signals import StopRequests
-from credit_jax.training.start import Start, last_epoch
+from credit_jax.training.setup import Stage, entered, stage_at
+from credit_jax.training.signals import Agreement, StopRequests
 from credit_jax.training.state import TrainState
 from credit_jax.training.steps import (
     CompiledSteps,

@@ -1,4 +1,4 @@
-"""AdamW with CREDIT's settings, from optax's parts, on shards inside `shard_map`.
+"""AdamW with CREDIT's settings on shards inside `shard_map`, and loss scaling.
 
 AdamW is elementwise, so every device updates its own shards. Only clipping needs the
 whole gradient; its norm counts every shard once. The learning rate is a function of the
@@ -7,12 +7,17 @@ micro-batches seen, not of the updates, and is an argument of the update.
 CREDIT steps its per-batch schedulers after every micro-batch, whether or not the
 optimizer stepped, and its per-epoch ones at the end of an epoch. Index 0 is the first
 micro-batch. All arithmetic of rates is float32.
+
+Small gradients underflow in float16. The loss is multiplied by a scale before the
+backward pass and the gradient divided by it after. If the gradient overflows, the
+update is skipped and the scale halved; after 2000 finite gradients in a row it doubles.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,12 +25,12 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, ArrayLike, Float, PyTree
+from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from credit_jax.checkpoint.store import ADAM
 from credit_jax.config.trainer import TrainerConfig
+from credit_jax.ops.custom_vjp import varying_axes
 from credit_jax.ops.packed import pack
-from credit_jax.ops.vma import varying_axes
 from credit_jax.parallel.collectives import psum_varying
 from credit_jax.parallel.params.packing import Packing
 
@@ -359,3 +364,62 @@ def with_first_rate_at(
         return jnp.where(step == micro_step, first, schedule(step))
 
     return changed
+
+
+INITIAL_SCALE = 2.0**16
+GROWTH, BACKOFF, INTERVAL = 2.0, 0.5, 2000
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LossScale:
+    """The state of loss scaling.
+
+    Attributes:
+        scale: factor of the loss, float32.
+        good_updates: updates since the scale changed, int32.
+    """
+
+    scale: Any
+    good_updates: Any
+
+    @classmethod
+    def fresh(cls) -> LossScale:
+        """The initial state."""
+        return cls(jnp.float32(INITIAL_SCALE), jnp.zeros((), jnp.int32))
+
+    def after(self, finite: Bool[Array, ""]) -> LossScale:
+        """The state after an update.
+
+        Args:
+            finite: whether its gradient was finite.
+        """
+        count = jnp.where(finite, self.good_updates + 1, 0)
+        grows = count == INTERVAL
+        factor = jnp.where(grows, GROWTH, jnp.where(finite, 1.0, BACKOFF))
+        return LossScale(
+            (self.scale * factor).astype(jnp.float32), jnp.where(grows, 0, count)
+        )
+
+
+def loss_factor(state: LossScale | None) -> Float[Array, ""] | float:
+    """Factor of the loss; 1 without loss scaling."""
+    return 1.0 if state is None else state.scale
+
+
+def unscale(grads: PyTree[Array], state: LossScale | None) -> PyTree[Array]:
+    """The gradient of the loss from that of the scaled loss."""
+    if state is None:
+        return grads
+    return jax.tree.map(lambda g: g / state.scale, grads)
+
+
+def all_finite(tree: PyTree[Array]) -> Bool[Array, ""]:
+    """Whether every number of a tree is finite."""
+    finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
+    return jnp.stack(finite).all() if finite else jnp.array(True)
+
+
+def keep_if(finite: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
+    """`new` if the gradient was finite, else `old`."""
+    return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from credit_jax.data import Loader, build_loader
-from credit_jax.nn.noise import Noise
+from credit_jax.nn.context import Noise
 from credit_jax.packages.package import base_of_run
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan import RunPlan

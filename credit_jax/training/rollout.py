@@ -27,11 +27,11 @@ from credit_jax.models.diffusion.process import NOISED, TIME
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.named_fields import FieldContext
-from credit_jax.nn.model_state import BATCH_STATS, ModelState
-from credit_jax.nn.noise import Noise
-from credit_jax.ops.vma import pvary, varying_axes
+from credit_jax.nn.context import Noise
+from credit_jax.nn.parameters import BATCH_STATS, ModelState
+from credit_jax.ops.custom_vjp import pvary, varying_axes
+from credit_jax.parallel.compiler import LOSS, PARAMETERS
 from credit_jax.parallel.params.packing import Packing
-from credit_jax.parallel.scopes import LOSS, PARAMETERS
 from credit_jax.transforms import FieldTree, Rollout
 
 PlacedBatch = Mapping[str, Any]

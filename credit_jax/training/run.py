@@ -27,10 +27,9 @@ from credit_jax.models.flops import gradient_flops
 from credit_jax.packages.package import base_of_run
 from credit_jax.parallel.mesh.devices import training_devices
 from credit_jax.parallel.processes.coordinator import wait_for_all
-from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.parallel.processes.watch import RESUME
 from credit_jax.plan import plan_run
 from credit_jax.plan.run_record import RunRecord
-from credit_jax.training.curriculum import Stage, summary_of
 from credit_jax.training.display import Display
 from credit_jax.training.earlier_run import (
     end_interrupted_move,
@@ -55,15 +54,15 @@ from credit_jax.training.records import (
     Tracker,
 )
 from credit_jax.training.report import report_scores
-from credit_jax.training.restore import RunStore
-from credit_jax.training.setup import Setup, prepare
-from credit_jax.training.start import (
+from credit_jax.training.restore import (
+    RunStore,
     Start,
     asked_by,
     epochs_note,
     required_step,
     start_of_run,
 )
+from credit_jax.training.setup import Setup, Stage, prepare, summary_of
 from credit_jax.training.steps import CompiledSteps, Loggers
 
 IF_ANY: Final = "if-any"

@@ -25,7 +25,7 @@ from credit_jax.models.parallel_model import (
     packing_of,
     shardings,
 )
-from credit_jax.nn.model_state import (
+from credit_jax.nn.parameters import (
     BATCH_STATS,
     ModelState,
     wide_statistics,
@@ -35,8 +35,11 @@ from credit_jax.parallel.compiler import is_outermost
 from credit_jax.parallel.joint import joint
 from credit_jax.parallel.params.packing import Packing, pack_tree, unpack_on_host
 from credit_jax.parallel.params.spec import trainable
-from credit_jax.training.loss_scale import LossScale
-from credit_jax.training.optimizer import UniformTransformation, optimizer_state_specs
+from credit_jax.training.optimizer import (
+    LossScale,
+    UniformTransformation,
+    optimizer_state_specs,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -88,11 +91,11 @@ class TrainState:
         micro_step: micro-batches seen, int32; the index of per-batch schedules.
         update_step: optimizer updates, int32, including those skipped in float16.
         stored_params: see `params`.
-        model_state: state of spectral norm and batch norms (`nn.model_state`).
+        model_state: state of spectral norm and batch norms (`nn.parameters`).
         stored_opt_state: see `opt_state`.
         stored_ema: average of the parameters that are not frozen; see `ema`.
         ema_stats: averaged running statistics of batch norms, float32, or None.
-        loss_scale: loss scale of float16, see `training.loss_scale`, or None.
+        loss_scale: loss scale of float16, see `training.optimizer`, or None.
         loss_state: trained parameters of the loss, see `training.state`, or None.
         key: key of dropout; each micro-batch folds its number into it.
     """
@@ -288,7 +291,7 @@ def state_of(
     Args:
         model: model of these weights.
         params: parameters by path, whole arrays or local shards.
-        model_state: see `nn.model_state`.
+        model_state: see `nn.parameters`.
         optimizer, key, ema, loss_state: as for `init_state`.
     """
     param_specs, packing = model.model_def.param_specs, packing_of(model)

@@ -24,13 +24,19 @@ from credit_jax.models.arguments import check_batch, on_mesh
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel, packing_of
 from credit_jax.named_fields import FieldContext
-from credit_jax.nn.model_state import BATCH_STATS, ModelState
-from credit_jax.nn.noise import Noise
+from credit_jax.nn.context import Noise
+from credit_jax.nn.parameters import BATCH_STATS, ModelState
+from credit_jax.parallel.compiler import UPDATE
 from credit_jax.parallel.params.fsdp import pvary_params
 from credit_jax.parallel.params.spec import split_frozen
-from credit_jax.parallel.scopes import UPDATE
-from credit_jax.training.loss_scale import all_finite, keep_if, loss_factor, unscale
-from credit_jax.training.optimizer import global_norm, update_by_path
+from credit_jax.training.optimizer import (
+    all_finite,
+    global_norm,
+    keep_if,
+    loss_factor,
+    unscale,
+    update_by_path,
+)
 from credit_jax.training.rollout import (
     SUSPICION,
     ForecastLoss,
@@ -71,7 +77,7 @@ def make_train_step(
     Spectral norm makes one power iteration per forward pass. Gradients are summed
     locally; the transpose of casting the parameters to vary over dp and domain sums
     them once. Frozen parameters stay as they are; the optimizer does not see them. In
-    float16 an update whose gradient overflows is skipped (`training.loss_scale`).
+    float16 an update whose gradient overflows is skipped (`training.optimizer`).
 
     Args:
         model: model on its mesh.

@@ -17,13 +17,13 @@ from credit_jax.named_fields.coordinates import (
     take_indices,
 )
 from credit_jax.physics.advection import Advection, Wind
+from credit_jax.physics.arrays import num_rows
 from credit_jax.physics.files import (
     Coefficients,
     level_numbers,
     read_arrays,
     read_coefficients,
 )
-from credit_jax.physics.rows import num_rows
 from credit_jax.transforms.base import (
     FieldTree,
     InputBlock,

@@ -16,9 +16,8 @@ from pydantic import PrivateAttr, field_validator, model_validator
 from credit_jax.config.components import FilePath
 from credit_jax.named_fields.coordinates import GridCoordinates, on_grid
 from credit_jax.physics import conservation as physics
-from credit_jax.physics.arrays import SECONDS_PER_HOUR, clip
+from credit_jax.physics.arrays import SECONDS_PER_HOUR, clip, fill_padding
 from credit_jax.physics.files import read_grid, read_surface
-from credit_jax.physics.rows import fill_padding
 from credit_jax.transforms.base import (
     OUTPUT,
     FieldTree,

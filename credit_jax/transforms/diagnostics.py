@@ -15,7 +15,7 @@ from pydantic import PrivateAttr
 from credit_jax.config.components import FilePath, PackagedFile
 from credit_jax.io.errors import errors_of
 from credit_jax.named_fields.coordinates import CoordinateValues
-from credit_jax.physics.arrays import namespace
+from credit_jax.physics.arrays import fill_padding, local_rows, namespace
 from credit_jax.physics.files import (
     Coefficients,
     level_numbers,
@@ -29,7 +29,6 @@ from credit_jax.physics.pressure_levels import (
     mean_sea_level_pressure,
     to_pressure_levels,
 )
-from credit_jax.physics.rows import fill_padding, local_rows
 from credit_jax.transforms.base import (
     PRESSURE,
     Descriptions,

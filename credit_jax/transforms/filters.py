@@ -8,16 +8,13 @@ import numpy as np
 from pydantic import NonNegativeInt, PositiveFloat, field_validator
 
 from credit_jax.config import StrictModel
-from credit_jax.physics.arrays import namespace
+from credit_jax.physics.arrays import all_rows, namespace
 from credit_jax.physics.laplace_filter import (
     SMALLEST_GRID,
-    filter_scalar,
-    filter_wind,
-)
-from credit_jax.physics.rows import all_rows
-from credit_jax.physics.wind_filter import (
     Kernel,
     blend_smoothed,
+    filter_scalar,
+    filter_wind,
     gaussian,
     strong_wind_mask,
 )

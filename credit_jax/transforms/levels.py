@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import PrivateAttr
 
 from credit_jax.config.components import PackagedFile
-from credit_jax.config.fields import OUTPUT_TYPES
+from credit_jax.config.sources.source import OUTPUT_TYPES
 from credit_jax.named_fields.coordinates import CoordinateValues
+from credit_jax.physics.arrays import fill_padding
 from credit_jax.physics.files import Coefficients, centers, level_numbers
 from credit_jax.physics.interpolation import hybrid_to_hybrid
-from credit_jax.physics.rows import fill_padding
 from credit_jax.transforms.base import (
     FieldTree,
     InputBlock,

@@ -10,8 +10,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from credit_jax.evaluation.scores import FORECAST, LEAD
-from credit_jax.visualization.canvas import Panel
-from credit_jax.visualization.labels import lead_text
+from credit_jax.visualization.canvas import Panel, lead_text
 from credit_jax.visualization.summary import GLOBAL
 
 MAX_LEADS = 20

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from credit_jax.config.messages import printable
-from credit_jax.visualization.labels import number_text
+from credit_jax.visualization.canvas import number_text
 
 # No HTML has them; a terminal that shows the page's source would obey them.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -13,10 +13,10 @@ from credit_jax.config.messages import counted
 from credit_jax.evaluation.scores import LEAD, seen_in_training
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_file
+from credit_jax.visualization.canvas import channel_text, lead_text, region_text
 from credit_jax.visualization.card import card_rows, differences, tabled_leads
 from credit_jax.visualization.charts import DASHES, Chart
 from credit_jax.visualization.html import Part, page_of_sections, part
-from credit_jax.visualization.labels import channel_text, lead_text, region_text
 from credit_jax.visualization.score_charts import (
     LOOKS,
     NAMES,

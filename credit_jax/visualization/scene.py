@@ -12,9 +12,8 @@ import numpy as np
 
 from credit_jax.config.messages import typeset_units
 from credit_jax.io.atomic import new_file
-from credit_jax.visualization.canvas import style
+from credit_jax.visualization.canvas import number_text, style
 from credit_jax.visualization.choice import FieldChoice, Truth
-from credit_jax.visualization.labels import number_text
 from credit_jax.visualization.maps import (
     Colors,
     Map,

@@ -21,14 +21,14 @@ from credit_jax.evaluation.scores import (
     TRUTH,
     WAVENUMBER,
 )
-from credit_jax.visualization.charts import Chart, Line
-from credit_jax.visualization.labels import (
+from credit_jax.visualization.canvas import (
     channel_text,
     channel_units,
     days_of,
     lead_text,
     with_units,
 )
+from credit_jax.visualization.charts import Chart, Line
 from credit_jax.visualization.summary import (
     BASELINES,
     GLOBAL,

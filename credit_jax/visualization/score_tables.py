@@ -9,14 +9,14 @@ import numpy as np
 import xarray as xr
 
 from credit_jax.evaluation.scores import FORECAST, LEAD, REGION
-from credit_jax.visualization.html import Cell, Part, TableRow, number_cell, part
-from credit_jax.visualization.labels import (
+from credit_jax.visualization.canvas import (
     channel_text,
     channel_units,
     days_of,
     lead_text,
     region_text,
 )
+from credit_jax.visualization.html import Cell, Part, TableRow, number_cell, part
 from credit_jax.visualization.score_charts import NAMES
 from credit_jax.visualization.summary import (
     BASELINES,

@@ -36,9 +36,9 @@ from credit_torch_bridge.checkpoint.torch_checkpoint import (
     open_checkpoint,
 )
 from credit_torch_bridge.checkpoint.torch_to_jax import to_jax_checkpoint
+from credit_torch_bridge.config.convert import dump
 from credit_torch_bridge.config.inference_section import complete_inference
 from credit_torch_bridge.config.to_gen2 import ONLY_WEIGHTS
-from credit_torch_bridge.config.yaml_io import dump
 
 BEST, BACKUP = "best_", "backup_"
 

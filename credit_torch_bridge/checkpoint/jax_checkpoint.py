@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from credit_jax.checkpoint import Progress
-from credit_jax.nn.model_state import with_averaged_statistics
+from credit_jax.nn.parameters import with_averaged_statistics
 from credit_jax.state_dict.key_map import Arrays, HostModelState
 
 
@@ -32,7 +32,7 @@ class JaxCheckpoint:
 
     Attributes:
         params: parameters by path, float32.
-        model_state: state of spectral norm and batch norms (`nn.model_state`).
+        model_state: state of spectral norm and batch norms (`nn.parameters`).
         moments: moments of the optimizer, or None.
         ema: averaged parameters by path, or None.
         ema_stats: averaged statistics of batch norms, float32, by path and name, or

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from credit_jax.models.conversion import idle_keys
-from credit_jax.nn.model_state import BATCH_STATS
+from credit_jax.nn.parameters import BATCH_STATS
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
 from credit_torch_bridge.checkpoint.optimizer import write_moments
 from credit_torch_bridge.checkpoint.orbax_run import read_run

@@ -19,9 +19,13 @@ from credit_jax.config.trainer import TrainerConfig
 from credit_jax.state_dict.arrangement import raise_problems
 from credit_jax.state_dict.key_map import Arrays, KeyMap
 from credit_jax.training.optimizer import BETAS, EPSILON
-from credit_torch_bridge.checkpoint.arrays import as_arrays, is_zero, raise_non_finite
 from credit_torch_bridge.checkpoint.jax_checkpoint import Moments
-from credit_torch_bridge.checkpoint.torch_files import as_tensors
+from credit_torch_bridge.checkpoint.torch_files import (
+    as_arrays,
+    as_tensors,
+    is_zero,
+    raise_non_finite,
+)
 
 STEP, FIRST, SECOND = "step", "exp_avg", "exp_avg_sq"
 # Number of updates after which AdamW's bias corrections are 1 in float32: 0.95 ** 400

@@ -25,10 +25,10 @@ from credit_jax.checkpoint import (
 )
 from credit_jax.checkpoint.store import ADAM
 from credit_jax.models.model_def import ModelDef
-from credit_jax.nn.model_state import COLLECTIONS, wide_statistics
+from credit_jax.nn.parameters import COLLECTIONS, wide_statistics
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint, Moments
 from credit_torch_bridge.checkpoint.run_config import CONFIG_FILE, RunConfig
-from credit_torch_bridge.config.yaml_io import dump
+from credit_torch_bridge.config.convert import dump
 
 _SCALE, _TRACKER = "scale", "_growth_tracker"
 # Constant entries of torch.amp.GradScaler's state, with CREDIT's settings.

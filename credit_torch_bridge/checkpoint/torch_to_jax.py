@@ -13,7 +13,7 @@ import torch
 from credit_jax.checkpoint import Progress
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.models.registry import MODELS, torch_model
-from credit_jax.nn.model_state import BATCH_STATS
+from credit_jax.nn.parameters import BATCH_STATS
 from credit_jax.state_dict.key_map import (
     Arrays,
     HostModelState,
@@ -22,7 +22,6 @@ from credit_jax.state_dict.key_map import (
 from credit_jax.state_dict.torch_model import RenamedKey
 from credit_jax.training.epoch_end import is_better
 from credit_jax.training.loggers import LOG_NAME, read_log
-from credit_torch_bridge.checkpoint.arrays import as_arrays, raise_non_finite
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
 from credit_torch_bridge.checkpoint.optimizer import read_moments
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
@@ -38,6 +37,7 @@ from credit_torch_bridge.checkpoint.torch_checkpoint import (
     TorchCheckpoint,
     open_checkpoint,
 )
+from credit_torch_bridge.checkpoint.torch_files import as_arrays, raise_non_finite
 
 
 def recognized_model(keys: Collection[str]) -> str | None:

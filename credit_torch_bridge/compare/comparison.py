@@ -19,7 +19,7 @@ from credit_jax.models.conversion import from_state_dict, to_state_dict
 from credit_jax.models.diffusion.process import TIME
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import torch_model
-from credit_jax.ops.relative_error import joint_error, relative_error
+from credit_jax.ops.compensated import joint_error, relative_error
 from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.precision import Precision
@@ -29,7 +29,6 @@ from credit_torch_bridge.checkpoint.orbax_run import read_run
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.torch_checkpoint import open_checkpoint
 from credit_torch_bridge.checkpoint.torch_to_jax import to_jax_checkpoint
-from credit_torch_bridge.compare.credit_import import import_credit
 from credit_torch_bridge.compare.credit_side import (
     build_credit,
     cast_credit,
@@ -40,7 +39,12 @@ from credit_torch_bridge.compare.credit_side import (
     run_credit,
     share_edges,
 )
-from credit_torch_bridge.compare.jax_side import ModelOutputs, compile_pass, noise_of
+from credit_torch_bridge.compare.jax_side import (
+    ModelOutputs,
+    compile_pass,
+    import_credit,
+    noise_of,
+)
 
 # Tolerances of the relative L2 errors (docs/numerics.md): in float32, and in float64.
 FORWARD, GRADIENT = 1e-5, 1e-4

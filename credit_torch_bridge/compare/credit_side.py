@@ -15,8 +15,7 @@ from credit_jax.models.diffusion.config import DiffusionKeys
 from credit_jax.models.diffusion.process import NOISED, TIME
 from credit_jax.models.graph.edge_file import read_edges
 from credit_jax.models.registry import MODELS, torch_model
-from credit_torch_bridge.compare.credit_import import import_credit
-from credit_torch_bridge.compare.jax_side import ModelOutputs
+from credit_torch_bridge.compare.jax_side import ModelOutputs, import_credit
 
 
 def register_models(config: Mapping[str, Any]) -> None:

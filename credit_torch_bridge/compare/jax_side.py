@@ -1,34 +1,43 @@
-"""One forward and backward pass of credit_jax on a mesh, with CREDIT's names.
+"""One pass of credit_jax on a mesh, with CREDIT's names, and the import of CREDIT.
 
 The prediction is that of `Forecaster`. The outputs of blocks and the gradients are from
 a second pass, which differentiates through the spectral norm; for a model with a
 process, so is the prediction.
+
+It makes a CUDA build of torchvision importable with CPU torch. CREDIT imports timm,
+which imports torchvision. The operators of the torchvision on the package index are
+compiled for CUDA and do not load with CPU torch, so that registering Python rules for
+them fails. No model calls them; declaring their names is enough.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax.sharding import PartitionSpec
 
 from credit_jax.forecast import Forecaster
 from credit_jax.models.conversion import to_state_dict
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel, place_weights
-from credit_jax.nn.context import Context
-from credit_jax.nn.model_state import BATCH_STATS
-from credit_jax.nn.noise import Noise
+from credit_jax.nn.context import Context, Noise
+from credit_jax.nn.parameters import BATCH_STATS
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.fsdp import pvary_params
 from credit_jax.parallel.params.packing import Packing
 from credit_jax.parallel.placement import batch_spec, place_batch
+from credit_jax.parallel.rows.exchange import reshard
 from credit_jax.parallel.rows.layout import Field
-from credit_jax.parallel.rows.reshard import reshard
 from credit_jax.state_dict.key_map import Arrays, HostModelState
 
 
@@ -164,3 +173,57 @@ class _Sites(dict[str, Any]):
     def __contains__(self, name: object) -> bool:
         self.names.append(str(name))
         return False
+
+
+HOW_TO_INSTALL = "pip install miles-credit"
+
+# The operators for which torchvision 0.28 registers a rule when it is imported.
+_NAMES = (
+    *("nms", "qnms", "roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool"),
+    *("_roi_align_backward", "_roi_pool_backward", "_ps_roi_align_backward"),
+    *("_ps_roi_pool_backward", "deform_conv2d", "_deform_conv2d_backward"),
+)
+
+# torch drops a library's operators when the library object is collected.
+_LIBRARIES: list[torch.library.Library] = []
+
+
+def import_credit(name: str = "") -> ModuleType:
+    """Imports the module `credit.<name>`.
+
+    Raises:
+        ValueError: CREDIT is not installed.
+    """
+    # Suppress the warnings of CREDIT and its libraries.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            import_torchvision()
+            return importlib.import_module(f"credit.{name}" if name else "credit")
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"CREDIT is needed, and cannot be imported ({error}); install it with: "
+                f"{HOW_TO_INSTALL}"
+            ) from None
+
+
+def import_torchvision() -> None:
+    """Imports torchvision, declaring its operators first where they are missing.
+
+    Raises:
+        RuntimeError: torchvision fails to import for another reason.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error):
+            raise
+    else:
+        return
+    for name in [name for name in sys.modules if name.startswith("torchvision")]:
+        del sys.modules[name]
+    library = torch.library.Library("torchvision", "DEF")
+    for name in _NAMES:
+        library.define(f"{name}(Tensor x) -> Tensor")
+    _LIBRARIES.append(library)
+    importlib.import_module("torchvision")

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from credit_torch_bridge.config.editor import ConfigEditor
-from credit_torch_bridge.config.from_gen1_sources import build_sources, read_variables
-from credit_torch_bridge.config.times import year_ranges
+from credit_torch_bridge.config.from_gen1_sources import (
+    build_sources,
+    read_variables,
+    year_ranges,
+)
 
 BATCHER = "ERA5_MultiStep_Batcher"
 # The range of years of datetime64[ns].

@@ -13,7 +13,7 @@ from credit_jax.config.config import section_conflicts
 from credit_jax.config.load import for_forecasts, frames_of_data
 from credit_jax.config.sources.registry import source_config, source_types
 from credit_jax.models.registry import parse_model
-from credit_jax.parallel.mesh.axes import TP
+from credit_jax.parallel.mesh.device_mesh import TP
 from credit_jax.parallel.mesh.model_fit import model_problems
 from credit_jax.plan.channel_problems import fit_problems
 from credit_jax.transforms import TRANSFORMS

@@ -31,9 +31,9 @@ from benchmarks.accelerator.targets import TARGETS
 from benchmarks.compiled_step import SMALL_MODEL, trace_step
 from benchmarks.scale.comm_volume import SUMS
 from credit_jax.models.flops import count_flops, flops_of
-from credit_jax.ops.float8 import float8_dense
-from credit_jax.parallel.rows.reshard import HALO
-from credit_jax.parallel.scopes import PARTS
+from credit_jax.ops.dense import float8_dense
+from credit_jax.parallel.compiler import PARTS
+from credit_jax.parallel.rows.exchange import HALO
 from tests.benchmarks.programs import EXCERPT
 
 

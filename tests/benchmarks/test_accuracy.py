@@ -16,7 +16,7 @@ from benchmarks.accuracy.report import Line, earlier_rows
 from benchmarks.accuracy.rollout import roll_out
 from benchmarks.small_models import NUM_PROGNOSTIC
 from credit_jax.models.registry import build
-from credit_jax.ops.relative_error import relative_error
+from credit_jax.ops.compensated import relative_error
 
 TOLERANCES = {"forward": 1e-5, "gradient": 1e-4, "loss": 1e-3, "rollout": 1e-4}
 

@@ -22,8 +22,8 @@ from benchmarks.scale.comm_volume import (
 )
 from benchmarks.scale.hlo import Collective, collectives
 from credit_jax.models.registry import build
-from credit_jax.parallel.mesh.axes import MeshAxes
-from credit_jax.parallel.rows.reshard import HALO
+from credit_jax.parallel.mesh.device_mesh import MeshAxes
+from credit_jax.parallel.rows.exchange import HALO
 from tests.support import make_mesh
 
 

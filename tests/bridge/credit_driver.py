@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 from benchmarks.small_models import NOISY, WIDE
-from credit_torch_bridge.compare.credit_import import import_torchvision
+from credit_torch_bridge.compare.jax_side import import_torchvision
 from tests.reference import trainer_driver
 
 

@@ -22,12 +22,11 @@ from jax import lax
 from benchmarks.small_models import NOISY, WIDE
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import load_config
-from credit_jax.nn import noise
+from credit_jax.nn import context
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.plan import plan_run
-from credit_jax.training.restore import RunStore
+from credit_jax.training.restore import RunStore, start_of_run
 from credit_jax.training.setup import prepare
-from credit_jax.training.start import start_of_run
 
 ROOT = Path(__file__).parents[2]
 # Largest relative error of a loss.
@@ -128,7 +127,7 @@ def _numbers(model: str) -> Iterator[None]:
         if model in WIDE:
             stack.enter_context(jax.enable_x64(True))
         if model in NOISY:
-            stack.enter_context(mock.patch.object(noise, "random_normal", drawn))
+            stack.enter_context(mock.patch.object(context, "random_normal", drawn))
         yield
 
 

@@ -13,7 +13,7 @@ from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.checkpoint.store import DIGESTS
 from credit_jax.cli.checkpoint import main
 from credit_jax.io.digests import record_files, write_records
-from credit_jax.training.start import required_step
+from credit_jax.training.restore import required_step
 
 TREE = {"params": {"head/bias": jnp.arange(8.0)}}
 TARGET = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), TREE)

@@ -10,7 +10,7 @@ import yaml
 
 from credit_jax.cli.check import check_config, main
 from credit_jax.config import ConfigError, build_config, write_config
-from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.mesh.device_mesh import MeshAxes
 from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.plan import plan_run
 from credit_jax.plan.memory import estimate_memory, local_size

@@ -2,8 +2,7 @@
 
 import pytest
 
-from credit_jax.cli.commands import OK, USER_ERROR
-from credit_jax.cli.options import ProcessOptions
+from credit_jax.cli.commands import OK, USER_ERROR, ProcessOptions
 
 
 class Waiting(ProcessOptions):

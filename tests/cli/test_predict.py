@@ -69,7 +69,7 @@ def predict(run, tmp_path, *flags, **changes):
 
 def expected(run, x, scale=1.0):
     from credit_jax.nn import spectral_norm
-    from credit_jax.nn.model_state import SPECTRAL_NORM
+    from credit_jax.nn.parameters import SPECTRAL_NORM
 
     _, _, model_def, params, model_state = run
     weights = {path: scale * value for path, value in params.items()}

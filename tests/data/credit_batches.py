@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from credit_torch_bridge.compare.credit_import import import_torchvision
+from credit_torch_bridge.compare.jax_side import import_torchvision
 
 
 def credit_loader(

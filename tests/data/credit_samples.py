@@ -10,7 +10,7 @@ from credit_jax.config import parse
 from credit_jax.config.data import DataConfig
 from credit_jax.data import Dataset, Sample, open_dataset
 from credit_jax.data.calendars import to_labels
-from credit_torch_bridge.compare.credit_import import import_torchvision
+from credit_torch_bridge.compare.jax_side import import_torchvision
 
 
 def credit_dataset(data: dict[str, Any]) -> Any:

@@ -15,8 +15,8 @@ from credit_jax.cli.console import main
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.models import registry
 from credit_jax.models.registry import build, parse_model
-from credit_torch_bridge.compare.credit_import import import_credit
 from credit_torch_bridge.compare.credit_side import new_credit_model, register_models
+from credit_torch_bridge.compare.jax_side import import_credit
 from tests.data.world import raw_config
 from tests.models.mesh_parity import assert_equals_one_device
 from tests.models.parity import (

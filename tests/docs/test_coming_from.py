@@ -64,7 +64,7 @@ def test_our_names_can_be_imported(dotted):
 
 def test_a_wrong_name_is_noticed():
     with pytest.raises(AttributeError):
-        resolve("credit_jax.parallel.rows.reshard.fetsh")
+        resolve("credit_jax.parallel.rows.exchange.fetsh")
     with pytest.raises(AttributeError):
         resolve("credit_jax.parallel.mesh.dims.ParallelDims.dq")
     with pytest.raises(KeyError):

@@ -11,7 +11,7 @@ from credit_jax.evaluation.measures import PointWeights, area_sums
 from credit_jax.evaluation.mesh_sums import ScoreGrid
 from credit_jax.evaluation.regions import band_weights, region_weights
 from credit_jax.evaluation.sums import ScoredChannel, ScoreDims, ScoreSums
-from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.mesh.device_mesh import MeshAxes
 
 STARTS = np.array(["2000-01-01", "2000-01-02"], "datetime64[ns]")
 LEADS = np.array([6], "timedelta64[h]").astype("timedelta64[ns]")

@@ -10,7 +10,7 @@ from credit_jax.data.opened_data import NamedData
 from credit_jax.evaluation.climatologies import open_climatology, training_climatology
 from credit_jax.evaluation.grid_file import GridFile
 from credit_jax.evaluation.mesh_sums import ScoreGrid
-from credit_jax.evaluation.offline import grid_of
+from credit_jax.evaluation.opening import grid_of
 from credit_jax.evaluation.regions import REGIONS
 from credit_jax.named_fields.variables import Variables, labeled_levels
 from tests.evaluation.fields import random_fields, sums_of

@@ -8,8 +8,14 @@ import pytest
 import xarray as xr
 
 from credit_jax.evaluation.forecast_files import valid_times
-from credit_jax.evaluation.offline import dims_of_scores, grid_of, score_files
-from credit_jax.evaluation.opening import ScoreOptions, open_comparison, open_forecasts
+from credit_jax.evaluation.opening import (
+    ScoreOptions,
+    dims_of_scores,
+    grid_of,
+    open_comparison,
+    open_forecasts,
+    score_files,
+)
 from credit_jax.evaluation.regions import REGIONS
 from credit_jax.evaluation.sums import ScoreSums
 from credit_jax.parallel.mesh.dims import ParallelDims

@@ -19,7 +19,7 @@ from credit_jax.config.messages import counted
 from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.zarr_store import ZarrStore
-from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.parallel.processes.watch import RESUME
 from tests.forecast.tiny_run import forecast, make_run, read
 from tests.training.tiny import MODEL, write_yaml
 

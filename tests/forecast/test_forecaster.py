@@ -6,7 +6,7 @@ import pytest
 
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.forecast import Forecaster
-from credit_jax.nn import model_state
+from credit_jax.nn import parameters
 from credit_jax.plan import plan_model
 from tests.data.world import MODEL
 from tests.support import assert_close
@@ -36,7 +36,7 @@ def x():
 def test_no_spectral_norm_is_left():
     found = forecaster("data=none", 1)
     assert found.model.model_def.matrices
-    assert found.weights[1][model_state.SPECTRAL_NORM] == {}
+    assert found.weights[1][parameters.SPECTRAL_NORM] == {}
 
 
 @pytest.mark.parametrize(

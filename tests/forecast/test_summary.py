@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from credit_jax.cli.forecast import footer
-from credit_jax.forecast.summary import CampaignTimes, DeviceClock, Summary
+from credit_jax.forecast.campaign import CampaignTimes, DeviceClock, Summary
 from credit_jax.io.workers import Workers
 
 SHORT = 0.05

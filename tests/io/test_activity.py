@@ -19,7 +19,7 @@ from credit_jax.io.activity import (
     seconds_without_line,
     silence,
 )
-from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.parallel.processes.watch import RESUME
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from credit_jax.nn.field_attention import FIELD_ATTENTION
+from credit_jax.nn.layers import FIELD_ATTENTION
 
 Section = dict[str, Any]
 

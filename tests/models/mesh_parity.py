@@ -19,8 +19,8 @@ from credit_jax.kernels import use_implementation
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
-from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
-from credit_jax.ops.relative_error import joint_error
+from credit_jax.nn.parameters import BATCH_STATS, SPECTRAL_NORM
+from credit_jax.ops.compensated import joint_error
 from credit_jax.parallel.params.precision import Float8, Precision
 from credit_jax.parallel.placement import batch_spec, place_batch
 from tests.models.parity import assert_same_state

@@ -19,10 +19,9 @@ from credit_jax.models.diffusion.process import LARGEST_SIGMA, SMALLEST_SIGMA
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
-from credit_jax.nn.context import Context
-from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
-from credit_jax.nn.noise import Noise
-from credit_jax.ops.relative_error import joint_error
+from credit_jax.nn.context import Context, Noise
+from credit_jax.nn.parameters import BATCH_STATS, SPECTRAL_NORM
+from credit_jax.ops.compensated import joint_error
 from credit_jax.parallel.params.precision import Precision
 from tests.support import assert_close, assert_trees_close, make_mesh
 

@@ -22,7 +22,7 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import build_parallel_model, place_weights
 from credit_jax.models.registry import build
 from credit_jax.nn.low_rank import LowRank
-from credit_jax.nn.model_state import SPECTRAL_NORM
+from credit_jax.nn.parameters import SPECTRAL_NORM
 from tests.support import assert_close, make_mesh
 
 GRID = {"image_height": 32, "image_width": 64, "frames": 1}

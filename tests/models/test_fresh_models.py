@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.speed.cases import MODEL_TYPES, make_case
 from credit_jax.models.parallel_model import build_parallel_model
-from credit_jax.nn.model_state import SPECTRAL_NORM
-from credit_jax.nn.noise import Noise
+from credit_jax.nn.context import Noise
+from credit_jax.nn.parameters import SPECTRAL_NORM
 from credit_jax.parallel.placement import place_batch
 from tests.models.cases import CASES
 from tests.support import assert_trees_close, make_mesh

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from credit_jax.models.parallel_model import build_parallel_model
-from credit_jax.nn.model_state import SPECTRAL_NORM
+from credit_jax.nn.parameters import SPECTRAL_NORM
 from credit_jax.parallel.placement import place_batch
 from tests.models.cases import CASES
 from tests.support import assert_close, make_mesh

@@ -13,7 +13,7 @@ from benchmarks.compiled_step import SMALL_MODEL, equations, trace_step
 from benchmarks.small_models import placed
 from credit_jax.kernels import dispatch, use_implementation, use_platform
 from credit_jax.models.parallel_model import build_parallel_model
-from credit_jax.nn.noise import Noise
+from credit_jax.nn.context import Noise
 from credit_jax.parallel.params.precision import default_mp_policy
 from tests.support import make_mesh
 

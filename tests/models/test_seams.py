@@ -17,9 +17,8 @@ from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.checkpoint.run import open_run
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.named_fields import FieldContext
-from credit_jax.nn.context import Context
-from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
-from credit_jax.nn.noise import Noise
+from credit_jax.nn.context import Context, Noise
+from credit_jax.nn.parameters import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.nn.spectral_norm import after_calls, iterate
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.optimizer import adamw

@@ -8,7 +8,7 @@ import pytest
 
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.models.registry import build
-from credit_jax.parallel.params.initializers import Initializer
+from credit_jax.parallel.params.spec import Initializer
 from tests.models.mesh_parity import assert_equals_one_device
 from tests.support.custom_objects import no_objects_left
 

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.small_models import SECTIONS
 from benchmarks.speed.cases import KIN, MODEL_TYPES, case_of, make_case
 from credit_jax.models.parallel_model import build_parallel_model
-from credit_jax.nn.noise import Noise
+from credit_jax.nn.context import Noise
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.placement import place_batch
 from tests.models.test_composition import BLOCK

@@ -22,10 +22,10 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.layers import BatchNorm, Conv, Linear
 from credit_jax.nn.parameters import of_call, parameter, stack_blocks
 from credit_jax.nn.run_blocks import run_block, scan_blocks
-from credit_jax.parallel.domain.resize import resize_bilinear
-from credit_jax.parallel.params.initializers import constant, torch_uniform
+from credit_jax.parallel.domain.pool import resize_bilinear
+from credit_jax.parallel.params.spec import constant, torch_uniform
+from credit_jax.parallel.rows.exchange import reshard
 from credit_jax.parallel.rows.layout import Field
-from credit_jax.parallel.rows.reshard import reshard
 
 HEIGHT, WIDTH, REGION = 11, 6, (5, 4)
 CHANNELS, DEPTH, FRAMES_OUT = 8, 2, 2

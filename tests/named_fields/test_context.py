@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from credit_jax.named_fields import ChannelLayout, latitude_weights
-from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.mesh.device_mesh import MeshAxes
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import draw
 from tests.support.whole_fields import field_context, run_on_mesh

@@ -27,13 +27,12 @@ from credit_jax.parallel.collectives import axis_index, psum
 from credit_jax.parallel.domain.strips import Windows
 from credit_jax.parallel.mesh.device_mesh import mesh_of_degrees
 from credit_jax.parallel.mesh.dims import ParallelDims
-from credit_jax.parallel.params.fsdp import pvary_params
+from credit_jax.parallel.params.fsdp import ShardingRules, pvary_params
 from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.precision import Precision
-from credit_jax.parallel.params.sharding import ShardingRules
 from credit_jax.parallel.params.spec import DENSE_TENSOR_DIMS, TENSOR_DIMS
+from credit_jax.parallel.rows.exchange import reshard
 from credit_jax.parallel.rows.layout import Field
-from credit_jax.parallel.rows.reshard import reshard
 from tests.support import assert_close, assert_trees_close
 from tests.support.gradients import draw
 from tests.support.sharded import with_values

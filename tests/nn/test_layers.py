@@ -18,11 +18,11 @@ from credit_jax.nn.run_blocks import scan_blocks
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.domain.windows import window_layout
-from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.mesh.device_mesh import MeshAxes
+from credit_jax.parallel.params.fsdp import ShardingRules
 from credit_jax.parallel.params.init import initialize
-from credit_jax.parallel.params.sharding import ShardingRules
+from credit_jax.parallel.rows.exchange import reshard
 from credit_jax.parallel.rows.layout import Field
-from credit_jax.parallel.rows.reshard import reshard
 from tests.support import assert_close, assert_trees_close, dealt, make_mesh
 from tests.support.gradients import draw
 from tests.support.sharded import output_and_gradients, with_values

@@ -13,7 +13,7 @@ import pytest
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import build_parallel_model, place_weights
 from credit_jax.nn.low_rank import LowRank, is_adapter, is_matrix, merged
-from credit_jax.nn.model_state import SPECTRAL_NORM
+from credit_jax.nn.parameters import SPECTRAL_NORM
 from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.training.optimizer import adamw
 from credit_jax.training.state import init_state

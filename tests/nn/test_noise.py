@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from credit_jax.nn.context import Context
-from credit_jax.nn.noise import Noise
-from credit_jax.parallel.mesh.axes import DOMAIN, MeshAxes
+from credit_jax.nn.context import Context, Noise
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, MeshAxes
 from credit_jax.parallel.rows.layout import Field
 from tests.support import assert_close, make_mesh
 

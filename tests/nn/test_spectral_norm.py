@@ -18,8 +18,8 @@ from credit_jax.nn.spectral_norm import (
     normalize,
     spectral_norm_shapes,
 )
-from credit_jax.parallel.mesh.axes import MeshAxes
-from credit_jax.parallel.params.sharding import ShardingRules, matrix_specs
+from credit_jax.parallel.mesh.device_mesh import MeshAxes
+from credit_jax.parallel.params.fsdp import ShardingRules, matrix_specs
 from credit_jax.parallel.params.spec import ParamSpec
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import cotangent, draw

@@ -20,8 +20,8 @@ from credit_jax.nn.parameters import (
     stack_blocks,
 )
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
-from credit_jax.parallel.mesh.axes import MeshAxes
-from credit_jax.parallel.params.sharding import ShardingRules
+from credit_jax.parallel.mesh.device_mesh import MeshAxes
+from credit_jax.parallel.params.fsdp import ShardingRules
 from credit_jax.parallel.rows.layout import Field, block_layout
 from tests.support import assert_close, assert_trees_close, make_mesh
 from tests.support.gradients import cotangent, draw

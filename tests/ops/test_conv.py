@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from credit_jax.ops import conv
-from credit_jax.ops.padding import conv_out_size
+from credit_jax.ops.space_to_depth import conv_out_size
 from tests.ops.conv_cases import CASES, arrays, of_torch
 from tests.support.gradients import assert_same, jax_values
 

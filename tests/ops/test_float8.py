@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from credit_jax.ops.float8 import float8_dense, quantize
+from credit_jax.ops.dense import float8_dense, quantize
 from credit_jax.parallel.collectives import psum
-from credit_jax.parallel.mesh.axes import DOMAIN, TP
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, TP
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import draw, jax_values
 

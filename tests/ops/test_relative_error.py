@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from credit_jax.ops.relative_error import relative_error
+from credit_jax.ops.compensated import relative_error
 
 
 def test_relative_error_sees_what_it_must():

@@ -44,7 +44,7 @@ def test_sums_may_be_wider_than_the_factors():
 
 @pytest.fixture(scope="module")
 def timm() -> Any:
-    from credit_torch_bridge.compare.credit_import import import_torchvision
+    from credit_torch_bridge.compare.jax_side import import_torchvision
 
     import_torchvision()
     with warnings.catch_warnings():

@@ -14,8 +14,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from credit_jax.cli.commands import option
-from credit_jax.cli.options import ProcessOptions
+from credit_jax.cli.commands import ProcessOptions, option
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.joint import joint

@@ -12,11 +12,11 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from credit_jax.ops.vma import varying_axes
+from credit_jax.ops.custom_vjp import varying_axes
 from credit_jax.parallel.collectives import psum_varying, pvary_each
 from credit_jax.parallel.domain.windows import group_layout, window_layout
+from credit_jax.parallel.rows.exchange import reshard
 from credit_jax.parallel.rows.layout import Field
-from credit_jax.parallel.rows.reshard import reshard
 from tests.parallel.domain.cases import conv, norm, padding, resizing, scales, windows
 from tests.support import make_mesh
 from tests.support.sharded import Case, build_cases

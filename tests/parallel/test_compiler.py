@@ -21,7 +21,7 @@ from credit_jax.parallel.compiler import (
     compile_sooner,
     report_stages,
 )
-from credit_jax.parallel.mesh.axes import DOMAIN
+from credit_jax.parallel.mesh.device_mesh import DOMAIN
 from tests.support import make_mesh
 
 PROGRAM = """

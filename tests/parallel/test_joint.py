@@ -11,7 +11,7 @@ import pytest
 
 from credit_jax.cli import commands
 from credit_jax.parallel.joint import failed_collective, joint
-from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.parallel.processes.watch import RESUME
 from tests.support import make_mesh
 from tests.support.processes import on_processes
 

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, MeshAxes
-from credit_jax.parallel.mesh.device_mesh import mesh_of_degrees
+from credit_jax.parallel.mesh.device_mesh import (
+    DOMAIN,
+    DP_SHARD,
+    MeshAxes,
+    mesh_of_degrees,
+)
 from credit_jax.parallel.placement import (
     LocalRows,
     batch_spec,

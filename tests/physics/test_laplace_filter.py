@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from credit_jax.physics.laplace_filter import filter_scalar, filter_wind
-from credit_torch_bridge.compare.credit_import import import_credit
+from credit_torch_bridge.compare.jax_side import import_credit
 from tests.support import assert_close
 
 # With fewer columns no wave is filtered near the poles; 151 have no Nyquist wave.

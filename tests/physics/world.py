@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from credit_torch_bridge.compare.credit_import import import_credit
+from credit_torch_bridge.compare.jax_side import import_credit
 from tests.support.gradients import draw
 
 LEVELS, LON, BATCH = 6, 12, 2

@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from credit_torch_bridge.compare.credit_import import import_torchvision
+from credit_torch_bridge.compare.jax_side import import_torchvision
 from tests.reference.bridgescaler import import_bridgescaler
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from credit_torch_bridge.compare.credit_import import import_torchvision
+from credit_torch_bridge.compare.jax_side import import_torchvision
 
 # Wrappers of these functions record the steps; CREDIT's own files are unchanged.
 _RECORD: dict[str, list[np.ndarray | float]] = defaultdict(list)

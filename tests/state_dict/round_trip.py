@@ -10,7 +10,7 @@ import torch
 from credit_jax import from_state_dict, to_state_dict
 from credit_jax.models.conversion import key_map_for
 from credit_jax.models.registry import build
-from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
+from credit_jax.nn.parameters import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.nn.spectral_norm import spectral_norm_shapes
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from credit_jax.ops.relative_error import errors_of_arrays, relative_error
+from credit_jax.ops.compensated import errors_of_arrays, relative_error
 
 
 def assert_close(

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, TP
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, DP_SHARD, TP
 
 
 def dealt(samples: int, ranks: int) -> np.ndarray:

@@ -17,9 +17,9 @@ from flax import nnx
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from credit_jax.ops.vma import pvary
+from credit_jax.ops.custom_vjp import pvary
 from credit_jax.parallel.collectives import axis_index, psum
-from credit_jax.parallel.mesh.axes import DOMAIN, MeshAxes
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, MeshAxes
 from credit_jax.parallel.rows.layout import Field, Layout, block_layout
 from tests.support.gradients import cotangent, draw
 

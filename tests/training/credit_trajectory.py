@@ -13,7 +13,7 @@ from credit_jax.config import load_config
 from credit_jax.models.conversion import from_state_dict
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
-from credit_jax.nn.model_state import SPECTRAL_NORM
+from credit_jax.nn.parameters import SPECTRAL_NORM
 from credit_jax.plan import plan_run
 from credit_jax.training.setup import Setup, prepare
 from tests.reference.start import start_of

@@ -11,7 +11,7 @@ from jaxtyping import Array
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import parameter
 from credit_jax.nn.run_blocks import run_block
-from credit_jax.parallel.params.initializers import constant
+from credit_jax.parallel.params.spec import constant
 from credit_jax.parallel.rows.layout import Field
 from tests.training.tiny import Dense, TinyConfig
 

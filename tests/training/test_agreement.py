@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from credit_jax.training.agreement import Agreement
 from credit_jax.training.loop import SaveSchedule
+from credit_jax.training.signals import Agreement
 
 NUM_STEPS = 60
 

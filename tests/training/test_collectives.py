@@ -21,8 +21,8 @@ from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.named_fields import FieldContext, FieldTree
 from credit_jax.parallel.compiler import compile_program
-from credit_jax.parallel.mesh.axes import MeshAxes
-from credit_jax.parallel.params.sharding import ShardingRules
+from credit_jax.parallel.mesh.device_mesh import MeshAxes
+from credit_jax.parallel.params.fsdp import ShardingRules
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.optimizer import adamw
 from credit_jax.training.state import init_state

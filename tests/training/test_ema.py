@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from credit_jax.nn.model_state import (
+from credit_jax.nn.parameters import (
     BATCH_STATS,
     wide_statistics,
     with_averaged_statistics,

@@ -15,7 +15,7 @@ from credit_jax.config.loss import LossConfig
 from credit_jax.losses import build_loss, error_spread
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import NOISE, ParallelModel
-from credit_jax.nn.noise import Noise
+from credit_jax.nn.context import Noise
 from credit_jax.parallel.placement import place_batch
 from credit_jax.parallel.rows.layout import block_layout
 from credit_jax.training.state import init_state

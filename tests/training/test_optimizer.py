@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from credit_jax.checkpoint.store import ADAM
 from credit_jax.models.model_def import ModelDef
 from credit_jax.nn.low_rank import LowRank
-from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, TP
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, DP_SHARD, TP
 from credit_jax.training.optimizer import (
     adamw,
     build_optimizer,

@@ -20,8 +20,7 @@ from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.precision import Precision, default_mp_policy
 from credit_jax.parallel.placement import place_batch
-from credit_jax.training.loss_scale import INITIAL_SCALE, LossScale
-from credit_jax.training.optimizer import adamw
+from credit_jax.training.optimizer import INITIAL_SCALE, LossScale, adamw
 from credit_jax.training.restore import RunStore
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step

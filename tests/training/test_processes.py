@@ -21,7 +21,7 @@ from credit_jax.cli.train import main
 from credit_jax.evaluation.scores import read_scores
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import build_parallel_model
-from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.parallel.processes.watch import RESUME
 from credit_jax.training.loop import TIME_COLUMNS
 from tests.data.world import MODEL
 from tests.support import make_mesh

@@ -15,7 +15,7 @@ from credit_jax.models.common.config import ModelConfig
 from credit_jax.nn.parameters import parameter
 from credit_jax.nn.run_blocks import run_block
 from credit_jax.parallel.collectives import psum
-from credit_jax.parallel.params.initializers import torch_uniform
+from credit_jax.parallel.params.spec import torch_uniform
 from tests.data.world import MODEL, raw_config
 
 

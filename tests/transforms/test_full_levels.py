@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 
 from credit_jax.physics.files import read_coefficients
-from credit_torch_bridge.compare.credit_import import import_credit
+from credit_torch_bridge.compare.jax_side import import_credit
 from tests.physics.runs import build, run_blocks
 from tests.support import assert_close, make_mesh
 

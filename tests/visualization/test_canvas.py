@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from credit_jax.visualization.canvas import (
+    channel_text,
     new_figure,
     panels_figure,
     png_of,
@@ -11,7 +12,6 @@ from credit_jax.visualization.canvas import (
     style,
 )
 from credit_jax.visualization.card import card_panel, differences, percent_text
-from credit_jax.visualization.labels import channel_text
 from credit_jax.visualization.score_charts import (
     curve_charts,
     rank_charts,

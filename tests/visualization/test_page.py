@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from credit_jax.visualization.labels import channel_text, lead_text, region_text
+from credit_jax.visualization.canvas import channel_text, lead_text, region_text
 from credit_jax.visualization.page import page_of, write_page
 from credit_jax.visualization.score_charts import NAMES
 from tests.visualization.synthetic import make_scores

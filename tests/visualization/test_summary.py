@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from credit_jax.visualization.labels import lead_text, number_text
+from credit_jax.visualization.canvas import lead_text, number_text
 from credit_jax.visualization.summary import (
     chosen_channels,
     chosen_leads,

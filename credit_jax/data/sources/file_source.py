@@ -19,9 +19,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from credit_jax.config.fields import OUTPUT_TYPES
 from credit_jax.config.messages import counted
-from credit_jax.config.sources.source import NETCDF4, SourceConfig
+from credit_jax.config.sources.source import NETCDF4, OUTPUT_TYPES, SourceConfig
 from credit_jax.data.calendars import ROUNDING, most_restrictive, rounding_of
 from credit_jax.data.sources.file_variable import FileConventions, FileVariable, Order
 from credit_jax.data.sources.files import Files

@@ -25,7 +25,7 @@ from credit_jax.forecast.members import member_noise
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.tree import by_key, by_source
-from credit_jax.nn.noise import Noise
+from credit_jax.nn.context import Noise
 from credit_jax.parallel.compiler import compile_program, is_outermost
 from credit_jax.parallel.placement import ROW_DIM, batch_spec, pad_rows, place_batch
 from credit_jax.plan.forecast import ForecastPlan

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from credit_jax.cli.commands import DIVERGED, OK, CommandError, option
+from credit_jax.cli.commands import DIVERGED, OK, CommandError, option, print_lines
 from credit_jax.cli.model import ModelOptions
-from credit_jax.cli.options import print_lines
 from credit_jax.config.assimilation import AssimilationConfig
 from credit_jax.config.dates import date_label, duration
 from credit_jax.config.inference import OutputConfig

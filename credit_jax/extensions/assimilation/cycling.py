@@ -47,9 +47,8 @@ from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.plan.forecast import ForecastPlan
 from credit_jax.transforms.rollout import PROGNOSTIC, field_type_of
-from credit_jax.visualization.canvas import panels_figure, save_figure
+from credit_jax.visualization.canvas import panels_figure, save_figure, with_units
 from credit_jax.visualization.charts import Chart, Line
-from credit_jax.visualization.labels import with_units
 
 ANALYSES, FORECASTS, INNOVATIONS = "analyses", "forecasts", "innovations"
 STATISTICS, FIGURE = "statistics.csv", "statistics.png"

@@ -18,7 +18,7 @@ from credit_jax.config import not_available
 from credit_jax.config.components import Registry
 from credit_jax.extensions.assimilation.observations import TrajectoryGrid
 from credit_jax.forecast.forecaster import to_host
-from credit_jax.ops.padding import next_power_of_2
+from credit_jax.ops.space_to_depth import next_power_of_2
 from credit_jax.parallel.compiler import compile_program
 
 # Key -> field at the start of a forecast and after every step, physical units. What the

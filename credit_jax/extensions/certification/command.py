@@ -21,8 +21,7 @@ from typing import Any, Literal
 
 import yaml
 
-from credit_jax.cli.commands import FAILED, OK, option, print_line
-from credit_jax.cli.options import ConfigOptions
+from credit_jax.cli.commands import FAILED, OK, ConfigOptions, option, print_line
 from credit_jax.config import Config, apply_overrides, build_config
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.yaml_file import read_yaml

@@ -37,7 +37,7 @@ from credit_jax.models.parallel_model import (
     place_weights,
 )
 from credit_jax.named_fields import FieldContext
-from credit_jax.nn.noise import Noise
+from credit_jax.nn.context import Noise
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.spec import trainable
 from credit_jax.parallel.placement import place_batch

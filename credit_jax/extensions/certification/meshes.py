@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from credit_jax.models.model_def import ModelDef
-from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, EP, TP
-from credit_jax.parallel.mesh.degrees import ETP
-from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, DP_REPLICATE, DP_SHARD, EP, TP
+from credit_jax.parallel.mesh.dims import ETP, ParallelDims
 from credit_jax.parallel.mesh.model_fit import ULYSSES, model_problems
 
 ONE_DEVICE = "1"

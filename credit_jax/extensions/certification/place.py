@@ -26,11 +26,11 @@ from credit_jax.extensions.certification.verdict import (
 from credit_jax.models.conversion import credit_key
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import torch_model
-from credit_jax.nn.noise import Noise
-from credit_jax.ops.relative_error import relative_error
+from credit_jax.nn.context import Noise
+from credit_jax.ops.compensated import relative_error
 from credit_jax.parallel.placement import batch_spec
+from credit_jax.parallel.rows.exchange import reshard
 from credit_jax.parallel.rows.layout import Field
-from credit_jax.parallel.rows.reshard import reshard
 
 BlockOutputs = tuple[list[str], list[np.ndarray]]
 

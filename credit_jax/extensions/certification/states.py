@@ -22,9 +22,9 @@ from credit_jax.checkpoint import (
     WEIGHTS,
     CheckpointStore,
 )
-from credit_jax.checkpoint.trees import is_key
+from credit_jax.checkpoint.store import is_key
 from credit_jax.models.parallel_model import ParallelModel, place_weights
-from credit_jax.nn.model_state import COLLECTIONS
+from credit_jax.nn.parameters import COLLECTIONS
 from credit_jax.training.optimizer import UniformTransformation
 from credit_jax.training.restore import RunStore
 from credit_jax.training.state import TrainState, place_state, state_of, state_specs

@@ -18,8 +18,8 @@ from credit_jax.config import Config
 from credit_jax.extensions.certification.small_config import MIN_SHARD_SIZE
 from credit_jax.models.model_def import ModelDef
 from credit_jax.named_fields import FieldContext
-from credit_jax.parallel.params.initializers import torch_uniform
 from credit_jax.parallel.params.precision import Precision
+from credit_jax.parallel.params.spec import torch_uniform
 from credit_jax.plan import plan_run
 from credit_jax.plan.run import model_options
 from credit_jax.training.optimizer import adamw, build_optimizer

@@ -15,7 +15,7 @@ from credit_jax.extensions.certification.states import (
     SEPARATOR,
     Arrays,
 )
-from credit_jax.ops.relative_error import relative_error
+from credit_jax.ops.compensated import relative_error
 
 # A parameter whose gradient is smaller than this share of that of all parameters, by
 # root mean square, has a gradient of rounding errors alone: it is 0 in exact

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from credit_jax.cli.commands import OK, Command, option, print_line
 from credit_jax.config import parse
-from credit_jax.config.demo import DemoConfig, ForcingConfig
+from credit_jax.config.config import DemoConfig, ForcingConfig
 from credit_jax.extensions.demo.dataset import ensure_demo_data
 
 

@@ -35,7 +35,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from credit_jax.config.demo import DemoConfig, ForcingConfig
+from credit_jax.config.config import DemoConfig, ForcingConfig
 from credit_jax.extensions.demo.write import (
     FIRST_TIME,
     DemoCoordinates,

@@ -8,7 +8,7 @@ from dinosaur import spherical_harmonic
 from jaxtyping import Array, Float
 
 from credit_jax.extensions.demo import physics
-from credit_jax.extensions.demo.discretization import (
+from credit_jax.extensions.demo.forcing import (
     REFERENCE_TEMPERATURE,
     Discretization,
     SpectralState,

@@ -18,18 +18,19 @@ from dinosaur import (
 )
 from jaxtyping import Array, Float
 
-from credit_jax.config.demo import ForcingConfig
+from credit_jax.config.config import ForcingConfig
 from credit_jax.extensions.demo import physics
 from credit_jax.extensions.demo.diagnostics import fields_of, to_north_first
-from credit_jax.extensions.demo.discretization import (
+from credit_jax.extensions.demo.forcing import (
+    DAY,
     NUM_LEVELS,
     REFERENCE_PRESSURE,
     REFERENCE_TEMPERATURE,
     Discretization,
     SpectralState,
     discretize,
+    forcing_step,
 )
-from credit_jax.extensions.demo.forcing import DAY, forcing_step
 
 STEP_SECONDS = {"T21": 4320.0, "T42": 2160.0}
 OUTPUT_HOURS = 6

@@ -12,8 +12,7 @@ import yaml
 from rich import box
 from rich.table import Table
 
-from credit_jax.cli.commands import OK, option, print_line
-from credit_jax.cli.options import ConfigOptions
+from credit_jax.cli.commands import OK, ConfigOptions, option, print_line
 from credit_jax.config.messages import divisors
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.extensions.mesh_choice.accelerators import ACCELERATORS, Accelerator

@@ -27,10 +27,10 @@ from credit_jax.models.common.config import FieldSpec, InputSpec
 from credit_jax.models.flops import equation_flops, inner_jaxprs, needed_part
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
-from credit_jax.parallel.mesh.axes import DP_SHARD
+from credit_jax.parallel.compiler import PARTS, SPECTRAL_NORM, UPDATE
+from credit_jax.parallel.mesh.device_mesh import DP_SHARD
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.fsdp import pvary_params
-from credit_jax.parallel.scopes import PARTS, SPECTRAL_NORM, UPDATE
 
 # Kernels of spectral norm, where matrices of one shape share a kernel.
 PACKED = 0.2

@@ -19,7 +19,7 @@ from credit_jax.config.messages import counted
 from credit_jax.extensions.mesh_choice.accelerators import Accelerator
 from credit_jax.extensions.mesh_choice.replica import ReplicaWork, replica_work
 from credit_jax.models.model_def import ModelDef
-from credit_jax.parallel.mesh.axes import (
+from credit_jax.parallel.mesh.device_mesh import (
     DOMAIN,
     DP_REPLICATE,
     DP_SHARD,
@@ -29,8 +29,8 @@ from credit_jax.parallel.mesh.axes import (
 )
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.mesh.model_fit import ULYSSES, model_problems
+from credit_jax.parallel.params.fsdp import ShardingRules
 from credit_jax.parallel.params.remat import ACTIVATIONS
-from credit_jax.parallel.params.sharding import ShardingRules
 from credit_jax.plan.memory import MemoryEstimate, estimate_memory, local_size, rules_of
 from credit_jax.plan.run import model_options, precision_of
 

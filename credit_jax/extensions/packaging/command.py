@@ -11,8 +11,15 @@ from pathlib import Path
 
 from credit_jax.checkpoint.run import open_run
 from credit_jax.checkpoint.store import CHOICES, label_of
-from credit_jax.cli.commands import OK, Command, option, print_line
-from credit_jax.cli.options import OVERRIDES, WEIGHTS, warnings_as_notes
+from credit_jax.cli.commands import (
+    OK,
+    OVERRIDES,
+    WEIGHTS,
+    Command,
+    option,
+    print_line,
+    warnings_as_notes,
+)
 from credit_jax.config import load_config
 from credit_jax.extensions.packaging.write import open_contents, write_package
 from credit_jax.packages.package import open_package

@@ -39,8 +39,13 @@ from credit_jax.models.registry import build
 from credit_jax.named_fields.coordinates import Coordinates, as_values
 from credit_jax.packages import manifest as file_names
 from credit_jax.packages.adapters import adapter_record, model_with_adapters, read_base
-from credit_jax.packages.channel_table import channel_groups, write_channels
-from credit_jax.packages.grids import write_axes, write_grid, write_static
+from credit_jax.packages.grids import (
+    channel_groups,
+    write_axes,
+    write_channels,
+    write_grid,
+    write_static,
+)
 from credit_jax.packages.manifest import COORDINATES, AdapterRecord, Manifest, kind_of
 from credit_jax.packages.package import base_of_run
 from credit_jax.packages.references import (

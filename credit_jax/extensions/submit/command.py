@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from credit_jax.cli.commands import OK, option, print_line
-from credit_jax.cli.options import ConfigOptions
+from credit_jax.cli.commands import OK, ConfigOptions, option, print_line
 from credit_jax.config import Config, ConfigError, apply_overrides, load_config
 from credit_jax.config.messages import counted
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.extensions.submit.job_section import JobSection, Scheduler, job_section
 from credit_jax.io.atomic import new_file
-from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.parallel.processes.watch import RESUME
 from credit_jax.plan import plan_run
 from credit_jax.plan.memory import memory_problems
 from credit_jax.plan.roofline import DEVICES

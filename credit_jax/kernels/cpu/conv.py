@@ -39,11 +39,16 @@ from credit_jax.ops.conv import (
     Triple,
     checked_padding,
 )
-from credit_jax.ops.custom_vjp import custom_vjp
+from credit_jax.ops.custom_vjp import custom_vjp, match_vma
 from credit_jax.ops.dense import dense
-from credit_jax.ops.padding import IntPair, conv_out_size, pad_spatial
-from credit_jax.ops.space_to_depth import phases, points_together, space_to_depth_conv
-from credit_jax.ops.vma import match_vma
+from credit_jax.ops.space_to_depth import (
+    IntPair,
+    conv_out_size,
+    pad_spatial,
+    phases,
+    points_together,
+    space_to_depth_conv,
+)
 
 Convolve = Callable[[Array, Array], Array]
 

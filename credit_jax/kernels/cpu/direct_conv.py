@@ -17,8 +17,7 @@ from jax import lax
 from jaxtyping import Array
 
 from credit_jax.ops.custom_vjp import custom_vjp
-from credit_jax.ops.padding import IntPair, pad_spatial
-from credit_jax.ops.space_to_depth import LAYOUTS
+from credit_jax.ops.space_to_depth import LAYOUTS, IntPair, pad_spatial
 
 # Numbers of each spatial dim.
 Sizes = tuple[int, ...]

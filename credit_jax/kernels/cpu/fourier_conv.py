@@ -18,8 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from credit_jax.ops.custom_vjp import custom_vjp
-from credit_jax.ops.padding import pad, pad_spatial
-from credit_jax.ops.space_to_depth import split_taps
+from credit_jax.ops.space_to_depth import pad, pad_spatial, split_taps
 
 # A tile computes about this many output columns for each column of the kernel.
 _TILE_PER_TAP = 6

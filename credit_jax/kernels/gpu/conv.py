@@ -19,9 +19,12 @@ from credit_jax import ops
 from credit_jax.kernels.gpu.call import cdiv
 from credit_jax.kernels.gpu.dense import TILE, TILES, row_major
 from credit_jax.ops.conv import NO_PADDING, AnyPadding, Padding, checked_padding
-from credit_jax.ops.padding import IntPair, conv_out_size, pad, pad_spatial
 from credit_jax.ops.space_to_depth import (
+    IntPair,
+    conv_out_size,
     kernel_phases,
+    pad,
+    pad_spatial,
     points_together,
     space_to_depth,
 )

@@ -19,9 +19,8 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float
 
 from credit_jax.ops import dense as ops
-from credit_jax.ops.custom_vjp import custom_vjp
+from credit_jax.ops.custom_vjp import custom_vjp, match_vma
 from credit_jax.ops.dense import of_matrices, wide_tangent
-from credit_jax.ops.vma import match_vma
 
 # Side of a tile of a product.
 TILE = 128

@@ -23,9 +23,8 @@ from credit_jax.kernels.gpu.call import (
     store,
 )
 from credit_jax.ops import layer_norm as plain
-from credit_jax.ops.custom_vjp import custom_vjp
-from credit_jax.ops.padding import next_power_of_2
-from credit_jax.ops.vma import match_vma
+from credit_jax.ops.custom_vjp import custom_vjp, match_vma
+from credit_jax.ops.space_to_depth import next_power_of_2
 
 # Number of values that a program processes at once; number of programs of the backward
 # pass, each of which sums the gradients of scale and bias over its rows.

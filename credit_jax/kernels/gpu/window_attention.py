@@ -28,10 +28,9 @@ from credit_jax.kernels.gpu.call import (
     store,
 )
 from credit_jax.ops import attend, attention_logits
-from credit_jax.ops.custom_vjp import custom_vjp
-from credit_jax.ops.padding import next_power_of_2
-from credit_jax.ops.vma import match_vma
-from credit_jax.ops.window_grid import WindowGrid
+from credit_jax.ops.custom_vjp import custom_vjp, match_vma
+from credit_jax.ops.space_to_depth import next_power_of_2
+from credit_jax.ops.window_attention import WindowGrid
 
 # Logit of pairs of tokens that do not attend to each other: the weight is exactly 0,
 # and a row with no other logit has finite weights.

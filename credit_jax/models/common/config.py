@@ -24,11 +24,11 @@ from credit_jax.config import StrictModel
 from credit_jax.config.components import Registry
 from credit_jax.models.common.post_conf import Gen1PostConf
 from credit_jax.nn.experts import Routing
-from credit_jax.parallel.domain.heads import attention_layouts
-from credit_jax.parallel.domain.padding import check_padding
+from credit_jax.parallel.domain.field_attention import attention_layouts
+from credit_jax.parallel.domain.rearrange import check_padding
 from credit_jax.parallel.domain.strips import Windows
 from credit_jax.parallel.domain.windows import window_layout
-from credit_jax.parallel.mesh.axes import DOMAIN, MeshAxes
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, MeshAxes
 from credit_jax.parallel.placement import batch_spec, vector_spec
 from credit_jax.parallel.rows.layout import block_layout
 from credit_jax.state_dict.torch_model import TorchModel
@@ -172,7 +172,7 @@ class PaddingConfig(StrictModel):
     Attributes:
         activate: whether to pad.
         mode: "earth" (across the pole) or "mirror" (reflected); see
-            `parallel.domain.padding.pad_globe`.
+            `parallel.domain.rearrange.pad_globe`.
         pad_lat: number of rows to add (north, south); an integer for both.
         pad_lon: number of columns to add (west, east); an integer for both.
     """
@@ -208,10 +208,10 @@ class ModelConfig(StrictModel):
         type: CREDIT's `model.type`.
     """
 
-    # Whether a forward pass draws noise (`nn.noise`), in training and evaluation.
+    # Whether a forward pass draws noise (`nn.context`), in training and evaluation.
     draws_noise: ClassVar[bool] = False
 
-    # Whether domain shards can exchange heads for rows (`parallel.domain.heads`). If
+    # Whether domain shards can exchange heads for rows (`parallel.domain.field_attention`). If
     # so, `geometry` must give the heads of its attentions.
     trades_heads: ClassVar[bool] = False
 

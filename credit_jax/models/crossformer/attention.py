@@ -29,7 +29,8 @@ from credit_jax.ops.window_attention import (
     pairs_of_offsets,
 )
 from credit_jax.parallel.collectives import axis_index
-from credit_jax.parallel.domain.heads import HeadExchange
+from credit_jax.parallel.compiler import ATTENTION, POSITION_BIAS
+from credit_jax.parallel.domain.field_attention import HeadExchange
 from credit_jax.parallel.domain.windows import (
     Kind,
     merge,
@@ -37,9 +38,8 @@ from credit_jax.parallel.domain.windows import (
     window_grid,
     window_numbers,
 )
-from credit_jax.parallel.params.initializers import torch_uniform
+from credit_jax.parallel.params.spec import torch_uniform
 from credit_jax.parallel.rows.layout import Field
-from credit_jax.parallel.scopes import ATTENTION, POSITION_BIAS
 
 Bias = Float[Array, "tokens tokens"]
 

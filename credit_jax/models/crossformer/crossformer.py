@@ -28,22 +28,23 @@ from credit_jax.models.common.config import (
     ignored_by,
     register_model,
 )
-from credit_jax.models.common.entry import FrameFold
 from credit_jax.models.common.resampling import (
+    FrameFold,
     PixelShuffleBlock,
     PixelShuffleHead,
     ResidualUpBlock,
     UpsampleHead,
 )
-from credit_jax.models.crossformer.config import EncoderConfig, EncoderDecoderConfig
-from credit_jax.models.crossformer.encoder_decoder import EncoderDecoder
-from credit_jax.models.crossformer.keys import (
+from credit_jax.models.crossformer.blocks import EncoderDecoder
+from credit_jax.models.crossformer.config import (
     BRANCH,
     DECODER,
     EMBEDDINGS,
     PADDED_EMBEDDINGS,
     PIXEL_SHUFFLE_DECODER,
     STAGES,
+    EncoderConfig,
+    EncoderDecoderConfig,
     block_names,
     unused_patch_embedding,
 )

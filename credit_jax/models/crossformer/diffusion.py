@@ -16,14 +16,15 @@ from jaxtyping import Array, Float
 
 from credit_jax.models.common.config import VariableKeys, ignored_by, register_model
 from credit_jax.models.common.resampling import ResidualUpBlock, UpsampleHead
-from credit_jax.models.crossformer.config import EncoderDecoderConfig, without_patches
-from credit_jax.models.crossformer.encoder_decoder import EncoderDecoder
-from credit_jax.models.crossformer.keys import (
+from credit_jax.models.crossformer.blocks import EncoderDecoder
+from credit_jax.models.crossformer.config import (
     DECODER,
     EMBEDDINGS,
     STAGES,
+    EncoderDecoderConfig,
     block_names,
     unused_patch_embedding,
+    without_patches,
 )
 from credit_jax.models.diffusion.config import DiffusionKeys, process_buffers
 from credit_jax.models.diffusion.process import NOISED, TIME

@@ -31,7 +31,7 @@ from credit_jax.nn.parameters import (
 )
 from credit_jax.nn.run_blocks import run_block
 from credit_jax.ops.dense import add_bias
-from credit_jax.parallel.params.initializers import constant, torch_uniform
+from credit_jax.parallel.params.spec import constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.state_dict.key_table import key_table
 

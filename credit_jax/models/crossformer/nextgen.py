@@ -25,11 +25,11 @@ from credit_jax.models.common.config import VariableKeys, ignored_by, register_m
 from credit_jax.models.common.resampling import PixelShuffleBlock, PixelShuffleHead
 from credit_jax.models.crossformer.attention import SeparateQueryKeyValue
 from credit_jax.models.crossformer.blocks import CrossFormerStage
-from credit_jax.models.crossformer.config import StagesConfig
-from credit_jax.models.crossformer.keys import (
+from credit_jax.models.crossformer.config import (
     BRANCH,
     PADDED_EMBEDDINGS,
     PIXEL_SHUFFLE_DECODER,
+    StagesConfig,
     block_names,
     transformer_layers,
 )
@@ -39,13 +39,12 @@ from credit_jax.nn.parameters import parameter
 from credit_jax.nn.run_blocks import run_block
 from credit_jax.ops.activations import gelu
 from credit_jax.parallel.collectives import psum
-from credit_jax.parallel.domain.pool import avg_pool2d_field
+from credit_jax.parallel.compiler import ATTENTION, INPUT, OUTPUT
+from credit_jax.parallel.domain.pool import avg_pool2d_field, resize_bilinear
 from credit_jax.parallel.domain.rearrange import join
-from credit_jax.parallel.domain.resize import resize_bilinear
-from credit_jax.parallel.params.initializers import Initializer, constant, torch_uniform
+from credit_jax.parallel.params.spec import Initializer, constant, torch_uniform
+from credit_jax.parallel.rows.exchange import in_rows, reshard
 from credit_jax.parallel.rows.layout import Field
-from credit_jax.parallel.rows.reshard import in_rows, reshard
-from credit_jax.parallel.scopes import ATTENTION, INPUT, OUTPUT
 from credit_jax.state_dict.key_table import Rule, key_table
 from credit_jax.state_dict.torch_model import TorchModel, Upgrade
 

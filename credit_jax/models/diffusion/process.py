@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from credit_jax.models.common.config import FieldSpec
 from credit_jax.nn.context import Context
-from credit_jax.ops.vma import pvary
+from credit_jax.ops.custom_vjp import pvary
 from credit_jax.parallel.rows.layout import Field
 
 PerStep = Float[np.ndarray, " step"]

@@ -14,12 +14,12 @@ from credit_jax.nn.layers import Linear
 from credit_jax.nn.parameters import of_call, parameter
 from credit_jax.ops.dense import add_bias
 from credit_jax.ops.random import drop, keep_mask
+from credit_jax.parallel.compiler import ATTENTION, NORM
 from credit_jax.parallel.domain.edges import ShardEdges, edge_attention
 from credit_jax.parallel.domain.norm import num_points
-from credit_jax.parallel.params.initializers import constant, torch_uniform
+from credit_jax.parallel.params.spec import constant, torch_uniform
 from credit_jax.parallel.reductions import field_sum
 from credit_jax.parallel.rows.layout import Field
-from credit_jax.parallel.scopes import ATTENTION, NORM
 
 EPSILON = 1e-5
 

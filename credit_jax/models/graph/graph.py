@@ -21,7 +21,7 @@ from credit_jax.models.common.config import (
     Rate,
     register_model,
 )
-from credit_jax.models.common.entry import fold_frames
+from credit_jax.models.common.resampling import fold_frames
 from credit_jax.models.graph.blocks import (
     GATES,
     EdgeEmbedding,
@@ -34,9 +34,9 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
 from credit_jax.nn.parameters import stack_blocks
 from credit_jax.nn.run_blocks import run_block, scan_blocks
+from credit_jax.parallel.compiler import BLOCKS, INPUT, OUTPUT
 from credit_jax.parallel.domain.edges import ShardEdges, shard_edges
 from credit_jax.parallel.rows.layout import Field, Layout
-from credit_jax.parallel.scopes import BLOCKS, INPUT, OUTPUT
 from credit_jax.state_dict.key_table import key_table
 from credit_jax.state_dict.torch_model import TorchModel
 

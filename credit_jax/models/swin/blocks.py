@@ -28,19 +28,19 @@ from credit_jax.nn.parameters import parameter
 from credit_jax.ops import attend, attention_logits
 from credit_jax.ops.activations import gelu
 from credit_jax.ops.dense import add_bias
-from credit_jax.ops.padding import IntPair
 from credit_jax.ops.random import drop, drop_path, keep_mask
+from credit_jax.ops.space_to_depth import IntPair
 from credit_jax.ops.window_attention import (
     beyond_edge,
     pairs_of_offsets,
     scaled_offsets,
     token_offsets,
 )
+from credit_jax.parallel.compiler import ATTENTION, FEED_FORWARD, POSITION_BIAS
 from credit_jax.parallel.domain.rearrange import roll_field
 from credit_jax.parallel.domain.windows import merge, partition, window_numbers
-from credit_jax.parallel.params.initializers import constant, torch_uniform
+from credit_jax.parallel.params.spec import constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field
-from credit_jax.parallel.scopes import ATTENTION, FEED_FORWARD, POSITION_BIAS
 
 # Upper limit of the bias of `OffsetBias`.
 LARGEST = 16.0

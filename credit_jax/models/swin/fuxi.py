@@ -24,8 +24,7 @@ from credit_jax.models.common.config import (
     ignored_by,
     register_model,
 )
-from credit_jax.models.common.entry import enter
-from credit_jax.models.common.resampling import PatchEmbed
+from credit_jax.models.common.resampling import PatchEmbed, enter
 from credit_jax.models.swin.u_transformer import (
     Film,
     UTransformerConfig,

@@ -25,7 +25,7 @@ from credit_jax.models.common.config import (
     register_model,
     repeated,
 )
-from credit_jax.models.common.entry import (
+from credit_jax.models.common.resampling import (
     correct,
     enter,
     leave,
@@ -45,13 +45,13 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv, LayerNorm, matmul
 from credit_jax.nn.parameters import parameter, stack_blocks
 from credit_jax.nn.run_blocks import run_block, scan_blocks
-from credit_jax.ops.padding import IntPair
+from credit_jax.ops.space_to_depth import IntPair
+from credit_jax.parallel.compiler import BLOCKS, DECODER, EMBEDDING
 from credit_jax.parallel.domain.rearrange import add, unpatch_field
 from credit_jax.parallel.domain.windows import window_layout
-from credit_jax.parallel.params.initializers import Initializer, torch_uniform
+from credit_jax.parallel.params.spec import Initializer, torch_uniform
+from credit_jax.parallel.rows.exchange import WINDOWS, reshard
 from credit_jax.parallel.rows.layout import Field
-from credit_jax.parallel.rows.reshard import WINDOWS, reshard
-from credit_jax.parallel.scopes import BLOCKS, DECODER, EMBEDDING
 from credit_jax.state_dict.arrangement import LINEAR
 from credit_jax.state_dict.key_table import Rule, key_table
 from credit_jax.state_dict.torch_model import TorchModel

@@ -28,8 +28,7 @@ from credit_jax.models.common.config import (
     StageGeometry,
     repeated,
 )
-from credit_jax.models.common.entry import correct, leave
-from credit_jax.models.common.resampling import ResidualUpBlock
+from credit_jax.models.common.resampling import ResidualUpBlock, correct, leave
 from credit_jax.models.swin.blocks import (
     PLAIN,
     SHIFTED,
@@ -44,10 +43,11 @@ from credit_jax.nn.layers import Conv, GroupNorm, Linear
 from credit_jax.nn.parameters import parameter, stack_blocks
 from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.ops.dense import add_bias
-from credit_jax.ops.padding import IntPair
-from credit_jax.parallel.domain.padding import crop_globe
+from credit_jax.ops.space_to_depth import IntPair
+from credit_jax.parallel.compiler import BLOCKS, DECODER, EMBEDDING
 from credit_jax.parallel.domain.rearrange import (
     add,
+    crop_globe,
     dim_size,
     join,
     lat_lon_dims,
@@ -55,9 +55,8 @@ from credit_jax.parallel.domain.rearrange import (
     unpatch_field,
 )
 from credit_jax.parallel.domain.windows import window_layout
-from credit_jax.parallel.params.initializers import torch_uniform
+from credit_jax.parallel.params.spec import torch_uniform
 from credit_jax.parallel.rows.layout import PADDING, Field
-from credit_jax.parallel.scopes import BLOCKS, DECODER, EMBEDDING
 
 # Hidden units of the feed-forward layers divided by channels.
 EXPANSION = 4

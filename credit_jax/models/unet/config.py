@@ -21,7 +21,7 @@ from credit_jax.models.common.config import (
     VariableKeys,
     ignored_by,
 )
-from credit_jax.models.common.entry import mean_problems, unseen_frames
+from credit_jax.models.common.resampling import mean_problems, unseen_frames
 from credit_jax.models.unet.resnet import RESNETS, ResNetSizes
 
 # Gates have channels // 16 hidden units.

@@ -23,7 +23,7 @@ from credit_jax.models.common.config import (
     ignored_by,
     register_model,
 )
-from credit_jax.models.common.entry import enter, leave
+from credit_jax.models.common.resampling import enter, leave
 from credit_jax.models.diffusion.config import DiffusionKeys, process_buffers
 from credit_jax.models.diffusion.process import NOISED, TIME
 from credit_jax.models.unet.denoiser import (

@@ -16,7 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from credit_jax.models.common.config import register_model
-from credit_jax.models.common.entry import correct, fold_frames
+from credit_jax.models.common.resampling import correct, fold_frames
 from credit_jax.models.unet.config import (
     Activation,
     ArchitectureConfig,
@@ -31,22 +31,22 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.layers import BatchNorm, Conv
 from credit_jax.nn.parameters import parameter
 from credit_jax.nn.run_blocks import run_block
+from credit_jax.parallel.compiler import INPUT, NORM, OUTPUT
 from credit_jax.parallel.domain.field_attention import scse
 from credit_jax.parallel.domain.norm import group_norm
-from credit_jax.parallel.domain.rearrange import join
-from credit_jax.parallel.domain.resize import (
+from credit_jax.parallel.domain.pool import (
     resize_area,
     resize_bilinear,
     resize_nearest,
 )
-from credit_jax.parallel.params.initializers import (
+from credit_jax.parallel.domain.rearrange import join
+from credit_jax.parallel.params.spec import (
     constant,
     kaiming_uniform,
     xavier_uniform,
 )
+from credit_jax.parallel.rows.exchange import reshard
 from credit_jax.parallel.rows.layout import Field
-from credit_jax.parallel.rows.reshard import reshard
-from credit_jax.parallel.scopes import INPUT, NORM, OUTPUT
 from credit_jax.state_dict.key_table import Rule, below, key_table
 from credit_jax.state_dict.torch_model import TorchModel
 

@@ -16,8 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from credit_jax.ops.custom_vjp import linear
 from credit_jax.parallel.collectives import sum_parts
+from credit_jax.parallel.rows.exchange import HALO, reshard
 from credit_jax.parallel.rows.layout import Field, Layout
-from credit_jax.parallel.rows.reshard import HALO, reshard
 
 
 @dataclass(frozen=True, eq=False)

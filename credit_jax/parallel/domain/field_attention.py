@@ -1,17 +1,29 @@
-"""Channel and spatial attention on sharded fields: gates from means of the field."""
+"""Attention on sharded fields: gates, all points with memory tokens, Ulysses.
+
+Neighboring shards of the domain axis form groups of `degree`. A group has the rows of
+complete windows, distributed evenly over its shards. Before the attention, an
+`all_to_all` exchanges heads for rows, so each shard has all rows of its group and
+1 / degree of the heads; another `all_to_all` after it restores the rows. All other
+layers use the even distribution of rows. With a single group, no rows need to be
+resharded for attention. The method is that of DeepSpeed Ulysses (arXiv 2309.14509).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
 from credit_jax.ops import RunningStatistics, neighbor_gate, squeeze_gate
+from credit_jax.ops.custom_vjp import pvary
 from credit_jax.ops.dense import add_bias
+from credit_jax.ops.space_to_depth import pad_dim
+from credit_jax.parallel.collectives import axis_index, keep_moved, psum
 from credit_jax.parallel.domain.conv import conv2d_field
 from credit_jax.parallel.domain.norm import batch_norm_field
 from credit_jax.parallel.domain.pool import (
@@ -19,8 +31,10 @@ from credit_jax.parallel.domain.pool import (
     mean_over_lat,
     mean_over_lon,
 )
+from credit_jax.parallel.domain.strips import Windows
+from credit_jax.parallel.domain.windows import Kind, group_layout, window_layout
 from credit_jax.parallel.placement import gather_rows
-from credit_jax.parallel.rows.layout import Field, block_layout
+from credit_jax.parallel.rows.layout import PADDING, Field, Layout, block_layout
 
 
 def squeeze_excite(
@@ -219,3 +233,223 @@ def scse(
         field, squeeze, expand, squeeze_bias=squeeze_bias, expand_bias=expand_bias
     )
     return field.like(excited.data + field.data * gate)
+
+
+# Memory tokens that all points attend to.
+MemoryTokens = Float[Array, "token head dim"]
+
+
+def full_attention(
+    query: Field,
+    key: Field,
+    value: Field,
+    memory_key: MemoryTokens,
+    memory_value: MemoryTokens,
+) -> Field:
+    """Returns softmax(q k' / sqrt(dim)) v over all points and memory tokens.
+
+    Each shard computes its own queries; keys and values of all rows are all-gathered.
+    The softmax is in float32 or wider.
+
+    Args:
+        query, key, value: fields (batch, lat, lon, head, dim) on the same layout.
+        memory_key, memory_value: (token, head, dim), of the memory tokens.
+    """
+    q = query.data
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+
+    def with_memory(memory: Array, field: Field) -> Array:
+        tokens = jnp.broadcast_to(memory[None], (len(q), *memory.shape))
+        return jnp.concatenate(
+            [tokens, gather_rows(field).reshape(len(q), -1, *q.shape[3:])], 1
+        )
+
+    keys, values = with_memory(memory_key, key), with_memory(memory_value, value)
+    logits = jnp.einsum("byxhd,bnhd->byxhn", q, keys, preferred_element_type=wide)
+    weights = jax.nn.softmax(logits * q.shape[-1] ** -0.5, -1).astype(q.dtype)
+    return query.like(jnp.einsum("byxhn,bnhd->byxhd", weights, values))
+
+
+def linear_attention(
+    query: Field,
+    key: Field,
+    value: Field,
+    memory_key: MemoryTokens,
+    memory_value: MemoryTokens,
+) -> Field:
+    """Returns softmax_d(q) / sqrt(dim) times the matrix softmax_n(k)' v.
+
+    The softmax of the keys is over all points n and memory tokens, that of a query over
+    its channels d (Shen et al., 2021, arXiv 1812.01243). One `pmax` and one `psum`
+    combine the shards.
+
+    Args:
+        query, key, value: fields (batch, lat, lon, head, dim) on the same layout.
+        memory_key, memory_value: (token, head, dim), of the memory tokens.
+    """
+    q, layout = query.data, query.layout
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    k, v = key.data.astype(wide), value.data.astype(wide)
+    memory, other = memory_key.astype(wide), memory_value.astype(wide)
+    if layout.has_padding:
+        mask = layout.real_rows()[None, :, None, None, None]
+        k = jnp.where(mask, k, -jnp.inf)
+    # The maximum keeps exponentials finite and cancels in the quotient, and with it in
+    # the gradient.
+    largest = jnp.maximum(k.max((1, 2)), memory.max(0)[None])
+    largest = lax.stop_gradient(largest)
+    if layout.axis is not None:
+        largest = lax.pmax(largest, layout.axis)
+    raised = jnp.exp(k - largest[:, None, None])
+    matrix = jnp.einsum("byxhd,byxhe->bhde", raised, v, precision="highest")
+    total = raised.sum((1, 2))
+    if layout.axis is not None:
+        matrix, total = psum(
+            (pvary(matrix, (layout.axis,)), pvary(total, (layout.axis,))), layout.axis
+        )
+    # After the sum over shards, all of which have all memory tokens: they count once.
+    raised = jnp.exp(memory[None] - largest[:, None])
+    matrix = matrix + jnp.einsum("bnhd,nhe->bhde", raised, other, precision="highest")
+    matrix = matrix / (total + raised.sum(1))[..., None]
+    weights = jax.nn.softmax(q.astype(wide), -1) * q.shape[-1] ** -0.5
+    return query.like(jnp.einsum("byxhd,bhde->byxhe", weights, matrix).astype(q.dtype))
+
+
+def split_heads(field: Field, num: int, heads: int) -> tuple[Field, ...]:
+    """Splits channels (num head dim) into `num` fields (batch, lat, lon, head, dim).
+
+    Args:
+        field: (batch, lat, lon, channel).
+        num: number of fields.
+        heads: number of heads.
+    """
+    x = field.data
+    x = x.reshape(*x.shape[:-1], num, heads, -1)
+    return tuple(field.like(x[..., i, :, :]) for i in range(num))
+
+
+def merge_heads(field: Field) -> Field:
+    """Merges heads (batch, lat, lon, head, dim) into channels (head dim)."""
+    x = field.data
+    return replace(field, data=x.reshape(*x.shape[:3], -1))
+
+
+def attention_layouts(
+    layout: Layout, windows: Windows, degree: int = 1
+) -> tuple[Layout, Layout]:
+    """Returns the layouts of the fields around short attention and long attention.
+
+    Args:
+        layout: gives shards, axis and dim.
+        windows: the windows of both attentions.
+        degree: number of shards of a group; 1 for complete windows on every shard.
+    """
+    if degree == 1:
+        return windows.layouts(layout)
+    size = windows.rows
+    short = attention_layout(layout, size, "short", windows.short, degree)
+    if windows.long == 1:
+        return short, short
+    return short, attention_layout(layout, size, "long", windows.long, degree)
+
+
+def attention_layout(
+    layout: Layout, size: int, kind: Kind, window: int, degree: int
+) -> Layout:
+    """Returns the layout of the field around an attention with a `HeadExchange`.
+
+    Args:
+        layout: gives shards, axis and dim.
+        size: number of rows, a multiple of `window`.
+        kind, window: kind of the attention, and its number of rows in a window.
+        degree: number of shards of a group.
+    """
+    if window == 1:
+        return _full_windows(layout, size, kind, window)
+    rows = _group_rows(layout, size, kind, window, degree)
+    length = -(-len(rows[0]) // degree)
+    parts = [
+        group[part * length : (part + 1) * length]
+        for group in rows
+        for part in range(degree)
+    ]
+    return layout.with_rows(parts, size)
+
+
+@dataclass(frozen=True)
+class HeadExchange:
+    """The exchanges of heads for rows before and after an attention.
+
+    Attributes:
+        layout: layout around the attention, as returned by `attention_layout`.
+        kind, window, degree: as for `attention_layout`; degree is above 1.
+    """
+
+    layout: Layout
+    kind: Kind
+    window: int
+    degree: int
+
+    @property
+    def group(self) -> Layout:
+        """Layout during the attention: each shard has all rows of its group."""
+        layout = self.layout
+        args = (layout, layout.size, self.kind, self.window, self.degree)
+        rows = [group for group in _group_rows(*args) for _ in range(self.degree)]
+        return layout.with_rows(rows, layout.size)
+
+    @property
+    def part(self) -> Array | int:
+        """Index of the heads of this shard among the equal parts of all heads."""
+        return axis_index(self.layout.axis) % self.degree
+
+    def to_heads(
+        self, x: Float[Array, "batch rows columns *three heads head_dim"]
+    ) -> Field:
+        """Returns all rows of the group for a part of the heads, by one exchange.
+
+        Args:
+            x: local rows of all heads; the number of heads is a multiple of `degree`.
+
+        Returns:
+            Field on the layout `group`, with 1 / degree of the heads.
+        """
+        # Shards have equally many rows, so that those of a group end with padding.
+        moved = self._exchange(x, split=x.ndim - 2, joined=self.layout.dim)
+        group = self.group
+        return Field(lax.slice_in_dim(moved, 0, group.length, axis=group.dim), group)
+
+    def to_rows(
+        self, x: Float[Array, "batch group_rows columns *three part head_dim"]
+    ) -> Float[Array, "batch rows columns *three heads head_dim"]:
+        """The inverse of `to_heads`."""
+        missing = self.degree * self.layout.length - x.shape[self.layout.dim]
+        padded = pad_dim(x, self.layout.dim, (0, missing))
+        return self._exchange(padded, split=self.layout.dim, joined=x.ndim - 2)
+
+    def _exchange(self, x: Array, *, split: int, joined: int) -> Array:
+        shards = range(self.layout.num_shards)
+        groups = [shards[i : i + self.degree] for i in shards[:: self.degree]]
+        moved = lax.all_to_all(
+            x,
+            self.layout.axis,
+            split,
+            joined,
+            axis_index_groups=[list(group) for group in groups],
+            tiled=True,
+        )
+        return keep_moved(moved)
+
+
+def _group_rows(
+    layout: Layout, size: int, kind: Kind, window: int, degree: int
+) -> tuple[tuple[int, ...], ...]:
+    """Returns the rows of each group: those of a shard if groups were shards."""
+    num = layout.num_shards // degree
+    rows = ((PADDING,),) * num
+    return _full_windows(replace(layout, rows=rows), size, kind, window).rows
+
+
+def _full_windows(layout: Layout, size: int, kind: Kind, window: int) -> Layout:
+    full = window_layout if kind == "short" else group_layout
+    return full(layout, size, window)

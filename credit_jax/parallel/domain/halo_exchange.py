@@ -1,7 +1,7 @@
 """Halo exchange for code on local arrays: exchange, apply any stencil, trim.
 
 Operations on fields do not use it, as they reshard to the rows that they need. The
-communication itself is in `parallel.rows.halo`.
+communication itself is in `parallel.rows.exchange`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from jaxtyping import Array, Shaped
 
 from credit_jax.parallel.collectives import axis_size
 from credit_jax.parallel.domain.output_layout import consecutive_rows
-from credit_jax.parallel.mesh.axes import DOMAIN
+from credit_jax.parallel.mesh.device_mesh import DOMAIN
+from credit_jax.parallel.rows.exchange import HALO, reshard
 from credit_jax.parallel.rows.layout import Field, block_layout
-from credit_jax.parallel.rows.reshard import HALO, reshard
 
 
 def halo_exchange(
@@ -40,7 +40,7 @@ def halo_exchange(
         dim: array dim of the rows; by default lat of (batch, channel, lat, lon). `dim`,
             `axis` and `size` are ignored if x is a field.
         axis: mesh axis over which the rows are sharded; None on one device. On a mesh
-            without this axis of `mesh.axes.ORDER` all rows are on each device.
+            without this axis of `mesh.device_mesh.ORDER` all rows are on each device.
         size: number of global rows; None for all rows of all blocks.
         periodic: whether the first row follows the last one.
 

@@ -11,8 +11,8 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from credit_jax.ops import RunningStatistics
-from credit_jax.ops.batch_stats import batch_norm_by
 from credit_jax.ops.dense import scale_and_shift
+from credit_jax.ops.norm import batch_norm_by
 from credit_jax.parallel.collectives import keep_moved
 from credit_jax.parallel.reductions import field_sum
 from credit_jax.parallel.rows.layout import Field
@@ -82,12 +82,12 @@ def batch_norm_field(
     epsilon: float = 1e-5,
     axes: Sequence[str] = (),
 ) -> tuple[Field, RunningStatistics | None]:
-    """`ops.batch_stats.batch_norm` over the batch and all rows of all shards.
+    """`ops.norm.batch_norm` over the batch and all rows of all shards.
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims.
         scale, bias, running, training, momentum, epsilon: as for
-            `ops.batch_stats.batch_norm`.
+            `ops.norm.batch_norm`.
         axes: further mesh axes to take statistics over. With the data-parallel axes
             (`MeshAxes.data`) this is torch.nn.SyncBatchNorm; without them every
             data-parallel rank has different running statistics, of varying type.
@@ -97,7 +97,7 @@ def batch_norm_field(
         the same on all shards of the field and along `axes`.
 
     Raises:
-        ValueError: as for `ops.batch_stats.batch_norm`.
+        ValueError: as for `ops.norm.batch_norm`.
     """
     x, axis = field.data, field.layout.axis
     over = tuple(dict.fromkeys(([axis] if axis else []) + list(axes)))

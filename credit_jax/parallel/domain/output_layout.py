@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+from credit_jax.parallel.rows.exchange import reshard
 from credit_jax.parallel.rows.layout import PADDING, Field, Layout
-from credit_jax.parallel.rows.reshard import reshard
 
 
 def consecutive_layout(layout: Layout, rows: int, out: Layout | None) -> Layout:

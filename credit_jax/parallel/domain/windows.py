@@ -16,8 +16,8 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from credit_jax.ops.padding import IntPair
-from credit_jax.ops.window_grid import WindowDim, WindowGrid
+from credit_jax.ops.space_to_depth import IntPair
+from credit_jax.ops.window_attention import WindowDim, WindowGrid
 from credit_jax.parallel.rows.layout import Field, Layout
 
 Kind = Literal["short", "long"]

@@ -22,10 +22,15 @@ from jax.sharding import Mesh
 
 from credit_jax.config import Config, parse
 from credit_jax.config.parallelism import DATA_MODES, ParallelismConfig
-from credit_jax.parallel.mesh.axes import BATCH_AXES, DOMAIN, TP
-from credit_jax.parallel.mesh.degrees import whole_number
-from credit_jax.parallel.mesh.device_mesh import all_devices, local_coords, submesh
-from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.parallel.mesh.device_mesh import (
+    BATCH_AXES,
+    DOMAIN,
+    TP,
+    all_devices,
+    local_coords,
+    submesh,
+)
+from credit_jax.parallel.mesh.dims import ParallelDims, whole_number
 
 logger = logging.getLogger(__name__)
 

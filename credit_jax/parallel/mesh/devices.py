@@ -9,9 +9,8 @@ from typing import Any
 import jax
 
 from credit_jax.config.messages import counted, divisors
-from credit_jax.parallel.mesh.axes import DOMAIN, ORDER
 from credit_jax.parallel.mesh.credit import Parallelism, normalize_parallelism
-from credit_jax.parallel.mesh.device_mesh import all_devices
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, ORDER, all_devices
 from credit_jax.parallel.processes.connect import announce
 from credit_jax.parallel.processes.coordinator import num_processes
 

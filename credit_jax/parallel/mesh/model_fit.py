@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from credit_jax.config.messages import divisors
-from credit_jax.parallel.mesh.axes import EP, TP
+from credit_jax.parallel.mesh.device_mesh import EP, TP
 
 # Keys that a model may have, and the axis whose degree must divide them.
 _DIVIDED = {

@@ -19,9 +19,8 @@ from jaxtyping import Array, Float, UInt
 
 from credit_jax.ops.random import random_bits
 from credit_jax.parallel.collectives import axis_index
-from credit_jax.parallel.params.initializers import Initializer
-from credit_jax.parallel.params.sharding import split_degree
-from credit_jax.parallel.params.spec import ParamSpec
+from credit_jax.parallel.params.fsdp import split_degree
+from credit_jax.parallel.params.spec import Initializer, ParamSpec
 
 # Number of elements drawn in an iteration of the loop.
 CHUNK = 2**20

@@ -19,7 +19,7 @@ REDUCE = ("float32", "bfloat16", "float64")
 
 @dataclass(frozen=True)
 class Float8:
-    """Selects the dense layers that multiply in float8, by the recipe of `ops.float8`.
+    """Selects the dense layers that multiply in float8, by the recipe of `ops.dense`.
 
     The choice depends on the global matrices, not on how a mesh shards them.
 

@@ -18,7 +18,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from credit_jax.parallel.processes.exit_code import RESUME
+# EX_TEMPFAIL of sysexits.h: the run did not fail by itself; start it with --resume.
+RESUME = 75
+
 
 _BEAT, _BYE, _FAILED = "beat", "bye", "lost"
 _GRACE = 2.0  # seconds for processes with the same failure to report it themselves

@@ -1,8 +1,21 @@
-"""The transports for rows in any order: one `all_to_all`, or several `ppermute`.
+"""Moves rows between shards: halos by `ppermute`, any order of rows by `all_to_all`.
 
 One `all_to_all` is used if most shards need rows of most others, as the groups of long
 attention do. Otherwise there are as many `ppermute` as a shard has partners, each
 between pairs of shards that exchange rows.
+
+An operation gives the global rows that each shard needs as a `Layout`: in any order,
+with repeats, or as padding (-1, a row of zeros). `reshard` converts a field to that
+layout. Its gradient is the transpose derived by JAX.
+
+The transport is chosen at trace time:
+    halo        each shard needs one row range around its own block (`rows.exchange`);
+    all_to_all  most shards need rows of most others (`rows.exchange`);
+    permute     all other cases (`rows.exchange`).
+
+It is used if each shard needs one range of rows around its own block, as convolutions
+do. All shards send the same number of their first and last rows, the largest that any
+shard needs; the needed range is then sliced from [low rows | own block | high rows].
 """
 
 from __future__ import annotations
@@ -10,15 +23,126 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from credit_jax.parallel.collectives import SourceTarget, keep_moved
-from credit_jax.parallel.rows.layout import PADDING, Layout, Rows
-from credit_jax.parallel.rows.take import keep_rows, take_rows
+from credit_jax.ops.space_to_depth import pad_dim
+from credit_jax.parallel.collectives import SourceTarget, keep_moved, ppermute_each
+from credit_jax.parallel.rows.layout import PADDING, Field, Layout, Rows
+from credit_jax.parallel.rows.take import keep_rows, take_rows, take_static
+
+
+@dataclass(frozen=True)
+class HaloPattern:
+    """Plan to assemble one range of rows from the own block and those of neighbors.
+
+    Attributes:
+        low, high: numbers of rows to add before and after the block of every shard.
+        starts: the start of the row range of each shard in the extended block. A
+            range may extend beyond the block, where it has zeros beyond a pole.
+        valid: (shards, rows), whether a row is not zeros; None if no mask is needed.
+    """
+
+    low: int
+    high: int
+    starts: tuple[int, ...]
+    valid: np.ndarray | None
+
+
+def halo_pattern(have: Layout, need: Layout) -> HaloPattern | None:
+    """Returns the pattern from `have` to `need`, or None for other transports.
+
+    It is None if `have` is not a block layout, if a shard needs rows that are not one
+    ascending range, or if ranges extend over too many neighbors.
+    """
+    if not have.is_block or max(map(max, need.rows)) >= have.size:
+        return None
+    block, num, low, high = have.length, have.num_shards, 0, 0
+    firsts = dict[int, int]()  # row of entry 0; negative if the range has padding first
+    for d, rows in enumerate(map(np.asarray, need.rows)):
+        real = np.flatnonzero(rows >= 0)
+        if not len(real):
+            continue
+        firsts[d] = int(rows[real[0]] - real[0])
+        if (rows[real] != firsts[d] + real).any():
+            return None
+        low = max(low, d * block - int(rows[real[0]]))
+        high = max(high, int(rows[real[-1]]) - (d + 1) * block + 1)
+    # Each neighbor is a transfer of its own, in which all shards send as much as the
+    # one that needs most.
+    if -(-low // block) + -(-high // block) > max(2, num // 2):
+        return None
+    starts = {d: first - d * block + low for d, first in firsts.items()}
+    # Shards that need nothing take the start of another one: if all starts are equal,
+    # the rows are cut by a static slice.
+    idle_start = next(iter(starts.values()), 0)
+    return HaloPattern(
+        low,
+        high,
+        tuple(starts.get(d, idle_start) for d in range(num)),
+        _valid_rows(have, need, firsts),
+    )
+
+
+def exchange_halo(x: Array, have: Layout, need: Layout, pattern: HaloPattern) -> Array:
+    """Returns the rows of `need`.
+
+    Args:
+        x: local block.
+        have: block layout of `x`.
+        need: layout of the result, for which `pattern` was made.
+        pattern: as returned by `halo_pattern`.
+    """
+    block, dim = have.length, have.dim
+    below, above = _hops(pattern.low, block), _hops(pattern.high, block)
+    # In the order of the rows: the farthest neighbor below has the first ones.
+    sent = [(hop, slice(block - width, block)) for hop, width in reversed(below)]
+    sent += [(-hop, slice(0, width)) for hop, width in above]
+    shards = range(have.num_shards)
+    parts = [lax.slice_in_dim(x, rows.start, rows.stop, axis=dim) for _, rows in sent]
+    pairs = [[(s, s + hop) for s in shards if s + hop in shards] for hop, _ in sent]
+    received = [keep_moved(part) for part in ppermute_each(parts, have.axis, pairs)]
+    pieces = [*received[: len(below)], x, *received[len(below) :]]
+    extended = jnp.concatenate(pieces, dim) if len(pieces) > 1 else x
+    # What a shard needs beyond the array are zeros.
+    starts, length = np.asarray(pattern.starts), need.length
+    leading = max(0, -int(starts.min()))
+    after = max(0, int(starts.max()) + length - extended.shape[dim])
+    extended = pad_dim(extended, dim, (leading, after))
+    index = starts[:, None] + leading + np.arange(length)
+    rows = take_rows(extended, index, have.axis, dim)
+    return keep_rows(rows, pattern.valid, have.axis, dim)
+
+
+def _valid_rows(
+    have: Layout, need: Layout, firsts: Mapping[int, int]
+) -> np.ndarray | None:
+    """Returns which rows are not padding, or None if padding is zeros without a mask.
+
+    Rows beyond the first and the last shard are zeros, as `ppermute` gives zeros to
+    shards that receive nothing. Other padding needs a mask.
+    """
+    valid = np.asarray(need.rows) >= 0
+    if len(firsts) < need.num_shards:
+        return valid
+    end = have.num_shards * have.length
+    for d, first in firsts.items():
+        rows = first + np.arange(need.length)
+        if (~valid[d] & (rows >= 0) & (rows < end)).any():
+            return valid
+    return None
+
+
+def _hops(width: int, block: int) -> list[tuple[int, int]]:
+    """Returns (distance, rows) of the neighbors that together give `width` rows."""
+    count = -(-width // block)
+    return [(k, min(block, width - (k - 1) * block)) for k in range(1, count + 1)]
+
 
 # The pairs of a permutation.
 Pairs = tuple[SourceTarget, ...]
@@ -250,3 +374,65 @@ def _swap_rounds(
     for source, end, leading in path:
         after = other if leading == turn else turn
         sends_to[source][after], receives_from[end][after] = end, source
+
+
+_MAX_PATTERNS = 4096
+
+# Names of scopes in profiles and compiled programs, by the purpose of the exchange.
+HALO, WINDOWS, RELAYOUT = "halo", "windows", "relayout"
+
+_halo_pattern = lru_cache(_MAX_PATTERNS)(halo_pattern)
+_exchange_pattern = lru_cache(_MAX_PATTERNS)(exchange_pattern)
+
+
+def reshard(field: Field, need: Layout, *, scope: str = RELAYOUT) -> Field:
+    """Returns the field with the global rows `need.rows[d]` on shard d.
+
+    Args:
+        field: local array and its layout.
+        need: rows that each shard needs, as indices of rows of `field`; -1 (padding)
+            gives a row of zeros. `need.size` may differ from the size of `field`.
+        scope: named scope in profiles and compiled programs: HALO (neighborhoods of
+            convolutions), WINDOWS (of attention) or RELAYOUT (all others).
+
+    Returns:
+        Field on layout `need`.
+
+    Raises:
+        ValueError: no shard has a needed row.
+    """
+    with jax.named_scope(scope):
+        return Field(_reshard(field.data, field.layout, need), need)
+
+
+def in_rows(field: Field) -> Field:
+    """Returns the field in rows: in equal blocks if it is in strips, else unchanged."""
+    in_blocks = field.layout.to_blocks
+    return field if field.layout.strips == 1 else reshard(field, in_blocks())
+
+
+def _reshard(x: Array, have: Layout, need: Layout) -> Array:
+    strips = max(have.strips, need.strips)
+    if strips > 1:
+        # A layout in rows is converted to one of consecutive strips.
+        batch, rows, points, *remainder = x.shape
+        if have.strips == 1:
+            x = x.reshape(batch, rows * strips, points // strips, *remainder)
+        have, after = have.in_strips(strips), need.in_strips(strips)
+        if have.rows != after.rows:
+            x = exchange_rows(x, have, _exchange_pattern(have.rows, after.rows))
+        if need.strips == 1:
+            x = x.reshape(batch, need.length, -1, *remainder)
+        return x
+    if need.rows == have.rows:
+        # Padding rows have any value in the field, but must be zeros in the result.
+        return keep_rows(x, np.asarray(have.rows) >= 0, have.axis, have.dim)
+    if have.num_shards == 1:
+        local = {row: i for i, row in enumerate(have.rows[0]) if row >= 0}
+        check_rows_exist(local, need.rows)
+        local[PADDING] = PADDING
+        return take_static(x, [local[row] for row in need.rows[0]], have.dim)
+    halo = _halo_pattern(have, need)
+    if halo is not None:
+        return exchange_halo(x, have, need, halo)
+    return exchange_rows(x, have, _exchange_pattern(have.rows, need.rows))

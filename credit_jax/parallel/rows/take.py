@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array
 
 from credit_jax.ops.custom_vjp import linear
-from credit_jax.ops.padding import pad_dim
+from credit_jax.ops.space_to_depth import pad_dim
 from credit_jax.parallel.collectives import axis_index
 
 MAX_PIECES = 8

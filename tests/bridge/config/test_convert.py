@@ -11,8 +11,8 @@ import yaml
 from credit_jax.config import apply_overrides, build_config
 from credit_jax.config.yaml_file import parse_yaml, read_yaml
 from credit_torch_bridge import convert_config
+from credit_torch_bridge.config.convert import dump
 from credit_torch_bridge.config.editor import leaves, same
-from credit_torch_bridge.config.yaml_io import dump
 
 FOLDER = Path(__file__).parent / "configs"
 NAMES = ("gen1", "gen2", "jax")

@@ -20,7 +20,7 @@ from benchmarks.configs.credit_verdict import TAKES, credit_verdict
 from benchmarks.configs.survey import survey
 from benchmarks.configs.table import FOLDER
 from credit_jax.config import load_config
-from credit_torch_bridge.compare.credit_import import import_credit
+from credit_torch_bridge.compare.jax_side import import_credit
 
 pytestmark = [
     pytest.mark.reference,

@@ -147,7 +147,7 @@ def gen1_config(case):
 
 def gen1_samples(config):
     """Last input time -> x and y of CREDIT's generation 1 data set."""
-    from credit_torch_bridge.compare.credit_import import import_credit
+    from credit_torch_bridge.compare.jax_side import import_credit
 
     parser = import_credit("parser")
     loading = import_credit("datasets.gen_1.load_dataset_and_dataloader")

@@ -13,7 +13,7 @@ from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.schedule import make_schedule
 from credit_jax.transforms.filters import LaplaceFilter
 from credit_torch_bridge import convert_config
-from credit_torch_bridge.compare.credit_import import import_credit
+from credit_torch_bridge.compare.jax_side import import_credit
 from credit_torch_bridge.config.from_gen1_predict import start_dates
 from tests.physics.runs import build
 from tests.support import assert_close

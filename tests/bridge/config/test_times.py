@@ -1,6 +1,6 @@
 """Years in names of files."""
 
-from credit_torch_bridge.config.times import template_of
+from credit_torch_bridge.config.from_gen1_sources import template_of
 
 
 def test_years_in_names(tmp_path):

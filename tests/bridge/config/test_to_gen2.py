@@ -11,10 +11,10 @@ from credit_jax.config.yaml_file import read_yaml
 from credit_torch_bridge import convert_config
 from credit_torch_bridge.checkpoint.jax_to_torch import config_for_credit
 from credit_torch_bridge.checkpoint.run_config import read_run_config
-from credit_torch_bridge.compare.credit_import import import_credit
+from credit_torch_bridge.compare.jax_side import import_credit
+from credit_torch_bridge.config.convert import dump
 from credit_torch_bridge.config.inference_section import complete_inference
 from credit_torch_bridge.config.to_gen2 import ONLY_WEIGHTS
-from credit_torch_bridge.config.yaml_io import dump
 
 pytestmark = pytest.mark.reference
 

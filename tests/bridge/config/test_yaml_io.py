@@ -6,7 +6,7 @@ import yaml
 
 from credit_jax.config.yaml_file import read_yaml
 from credit_torch_bridge import convert_config
-from credit_torch_bridge.config.yaml_io import dump
+from credit_torch_bridge.config.convert import dump
 
 FOLDER = Path(__file__).parent / "configs"
 

@@ -13,7 +13,7 @@ import yaml
 
 from credit_jax.named_fields import read_scalers
 from credit_jax.training.scaler_fitting import fit_scalers
-from credit_torch_bridge.compare.credit_import import import_torchvision
+from credit_torch_bridge.compare.jax_side import import_torchvision
 from tests.cli.preprocess.configs import all_kinds, config, raw
 from tests.data.credit_batches import credit_loader
 from tests.support import assert_close

@@ -68,9 +68,7 @@ def test_missing_values_count_in_the_region_alone(run, tmp_path, monkeypatch, ca
         fields, gradient = adjoint(forecast, state, cotangents)
         return fields | {T: fields[T].at[..., 0, 0].set(np.nan)}, gradient
 
-    monkeypatch.setattr(
-        "credit_jax.extensions.adjoint.sensitivity.adjoint", with_missing
-    )
+    monkeypatch.setattr("credit_jax.extensions.adjoint.target.adjoint", with_missing)
     south, north = "mean T1 in 20..80S", "mean T1 in 20..90N"
     assert call(run, tmp_path / "south.nc", of=south) == OK
     assert call(run, tmp_path / "north.nc", of=north) == DIVERGED

@@ -20,17 +20,17 @@ from credit_jax.extensions.certification.meshes import ONE_DEVICE
 from credit_jax.extensions.certification.place import block_outputs, first_difference
 from credit_jax.extensions.certification.subject import subject_of_model
 from credit_jax.extensions.certification.verdict import FLOAT64, compare
-from credit_jax.models.common import entry
+from credit_jax.models.common import resampling
 from credit_jax.models.crossformer import attention
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.models.registry import build
 from credit_jax.nn import layers, packed_matrices
 from credit_jax.nn.context import Context
-from credit_jax.ops.vma import varying_axes
+from credit_jax.ops.custom_vjp import varying_axes
 from credit_jax.parallel import reductions
-from credit_jax.parallel.domain import heads, norm, padding
+from credit_jax.parallel.domain import field_attention, norm, rearrange
 from credit_jax.parallel.params import fsdp, init
-from credit_jax.parallel.rows import halo, reshard
+from credit_jax.parallel.rows import exchange
 from credit_jax.training import optimizer, restore, step
 
 SECTION = {
@@ -484,7 +484,7 @@ FAULTS = {
     "a part lost of four": ("tp4", layers, "psum", lost_part, "layers"),
     "exchanged parts": (
         "domain2xulysses2",
-        heads.HeadExchange,
+        field_attention.HeadExchange,
         "to_heads",
         exchanged_parts,
         "layers",
@@ -512,22 +512,22 @@ FAULTS = {
     ),
     "dropped halo row": (
         "domain2",
-        halo,
+        exchange,
         "take_rows",
         dropped_halo_row,
         "layers",
     ),
-    "swapped halos": ("domain3", halo, "ppermute_each", swapped_halos, "up_block"),
+    "swapped halos": ("domain3", exchange, "ppermute_each", swapped_halos, "up_block"),
     "last row of an uneven shard": (
         "domain3",
-        reshard,
+        exchange,
         "exchange_halo",
         last_row_of_uneven_shard,
         "layers",
     ),
     "rows exchanged wrongly": (
         "domain3",
-        reshard,
+        exchange,
         "exchange_rows",
         exchanged_rows_lost,
         "layers",
@@ -590,28 +590,28 @@ FAULTS = {
     ),
     "transposed all-to-all": (
         "domain2xulysses2",
-        heads.HeadExchange,
+        field_attention.HeadExchange,
         "_exchange",
         transposed_heads,
         "layers",
     ),
     "crop off by one": (
         "domain2",
-        entry,
+        resampling,
         "crop_globe",
         crop_off_by_one,
         "after the blocks",
     ),
     "pole not turned": (
         "domain2",
-        padding,
+        rearrange,
         "_turn_beyond_poles",
         pole_not_turned,
         "layers.0.0",
     ),
     "rows beyond the globe": (
         "domain3",
-        halo,
+        exchange,
         "keep_rows",
         rows_beyond_the_globe,
         "up_block1",

@@ -5,7 +5,7 @@ import pytest
 import xarray as xr
 from rich.console import Console
 
-from credit_jax.config.demo import DemoConfig, ForcingConfig
+from credit_jax.config.config import DemoConfig, ForcingConfig
 from credit_jax.data import open_dataset
 from credit_jax.extensions.demo import dataset as demo
 from credit_jax.extensions.demo.command import main

@@ -10,7 +10,7 @@ from credit_jax.extensions.demo.diagnostics import (
     geopotential,
     to_north_first,
 )
-from credit_jax.extensions.demo.discretization import discretize
+from credit_jax.extensions.demo.forcing import discretize
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from credit_jax.extensions.demo.discretization import discretize
+from credit_jax.extensions.demo.forcing import discretize
 
 
 @pytest.mark.parametrize(

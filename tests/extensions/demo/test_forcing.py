@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from credit_jax.config.demo import ForcingConfig
+from credit_jax.config.config import ForcingConfig
 from credit_jax.extensions.demo import physics
-from credit_jax.extensions.demo.discretization import discretize
 from credit_jax.extensions.demo.dynamics import build_climate
 from credit_jax.extensions.demo.forcing import (
     boundary_layer,
+    discretize,
     equilibrium_temperature,
     forcing_step,
 )

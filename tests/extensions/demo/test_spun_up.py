@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 from rich.console import Console
 
-from credit_jax.config.demo import DemoConfig, ForcingConfig
+from credit_jax.config.config import DemoConfig, ForcingConfig
 from credit_jax.extensions.demo.dataset import (
     FILE,
     ensure_demo_data,

@@ -15,7 +15,7 @@ import yaml
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.extensions.submit.command import BatchJob, main, script_text, stop_after
 from credit_jax.extensions.submit.job_section import JobSection, job_section
-from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.parallel.processes.watch import RESUME
 from tests.data.world import write_world
 from tests.support.processes import PROGRAM, ROOT
 from tests.training.conftest import tiny_model

@@ -12,7 +12,7 @@ import pytest
 
 from credit_jax import ops
 from credit_jax.kernels.gpu import conv
-from credit_jax.ops.relative_error import relative_error
+from credit_jax.ops.compensated import relative_error
 from tests.support.gradients import assert_same, draw, jax_values
 
 # Size of the field, kernel, stride and padding.

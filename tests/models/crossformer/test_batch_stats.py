@@ -13,7 +13,7 @@ import pytest
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.nn.context import Context
-from credit_jax.nn.model_state import BATCH_STATS
+from credit_jax.nn.parameters import BATCH_STATS
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.optimizer import adamw
 from credit_jax.training.state import init_state

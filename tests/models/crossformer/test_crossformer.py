@@ -14,8 +14,7 @@ import yaml
 from credit_jax import from_state_dict
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build, parse_model
-from credit_jax.nn.context import Context
-from credit_jax.nn.noise import Noise
+from credit_jax.nn.context import Context, Noise
 from tests.models.cases import BASE, CAMULATOR, CASES, CROSSFORMER, ENSEMBLE, section
 
 BATCH = 2

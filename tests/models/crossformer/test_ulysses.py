@@ -20,15 +20,15 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import Parameter, named_variables, param_spec_of
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.parallel.collectives import axis_index
-from credit_jax.parallel.domain.heads import HeadExchange, attention_layout
+from credit_jax.parallel.domain.field_attention import HeadExchange, attention_layout
 from credit_jax.parallel.domain.windows import partition, window_grid
 from credit_jax.parallel.mesh.device_mesh import mesh_of_degrees
 from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.parallel.params.fsdp import ShardingRules
 from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.precision import Precision
-from credit_jax.parallel.params.sharding import ShardingRules
+from credit_jax.parallel.rows.exchange import reshard
 from credit_jax.parallel.rows.layout import Field, block_layout
-from credit_jax.parallel.rows.reshard import reshard
 from tests.models.cases import CASES, DEBUGGER
 from tests.support import assert_close, assert_trees_close
 from tests.support.gradients import draw

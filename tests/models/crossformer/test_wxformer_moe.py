@@ -19,7 +19,7 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.nn.experts import ExpertFeedForward
-from credit_jax.nn.model_state import BATCH_STATS
+from credit_jax.nn.parameters import BATCH_STATS
 from credit_jax.parallel.mesh.credit import data_parallel_coords, local_dp_ranks
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.placement import place_batch

@@ -14,7 +14,7 @@ import pytest
 from credit_jax.forecast import Forecaster
 from credit_jax.losses.errors import Mse
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
-from credit_jax.nn.noise import Noise
+from credit_jax.nn.context import Noise
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step

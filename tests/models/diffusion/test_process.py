@@ -15,9 +15,8 @@ from credit_jax.models.common.config import FieldSpec
 from credit_jax.models.diffusion.config import DiffusionConfig
 from credit_jax.models.diffusion.process import SCHEDULES, ddim_times
 from credit_jax.named_fields import FieldContext
-from credit_jax.nn.context import Context
-from credit_jax.nn.noise import Noise
-from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.nn.context import Context, Noise
+from credit_jax.parallel.mesh.device_mesh import MeshAxes
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.rows.layout import block_layout
 from tests.support import assert_close

@@ -15,7 +15,7 @@ from credit_jax import from_state_dict, to_state_dict
 from credit_jax.models.graph.edge_file import read_edges
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build, parse_model
-from credit_jax.nn.model_state import SPECTRAL_NORM
+from credit_jax.nn.parameters import SPECTRAL_NORM
 from credit_jax.parallel.domain.edges import shard_edges
 from credit_jax.parallel.placement import place_batch
 from credit_jax.parallel.rows.layout import block_layout

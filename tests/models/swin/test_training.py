@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from credit_jax.models.parallel_model import build_parallel_model
-from credit_jax.nn.model_state import SPECTRAL_NORM
+from credit_jax.nn.parameters import SPECTRAL_NORM
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.optimizer import adamw
 from credit_jax.training.state import init_state

@@ -8,9 +8,14 @@ import jax.numpy as jnp
 
 from credit_jax.parallel.domain.conv import conv2d_field, conv2d_scales
 from credit_jax.parallel.domain.norm import group_norm
-from credit_jax.parallel.domain.padding import crop_globe, pad_globe
-from credit_jax.parallel.domain.rearrange import add, join, pixel_shuffle_field
-from credit_jax.parallel.domain.resize import resize_bilinear
+from credit_jax.parallel.domain.pool import resize_bilinear
+from credit_jax.parallel.domain.rearrange import (
+    add,
+    crop_globe,
+    join,
+    pad_globe,
+    pixel_shuffle_field,
+)
 from credit_jax.parallel.domain.strips import Windows
 from credit_jax.parallel.domain.windows import (
     Kind,
@@ -19,8 +24,8 @@ from credit_jax.parallel.domain.windows import (
     partition,
     window_layout,
 )
+from credit_jax.parallel.rows.exchange import reshard
 from credit_jax.parallel.rows.layout import Field, Layout
-from credit_jax.parallel.rows.reshard import reshard
 from tests.parallel.domain.convolution_cases import CONVOLUTION_CASES
 from tests.parallel.domain.field_cases import FIELD_OPERATIONS
 from tests.support.sharded import Case

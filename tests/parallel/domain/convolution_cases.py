@@ -8,13 +8,11 @@ import jax
 from credit_jax.parallel.domain.conv import (
     conv2d_field,
     conv3d_field,
+    conv_transpose2d_field,
+    conv_transpose3d_field,
     patch_embed2d_field,
     patch_embed3d_field,
     periodic_conv2d_field,
-)
-from credit_jax.parallel.domain.conv_transpose import (
-    conv_transpose2d_field,
-    conv_transpose3d_field,
 )
 from credit_jax.parallel.domain.pool import (
     adaptive_avg_pool2d_field,

@@ -12,30 +12,30 @@ from credit_jax.parallel.domain.field_attention import (
     CoordinateWeights,
     coordinate_attention,
     efficient_channel_attention,
-    scse,
-    spatial_attention,
-    squeeze_excite,
-)
-from credit_jax.parallel.domain.global_attention import (
     full_attention,
     linear_attention,
     merge_heads,
+    scse,
+    spatial_attention,
     split_heads,
+    squeeze_excite,
 )
 from credit_jax.parallel.domain.halo_exchange import HaloExchange, halo_exchange, trim
 from credit_jax.parallel.domain.norm import batch_norm_field, group_norm
-from credit_jax.parallel.domain.padding import crop_globe, pad_globe
 from credit_jax.parallel.domain.pool import (
     global_max_pool,
     global_mean_pool,
     mean_over_lat,
     mean_over_lon,
-)
-from credit_jax.parallel.domain.rearrange import pixel_shuffle_field, roll_field
-from credit_jax.parallel.domain.resize import (
     resize_area,
     resize_bilinear,
     resize_nearest,
+)
+from credit_jax.parallel.domain.rearrange import (
+    crop_globe,
+    pad_globe,
+    pixel_shuffle_field,
+    roll_field,
 )
 from credit_jax.parallel.domain.windows import (
     Kind,
@@ -45,8 +45,8 @@ from credit_jax.parallel.domain.windows import (
     window_layout,
 )
 from credit_jax.parallel.placement import gather_rows
+from credit_jax.parallel.rows.exchange import reshard
 from credit_jax.parallel.rows.layout import Field
-from credit_jax.parallel.rows.reshard import reshard
 from tests.support.sharded import Case, Shape
 
 Pair = tuple[int, int]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from credit_jax.parallel.domain.norm import group_norm
-from credit_jax.parallel.domain.padding import crop_globe, pad_globe
-from credit_jax.parallel.domain.resize import resize_bilinear
+from credit_jax.parallel.domain.pool import resize_bilinear
+from credit_jax.parallel.domain.rearrange import crop_globe, pad_globe
 from credit_jax.parallel.domain.windows import (
     group_layout,
     merge,

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from credit_jax.parallel.domain.edges import Incidence
-from credit_jax.parallel.mesh.axes import DOMAIN
+from credit_jax.parallel.mesh.device_mesh import DOMAIN
 from tests.parallel.rows.plans import blocks
 
 POINTS = 7

@@ -16,15 +16,15 @@ from credit_jax.parallel.domain.field_attention import (
     squeeze_excite,
 )
 from credit_jax.parallel.domain.norm import group_norm
-from credit_jax.parallel.domain.padding import crop_globe, pad_globe
 from credit_jax.parallel.domain.pool import (
     global_max_pool,
     global_mean_pool,
     mean_over_lat,
     mean_over_lon,
+    resize_bilinear,
+    resize_nearest,
 )
-from credit_jax.parallel.domain.rearrange import roll_field
-from credit_jax.parallel.domain.resize import resize_bilinear, resize_nearest
+from credit_jax.parallel.domain.rearrange import crop_globe, pad_globe, roll_field
 from credit_jax.parallel.domain.windows import (
     group_layout,
     merge,

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from credit_jax.parallel.domain.halo_exchange import HaloExchange, halo_exchange, trim
-from credit_jax.parallel.mesh.axes import DOMAIN
+from credit_jax.parallel.mesh.device_mesh import DOMAIN
 from credit_jax.parallel.rows.layout import Field, block_layout
 from tests.support import make_mesh
 from tests.support.gradients import draw

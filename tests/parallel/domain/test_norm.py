@@ -7,10 +7,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from credit_jax.ops import RunningStatistics, batch_norm
-from credit_jax.ops.vma import varying_axes
+from credit_jax.ops.custom_vjp import varying_axes
 from credit_jax.parallel.domain.norm import batch_norm_field
 from credit_jax.parallel.domain.pool import global_max_pool, global_mean_pool
-from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, MeshAxes
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, DP_SHARD, MeshAxes
 from credit_jax.parallel.placement import shard_batch
 from credit_jax.parallel.rows.layout import Field, block_layout
 from tests.parallel.domain import cases, field_cases

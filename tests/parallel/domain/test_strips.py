@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from credit_jax.parallel.domain.strips import EVEN, NEARLY_EVEN, Windows
-from credit_jax.parallel.mesh.axes import DOMAIN
+from credit_jax.parallel.mesh.device_mesh import DOMAIN
 from credit_jax.parallel.rows.layout import Layout, block_layout
 
 # The stages of configs/wxformer_025deg.yaml.

@@ -6,7 +6,6 @@ from jax.sharding import AxisType
 
 from credit_jax.config import parse
 from credit_jax.config.trainer import ParallelismConfig
-from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
 from credit_jax.parallel.mesh.credit import (
     build_device_mesh,
     data_parallel_coords,
@@ -15,7 +14,13 @@ from credit_jax.parallel.mesh.credit import (
     parse_parallelism_conf,
     shares_samples,
 )
-from credit_jax.parallel.mesh.device_mesh import mesh_of_degrees
+from credit_jax.parallel.mesh.device_mesh import (
+    DOMAIN,
+    DP_REPLICATE,
+    DP_SHARD,
+    TP,
+    mesh_of_degrees,
+)
 from tests.parallel.mesh.cases import HSDP, section
 
 

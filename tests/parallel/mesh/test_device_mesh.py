@@ -3,8 +3,11 @@
 import jax
 import pytest
 
-from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
 from credit_jax.parallel.mesh.device_mesh import (
+    DOMAIN,
+    DP_REPLICATE,
+    DP_SHARD,
+    TP,
     get_dp_mesh,
     has_dp_mesh,
     mesh_of_degrees,

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.models.registry import build
 from credit_jax.parallel.collectives import psum
-from credit_jax.parallel.mesh.axes import (
+from credit_jax.parallel.mesh.device_mesh import (
     DOMAIN,
     DP_REPLICATE,
     DP_SHARD,
@@ -23,9 +23,8 @@ from credit_jax.parallel.mesh.axes import (
     MeshAxes,
 )
 from credit_jax.parallel.mesh.dims import ParallelDims
-from credit_jax.parallel.params.fsdp import gather
+from credit_jax.parallel.params.fsdp import ShardingRules, gather
 from credit_jax.parallel.params.precision import Precision
-from credit_jax.parallel.params.sharding import ShardingRules
 from credit_jax.parallel.params.spec import ParamSpec
 from tests.parallel.mesh.cases import MODEL
 

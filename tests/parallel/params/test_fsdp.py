@@ -14,11 +14,10 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from credit_jax.parallel.mesh.axes import DOMAIN, MeshAxes
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, MeshAxes
 from credit_jax.parallel.params import fsdp
-from credit_jax.parallel.params.fsdp import gather_over_domain
+from credit_jax.parallel.params.fsdp import ShardingRules, gather_over_domain
 from credit_jax.parallel.params.precision import Precision
-from credit_jax.parallel.params.sharding import ShardingRules
 from credit_jax.parallel.params.spec import ParamSpec
 from tests.support import make_mesh
 from tests.support.errors import relative_error

@@ -7,17 +7,17 @@ import jax
 import numpy as np
 import pytest
 
-from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.mesh.device_mesh import MeshAxes
 from credit_jax.parallel.params import init
+from credit_jax.parallel.params.fsdp import ShardingRules
 from credit_jax.parallel.params.init import initialize
-from credit_jax.parallel.params.initializers import (
+from credit_jax.parallel.params.spec import (
+    ParamSpec,
     constant,
     icnr,
     torch_uniform,
     xavier_normal,
 )
-from credit_jax.parallel.params.sharding import ShardingRules
-from credit_jax.parallel.params.spec import ParamSpec
 from tests.support import make_mesh
 
 KEY = jax.random.key(7)

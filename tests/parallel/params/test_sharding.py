@@ -7,9 +7,9 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, TP, MeshAxes
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, DP_SHARD, TP, MeshAxes
+from credit_jax.parallel.params.fsdp import ShardingRules, matrix_specs
 from credit_jax.parallel.params.packing import PACKED, Packing
-from credit_jax.parallel.params.sharding import ShardingRules, matrix_specs
 from credit_jax.parallel.params.spec import ParamSpec
 from tests.support import make_mesh
 from tests.support.gradients import draw

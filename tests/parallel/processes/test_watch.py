@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from credit_jax.parallel.processes.exit_code import RESUME
-from credit_jax.parallel.processes.watch import Watch
+from credit_jax.parallel.processes.watch import RESUME, Watch
 
 
 class Ended:

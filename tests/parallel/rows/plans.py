@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from credit_jax.parallel.mesh.axes import DOMAIN
+from credit_jax.parallel.mesh.device_mesh import DOMAIN
 from credit_jax.parallel.rows.layout import block_layout
 
 ZERO = -1

@@ -1,6 +1,6 @@
 """Layouts that the halo transport supports, and the number of rows it moves."""
 
-from credit_jax.parallel.rows.halo import halo_pattern
+from credit_jax.parallel.rows.exchange import halo_pattern
 from tests.parallel.rows.plans import plan
 
 

@@ -10,9 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from credit_jax.parallel.mesh.axes import DOMAIN
-from credit_jax.parallel.rows.exchange import ExchangePattern, exchange_pattern
-from credit_jax.parallel.rows.halo import HaloPattern, halo_pattern
+from credit_jax.parallel.mesh.device_mesh import DOMAIN
+from credit_jax.parallel.rows.exchange import (
+    ExchangePattern,
+    HaloPattern,
+    exchange_pattern,
+    halo_pattern,
+)
 from credit_jax.parallel.rows.layout import Layout, block_layout
 from tests.support.properties import fixed
 
