@@ -533,7 +533,7 @@ def build_parallel_model(
         fp8: whether to multiply large dense layers in float8 (`ops.dense`), or which
             layers; True for `Float8()`. Not with float16.
         ulysses_degree: number of neighboring domain shards that exchange heads for rows
-            around attention (`parallel.domain.field_attention`); None moves complete windows
+            around attention (`parallel.domain.attention`); None moves complete windows
             instead, or leaves it to the degrees.
         etp: number of tensor-parallel devices that shard the hidden units of an expert,
             all or 1; None for all, or as the degrees say.

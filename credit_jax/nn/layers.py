@@ -27,14 +27,14 @@ from credit_jax.ops.dense import add_bias, float8_dense
 from credit_jax.ops.random import drop, keep_mask
 from credit_jax.parallel.collectives import axis_index, psum
 from credit_jax.parallel.compiler import FEED_FORWARD, NORM
-from credit_jax.parallel.domain.conv import conv2d_field
-from credit_jax.parallel.domain.field_attention import (
+from credit_jax.parallel.domain.attention import (
     CoordinateWeights,
     coordinate_attention,
     efficient_channel_attention,
     scse,
     spatial_attention,
 )
+from credit_jax.parallel.domain.conv import conv2d_field
 from credit_jax.parallel.domain.norm import batch_norm_field, group_norm
 from credit_jax.parallel.params.spec import Initializer, constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field, Layout

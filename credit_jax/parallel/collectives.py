@@ -115,7 +115,7 @@ def psum_each(arrays: Sequence[Array], axes: Sequence[Sequence[str]]) -> list[Ar
 
 
 def pvary_each(arrays: Sequence[Array], axes: Sequence[Sequence[str]]) -> list[Array]:
-    """`ops.custom_vjp.pvary` of several arrays; those of the same type are concatenated.
+    """`ops.custom_vjp.pvary` of several arrays; those of one type are concatenated.
 
     The transpose sums the gradients of all of them as one array.
 

@@ -24,7 +24,7 @@ from credit_jax.config import StrictModel
 from credit_jax.config.components import Registry
 from credit_jax.models.common.post_conf import Gen1PostConf
 from credit_jax.nn.experts import Routing
-from credit_jax.parallel.domain.field_attention import attention_layouts
+from credit_jax.parallel.domain.attention import attention_layouts
 from credit_jax.parallel.domain.rearrange import check_padding
 from credit_jax.parallel.domain.strips import Windows
 from credit_jax.parallel.domain.windows import window_layout
@@ -211,8 +211,8 @@ class ModelConfig(StrictModel):
     # Whether a forward pass draws noise (`nn.context`), in training and evaluation.
     draws_noise: ClassVar[bool] = False
 
-    # Whether domain shards can exchange heads for rows (`parallel.domain.field_attention`). If
-    # so, `geometry` must give the heads of its attentions.
+    # Whether domain shards can exchange heads for rows (`parallel.domain.attention`); then
+    # `geometry` must give the heads of its attentions.
     trades_heads: ClassVar[bool] = False
 
     # Keys of a form of which a step takes seconds; none for a model that stays as large

@@ -30,7 +30,7 @@ from credit_jax.ops.window_attention import (
 )
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.compiler import ATTENTION, POSITION_BIAS
-from credit_jax.parallel.domain.field_attention import HeadExchange
+from credit_jax.parallel.domain.attention import HeadExchange
 from credit_jax.parallel.domain.windows import (
     Kind,
     merge,

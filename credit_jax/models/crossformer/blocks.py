@@ -25,8 +25,8 @@ from credit_jax.nn.parameters import stack_blocks
 from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.ops.space_to_depth import IntPair, conv_out_size
 from credit_jax.parallel.compiler import BLOCKS, EMBEDDING
+from credit_jax.parallel.domain.attention import attention_layouts
 from credit_jax.parallel.domain.conv import conv2d_scales, scale_padding
-from credit_jax.parallel.domain.field_attention import attention_layouts
 from credit_jax.parallel.domain.rearrange import join
 from credit_jax.parallel.domain.strips import Windows
 from credit_jax.parallel.rows.exchange import WINDOWS, reshard

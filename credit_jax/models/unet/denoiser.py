@@ -14,13 +14,13 @@ from credit_jax.nn.parameters import parameter
 from credit_jax.ops.activations import gelu
 from credit_jax.ops.dense import add_bias
 from credit_jax.parallel.compiler import ATTENTION, NORM
-from credit_jax.parallel.domain.conv import periodic_conv2d_field
-from credit_jax.parallel.domain.field_attention import (
+from credit_jax.parallel.domain.attention import (
     full_attention,
     linear_attention,
     merge_heads,
     split_heads,
 )
+from credit_jax.parallel.domain.conv import periodic_conv2d_field
 from credit_jax.parallel.domain.pool import resize_nearest
 from credit_jax.parallel.domain.rearrange import join
 from credit_jax.parallel.params.spec import (

@@ -32,7 +32,7 @@ from credit_jax.nn.layers import BatchNorm, Conv
 from credit_jax.nn.parameters import parameter
 from credit_jax.nn.run_blocks import run_block
 from credit_jax.parallel.compiler import INPUT, NORM, OUTPUT
-from credit_jax.parallel.domain.field_attention import scse
+from credit_jax.parallel.domain.attention import scse
 from credit_jax.parallel.domain.norm import group_norm
 from credit_jax.parallel.domain.pool import (
     resize_area,

@@ -45,7 +45,7 @@ class MeshAxes:
             are in `data`, too.
         num_data, num_shard, num_expert, num_tensor, num_domain: degrees; 1 if absent.
         ulysses: number of neighboring shards of the domain axis that exchange heads for
-            rows around attention (`parallel.domain.field_attention`); 1 for no exchange.
+            rows around attention (`parallel.domain.attention`); 1 for no exchange.
     """
 
     data: tuple[str, ...] = ()

@@ -28,7 +28,8 @@ from credit_jax.nn import layers, packed_matrices
 from credit_jax.nn.context import Context
 from credit_jax.ops.custom_vjp import varying_axes
 from credit_jax.parallel import reductions
-from credit_jax.parallel.domain import field_attention, norm, rearrange
+from credit_jax.parallel.domain import attention as domain_attention
+from credit_jax.parallel.domain import norm, rearrange
 from credit_jax.parallel.params import fsdp, init
 from credit_jax.parallel.rows import exchange
 from credit_jax.training import optimizer, restore, step
@@ -484,7 +485,7 @@ FAULTS = {
     "a part lost of four": ("tp4", layers, "psum", lost_part, "layers"),
     "exchanged parts": (
         "domain2xulysses2",
-        field_attention.HeadExchange,
+        domain_attention.HeadExchange,
         "to_heads",
         exchanged_parts,
         "layers",
@@ -590,7 +591,7 @@ FAULTS = {
     ),
     "transposed all-to-all": (
         "domain2xulysses2",
-        field_attention.HeadExchange,
+        domain_attention.HeadExchange,
         "_exchange",
         transposed_heads,
         "layers",

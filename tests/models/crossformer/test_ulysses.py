@@ -20,7 +20,7 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import Parameter, named_variables, param_spec_of
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.parallel.collectives import axis_index
-from credit_jax.parallel.domain.field_attention import HeadExchange, attention_layout
+from credit_jax.parallel.domain.attention import HeadExchange, attention_layout
 from credit_jax.parallel.domain.windows import partition, window_grid
 from credit_jax.parallel.mesh.device_mesh import mesh_of_degrees
 from credit_jax.parallel.mesh.dims import ParallelDims

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from credit_jax.ops import RunningStatistics
-from credit_jax.parallel.domain.field_attention import (
+from credit_jax.parallel.domain.attention import (
     CoordinateWeights,
     coordinate_attention,
     efficient_channel_attention,

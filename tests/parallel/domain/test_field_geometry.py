@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from credit_jax.ops import RunningStatistics
-from credit_jax.parallel.domain.field_attention import (
+from credit_jax.parallel.domain.attention import (
     CoordinateWeights,
     coordinate_attention,
     efficient_channel_attention,
