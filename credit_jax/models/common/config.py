@@ -211,8 +211,8 @@ class ModelConfig(StrictModel):
     # Whether a forward pass draws noise (`nn.context`), in training and evaluation.
     draws_noise: ClassVar[bool] = False
 
-    # Whether domain shards can exchange heads for rows (`parallel.domain.attention`); then
-    # `geometry` must give the heads of its attentions.
+    # Whether domain shards can exchange heads for rows (`parallel.domain.attention`).
+    # If so, `geometry` must give the heads of its attentions.
     trades_heads: ClassVar[bool] = False
 
     # Keys of a form of which a step takes seconds; none for a model that stays as large
