@@ -33,11 +33,11 @@ def test_mirrors(file, tests):
 
 
 def test_a_module_without_a_mirror_has_the_nearest_tests():
-    path = Path("credit_jax/models/crossformer/blocks.py")
+    path = Path("credit_jax/models/unet/resnet.py")
     assert not (ROOT / mirror_of(path)).exists()
     tests = quick_tests(path)
     assert len(tests) == touched.FEW
-    nearest = ("tests/models/crossformer/test_", "tests/nn/test_layers.py")
+    nearest = ("tests/models/unet/test_", "tests/models/crossformer/test_")
     assert all(test.startswith(nearest) for test in tests)
 
 
