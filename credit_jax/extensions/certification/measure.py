@@ -21,13 +21,12 @@ from credit_jax.extensions.certification.states import (
     checkpointed,
     first_state,
     flat,
-    gradient_of,
     host,
+    of_first_update,
+    of_run,
     placed_weights,
-    read_back,
     recorded,
     run_store,
-    state_of_model,
     trained_arrays,
 )
 from credit_jax.extensions.certification.subject import NUM_STEPS, Subject, mean_square
@@ -49,9 +48,8 @@ from credit_jax.transforms.rollout import CARRY
 # Parts of what is measured.
 FORECAST, TRAINING = "forecast", "training"
 PARTS = (FORECAST, TRAINING)
-# Without a config: the update after which a checkpoint is written, and restored on
-# another mesh; the learning rate.
-_SAVED, _LEARNING_RATE = 1, 1e-3
+# Without a config.
+_LEARNING_RATE = 1e-3
 # Folder of the first weights of a config as a run, which the bridge reads.
 FIRST = "first"
 # Standard deviation of what is put in the place of zeros.
@@ -76,20 +74,20 @@ class Measured:
         forecast: prediction of each step, (batch, channel, time, lat, lon), samples in
             the order of one device; by "prediction" for one step, "step 2", ...
         sensitivity: gradient of the first x of the forecast.
-        losses: (update,); of a config those of the first update of each stage.
+        losses: (update,), those after the first one after restoring; of a config, which
+            logs these, of the first update of each stage.
         gradients: gradients of the first update by path, before clipping.
         state: state of the model after this update, and its average: running statistics
             and vectors of spectral norm.
         optimized: weights, their average and the state of the optimizer after updates
             by the gradient of the reference.
-        trained: the same after the last update.
+        trained: the same after the last update of a run, which goes on from the first
+            checkpoint of the reference.
         saved: the weights in a checkpoint, with the counts of micro-batches and
             updates, and digests of all else that it has: of the reference in the one
             that other meshes go on from.
         written: the same, read back from that checkpoint without the mesh.
         restored: `saved` of the reference, restored on this mesh; empty on the former.
-        restored_loss: loss of the update that follows; None with a config, which logs
-            it, and on the reference.
         logged: what a run of the config logs, see `runs`; empty without a config.
         logged_in_dtype: the same in the dtype of the config, if it has 16 bits.
         opened: weights of the run of the reference, as a forecast here has them.
@@ -108,7 +106,6 @@ class Measured:
     saved: Arrays = field(default_factory=dict)
     written: Arrays = field(default_factory=dict)
     restored: Arrays = field(default_factory=dict)
-    restored_loss: float | None = None
     logged: Arrays = field(default_factory=dict)
     logged_in_dtype: Arrays = field(default_factory=dict)
     opened: Arrays = field(default_factory=dict)
@@ -188,7 +185,11 @@ def _train(
     folder: Path,
     reference: Path | None,
 ) -> dict[str, Any]:
-    """Fields of `Measured` of an update with each batch of a subject."""
+    """Fields of `Measured` of an update with each batch of a subject.
+
+    As in the run of a config, other meshes than the reference make the first update,
+    then go on from the checkpoint that the reference wrote after it.
+    """
     optimizer = recorded(subject.optimizer)
     train = make_train_step(
         model,
@@ -207,25 +208,23 @@ def _train(
         return state, float(info["loss"].mean())
 
     fresh = _first_state(subject, model, optimizer, weights)
-    state, losses, numbers = fresh, [], dict[str, Any]()
+    state, loss = update(fresh, 0)
+    losses, begun = [loss], None
+    numbers: dict[str, Any] = of_first_update(state)
     with run_store(folder, model) as store:
-        for index in range(len(batches)):
+        if reference is None:
+            store.save(1, state, Progress())
+        else:
+            with run_store(reference, model) as earlier:
+                state = earlier.restore_all(1, fresh)
+            begun = checkpointed(state)
+        for index in range(1, len(batches)):
             state, loss = update(state, index)
             losses.append(loss)
-            if index == 0:
-                numbers["gradients"] = gradient_of(state)
-            if index + 1 == _SAVED:
-                numbers["state"] = state_of_model(state)
-                numbers["saved"] = checkpointed(state)
-                store.save(_SAVED, state, Progress())
-        numbers["written"] = read_back(store, _SAVED, fresh)
-    numbers |= {"losses": np.asarray(losses), "trained": trained_arrays(state)}
-    if reference is None:
-        return numbers
-    with run_store(reference, model) as store:
-        restored = store.restore_all(_SAVED, fresh)
-    numbers["restored"] = checkpointed(restored)
-    return numbers | {"restored_loss": update(restored, _SAVED)[1]}
+        if reference is not None:
+            store.save(len(batches), state, Progress())
+    numbers |= {"losses": np.asarray(losses)}
+    return numbers | of_run(state, model, folder, begun)
 
 
 def _first_state(
@@ -244,18 +243,18 @@ def _optimized(
     """What an optimizer makes of a gradient that is the same on every mesh."""
     state = _first_state(subject, model, subject.optimizer, weights)
     update = make_update(model, subject.optimizer, ema_decay=subject.ema_decay)
-    update = compiled(update, model)
-    packed = state.packing.pack(jax.tree.map(jnp.asarray, gradients))
-    packed = trainable(packed, model.model_def.param_specs)
+
+    def updated(state: TrainState, gradients: Arrays, factor: float) -> TrainState:
+        packed = state.packing.pack(gradients)
+        packed = trainable(packed, model.model_def.param_specs)
+        scaled = jax.tree.map(lambda gradient: factor * gradient, packed)
+        return update(state, scaled, jnp.float32(_RATE))
+
+    # One program, which packs the gradients, too: by themselves these operations are
+    # dozens of programs on every mesh.
+    step = compiled(updated, model)
     for factor in _FACTORS:
-        gradient = {
-            path: jax.device_put(
-                factor * np.asarray(x, state.stored_params[path].dtype),
-                state.stored_params[path].sharding,
-            )
-            for path, x in packed.items()
-        }
-        state = update(state, gradient, jnp.float32(_RATE))
+        state = step(state, gradients, factor)
     return trained_arrays(state)
 
 

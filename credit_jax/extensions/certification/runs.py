@@ -31,13 +31,10 @@ from credit_jax.extensions.certification.states import (
     checkpointed,
     first_state,
     flat,
-    gradient_of,
+    of_first_update,
+    of_run,
     placed_weights,
-    read_back,
     recorded,
-    run_store,
-    state_of_model,
-    trained_arrays,
 )
 from credit_jax.extensions.certification.subject import wide
 from credit_jax.parallel.params.precision import Precision
@@ -113,9 +110,7 @@ def _first_updates(setup: Setup) -> dict[str, Any]:
         placed = steps.place_train(group)
         state, info = steps.train(stage.fresh_state(), placed, rate, steps.proceed(1))
         losses.append(float(info["loss"].mean()))
-        if not numbers:
-            numbers["gradients"] = gradient_of(state)
-            numbers["state"] = state_of_model(state)
+        numbers = numbers or of_first_update(state)
     return numbers | {"losses": np.asarray(losses)}
 
 
@@ -143,17 +138,12 @@ def _numbers(
 ) -> dict[str, Any]:
     """Fields of `Measured` of a run, its checkpoints and its logs."""
     state, model = _trained(setup, folder, reference), setup.model
-    numbers = {"trained": trained_arrays(state), "logged": _logged(folder)}
-    with run_store(folder, model) as store:
-        steps = store.checkpoints.steps()
-        step = steps[0] if reference is None else steps[-1]
-        numbers["written"] = read_back(store, step, state)
-    numbers["saved"] = numbers["written"] if reference is None else checkpointed(state)
-    numbers["restored"] = {} if reference is None else setup.begun
+    numbers = of_run(state, model, folder, setup.begun if reference else None)
     weights = open_run(reference or folder)
     # A checkpoint has the sums of weights and adapters.
     alone = replace(model, model_def=replace(model.model_def, low_rank=None))
-    return numbers | {"opened": flat(*weights.restore(alone))}
+    opened = flat(*weights.restore(alone))
+    return numbers | {"logged": _logged(folder), "opened": opened}
 
 
 @dataclass(frozen=True)

@@ -91,11 +91,6 @@ def placed_weights(model: ParallelModel, arrays: Arrays) -> tuple[Any, Any]:
     return place_weights(model, tree[PARAMS], collections)
 
 
-def gradient_of(state: TrainState) -> Arrays:
-    """The gradient of the last update by an optimizer of `recorded`."""
-    return host(state.opt_state[0].gradient)
-
-
 def trained_arrays(state: TrainState) -> Arrays:
     """Weights, average and state of the optimizer, but for a recorded gradient."""
     optimizer = state.opt_state
@@ -110,10 +105,33 @@ def trained_arrays(state: TrainState) -> Arrays:
     }
 
 
-def state_of_model(state: TrainState) -> Arrays:
-    """Running statistics and their average, and the vectors of spectral norm."""
+def of_first_update(state: TrainState) -> dict[str, Arrays]:
+    """Fields of `Measured` of the first update by an optimizer of `recorded`."""
     collections = {**state.model_state, AVERAGE: state.ema_stats or {}}
-    return host(flatten_dict(collections, sep="/"))
+    return {
+        "gradients": host(state.opt_state[0].gradient),
+        "state": host(flatten_dict(collections, sep="/")),
+    }
+
+
+def of_run(
+    state: TrainState, model: ParallelModel, folder: Path, begun: Arrays | None
+) -> dict[str, Arrays]:
+    """Fields of `Measured` of a run that ended with a state.
+
+    Args:
+        state: the last state.
+        model: the model on its mesh.
+        folder: folder of the checkpoints.
+        begun: what `checkpointed` gave of the state that it went on with from the first
+            checkpoint of the reference; None of the reference.
+    """
+    with run_store(folder, model) as store:
+        steps = store.checkpoints.steps()
+        written = read_back(store, steps[0 if begun is None else -1], state)
+    saved = written if begun is None else checkpointed(state)
+    numbers = {"trained": trained_arrays(state), "written": written, "saved": saved}
+    return numbers | {"restored": begun or {}}
 
 
 @contextmanager

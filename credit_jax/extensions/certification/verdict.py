@@ -115,13 +115,11 @@ def compare(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]
         checks.append(
             Check("gradient of the input", error, bounds.sensitivity, "", FORECAST)
         )
-    checks += _logs(actual, expected, bounds)
     if not expected.gradients:
-        return checks
+        return checks + _logs(actual, expected, bounds)
     gradients = _difference(actual.gradients, expected.gradients)
     error = _ratio(_norm(gradients), _norm(expected.gradients))
     checks += [
-        _losses(actual, expected, bounds.loss),
         Check("gradient of all weights", error, bounds.gradient),
         _each(
             "gradient of each weight",
@@ -129,6 +127,20 @@ def compare(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]
             expected.gradients,
             bounds.parameter,
         ),
+        _equal_bits("checkpoint written here", actual.written, actual.saved),
+    ]
+    if actual.restored:
+        checks.append(
+            _equal_bits("checkpoint restored here", actual.restored, expected.saved)
+        )
+    if expected.opened:
+        checks.append(
+            _equal_bits("weights of a forecast", actual.opened, expected.opened)
+        )
+    # What follows from the former comes last: the first that differs is its cause.
+    checks += [
+        _losses(actual, expected, bounds.loss),
+        *_logs(actual, expected, bounds),
         _change("all weights", PARAMS, actual, expected, bounds.change),
     ]
     if expected.optimized:
@@ -141,18 +153,6 @@ def compare(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]
     if expected.state:
         states = actual.state, expected.state
         checks.append(_each("state of the model", *states, bounds.parameter))
-    checks.append(_equal_bits("checkpoint written here", actual.written, actual.saved))
-    if actual.restored:
-        checks.append(
-            _equal_bits("checkpoint restored here", actual.restored, expected.saved)
-        )
-    if actual.restored_loss is not None:
-        error = relative_error(np.asarray(actual.restored_loss), expected.losses[1])
-        checks.append(Check("loss after restoring", error, bounds.loss, "update 2"))
-    if expected.opened:
-        checks.append(
-            _equal_bits("weights of a forecast", actual.opened, expected.opened)
-        )
     return checks
 
 
@@ -237,12 +237,11 @@ def _change(
 ) -> Check:
     """Compares weights at the end, relative to their change since the beginning."""
     differences, changes = {}, {}
-    for path in expected.gradients:
-        if not _vanishes(path, expected):
-            key = f"{part}{SEPARATOR}{path}"
-            last = np.asarray(expected.trained[key], np.float64)
-            changes[path] = last - expected.initial[path]
-            differences[path] = actual.trained[key] - last
+    for path in sorted(expected.gradients.keys() - vanishing(expected)):
+        key = f"{part}{SEPARATOR}{path}"
+        last = np.asarray(expected.trained[key], np.float64)
+        changes[path] = last - expected.initial[path]
+        differences[path] = actual.trained[key] - last
     sizes = {path: _ratio(_norm({path: d}), 0.0) for path, d in differences.items()}
     worst = max(sizes, key=lambda path: sizes[path], default="")
     error = _ratio(_norm(differences), _norm(changes))
@@ -257,16 +256,16 @@ def _difference(actual: Arrays, expected: Arrays) -> Arrays:
     }
 
 
-def _vanishes(path: str, expected: Measured) -> bool:
-    count = sum(gradient.size for gradient in expected.gradients.values())
-    every = _norm(expected.gradients) / np.sqrt(count)
-    gradient = np.asarray(expected.gradients[path], np.float64)
-    return bool(np.sqrt(np.mean(gradient**2)) <= VANISHING * every)
-
-
 def vanishing(expected: Measured) -> list[str]:
     """The parameters whose gradient is of rounding errors alone, by path."""
-    return [path for path in expected.gradients if _vanishes(path, expected)]
+    gradients = expected.gradients
+    count = sum(gradient.size for gradient in gradients.values())
+    limit = VANISHING * _norm(gradients) / np.sqrt(count or 1)
+    return [
+        path
+        for path, gradient in gradients.items()
+        if _norm({path: gradient}) / np.sqrt(gradient.size) <= limit
+    ]
 
 
 def not_finite(measured: Measured) -> str:

@@ -176,7 +176,7 @@ def test_errors_of_a_whole_config(run_folder, tmp_path, capsys):
     (tmp_path / "checkpoint.pt").touch()
     with contextlib.chdir(config.parent):
         for options, message in (
-            (["--checkpoint", str(tmp_path)], "credit-jax convert --to jax"),
+            (["--checkpoint", str(tmp_path)], "has no model.yml"),
             (["--set", "model.surface_channels=2"], "surface_channels"),
             (["--set", "data.source.demo.vars_3D=[Z]"], "vars_3D"),
         ):

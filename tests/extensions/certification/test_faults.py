@@ -509,7 +509,7 @@ FAULTS = {
         restore.RunStore,
         "restore_all",
         other_key,
-        "loss after",
+        "loss of each update",
     ),
     "dropped halo row": (
         "domain2",

@@ -131,7 +131,7 @@ def first_ranks_twice(batches):
 
 def last_weights(is_taken):
     """Forecasts do not read the average."""
-    return lambda choice, *, has_average, where: False
+    return lambda choice, *, has_average, origin: False
 
 
 def last_batch_alone(add):
