@@ -23,7 +23,7 @@ from benchmarks.report import Table, add_out_option, publish
 from credit_jax.parallel.mesh.device_mesh import DOMAIN, MeshAxes
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.params.remat import ACTIVATIONS
-from credit_jax.plan.memory import FLOAT32, local_size
+from credit_jax.plan.estimates import FLOAT32, local_size
 
 DEFAULT_MESHES = ("1", "domain2", "domain4", "domain8")
 HEADER = [

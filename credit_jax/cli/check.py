@@ -22,7 +22,7 @@ from rich.text import Text
 
 from credit_jax.cli.commands import FAILED, OK, ConfigOptions, option, print_line
 from credit_jax.config import Config, ConfigError, apply_overrides, build_config, parse
-from credit_jax.config.base import ConfigWarning
+from credit_jax.config.base import ConfigWarning, as_problems
 from credit_jax.config.data import DataConfig, num_samples
 from credit_jax.config.load import for_forecasts, forecasts_alone, is_gen1
 from credit_jax.config.messages import counted, printable
@@ -34,9 +34,15 @@ from credit_jax.io.tables import print_table
 from credit_jax.models.model_def import parameter_count
 from credit_jax.parallel.mesh.devices import free_memory
 from credit_jax.plan import RunPlan, plan_run
-from credit_jax.plan.findings import Findings, unique
-from credit_jax.plan.memory import estimate_memory, local_points, memory_problems
-from credit_jax.plan.roofline import DEVICES, StepBound, step_bound, update_seconds
+from credit_jax.plan.estimates import (
+    DEVICES,
+    StepBound,
+    estimate_memory,
+    local_points,
+    memory_problems,
+    step_bound,
+    update_seconds,
+)
 from credit_jax.training.rehearsal import rehearse
 from credit_jax.training.setup import summary_of
 
@@ -138,10 +144,13 @@ class CheckReport:
     @contextmanager
     def hearing(self) -> Iterator[None]:
         """Ends its block at an error, a problem; takes the warnings of the block."""
-        findings = Findings(self.problems)
-        with warnings.catch_warnings(record=True) as caught, findings.collecting():
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            yield
+            try:
+                with as_problems():
+                    yield
+            except ConfigError as error:
+                self.problems += error.problems
         for warning in caught:
             if isinstance(warning.message, ConfigWarning):
                 self.ignored |= warning.message.ignored
@@ -253,8 +262,8 @@ def check_config(
                 report.bound = step_bound(device, config, model.model_def, model.axes)
     with report.hearing():
         _read_inference(config, report)
-    report.problems = [*unique(report.problems)]
-    report.notes = [*unique(report.notes)]
+    report.problems = [*dict.fromkeys(report.problems)]
+    report.notes = [*dict.fromkeys(report.notes)]
     return report
 
 

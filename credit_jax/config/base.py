@@ -8,7 +8,8 @@ nearest known one, missing keys, and invalid values.
 import os
 import typing
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import NoneType
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
@@ -55,6 +56,53 @@ class ConfigError(ValueError):
         self.source = source
         count = f"{len(problems)} problem" + ("s" if len(problems) > 1 else "")
         super().__init__(f"{source}: {count}\n" + "\n".join(f"  {p}" for p in problems))
+
+
+@contextmanager
+def as_problems(title: str = "config", key: str = "") -> Iterator[None]:
+    """Raises an error of the user in its block as a `ConfigError`.
+
+    Args:
+        title: its `source`.
+        key: dotted path that precedes each of its problems.
+
+    >>> with as_problems("this run cannot start", "loss"):
+    ...     rows = int("many")
+    Traceback (most recent call last):
+        ...
+    credit_jax.config.base.ConfigError: this run cannot start: 1 problem
+      loss: invalid literal for int() with base 10: 'many'
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        # A `ConfigError` has several.
+        lines = getattr(error, "problems", [str(error)])
+        lines = [f"{key}: {line}" if key else line for line in lines]
+        raise ConfigError(lines, title) from error
+
+
+def check_problems(lines: Iterable[str]) -> None:
+    """Raises a `ConfigError` of all lines, without duplicates, if there are any."""
+    if problems := dict.fromkeys(lines):
+        raise ConfigError([*problems])
+
+
+def together(*parts: Callable[[], Any]) -> list[Any]:
+    """Calls functions that do not depend on each other, and returns their results.
+
+    Raises:
+        ConfigError: lists the errors of the user of all of them.
+    """
+    problems, results = list[str](), []
+    for part in parts:
+        try:
+            with as_problems():
+                results.append(part())
+        except ConfigError as error:
+            problems += error.problems
+    check_problems(problems)
+    return results
 
 
 class ConfigWarning(UserWarning):

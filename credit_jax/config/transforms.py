@@ -1,6 +1,6 @@
 """The `preblocks:` and `postblocks:` sections: named transforms, in execution order.
 
-`credit_jax.transforms.registry` lists their types and validates their arguments.
+`credit_jax.transforms.build` lists their types and validates their arguments.
 """
 
 from collections.abc import Iterable

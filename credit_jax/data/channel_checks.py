@@ -111,7 +111,7 @@ class ChannelChecks:
         if any(forcing.values()):
             preblocks, checks = self._forcing
             tree: FieldTree = preblocks.with_input_names({"input": forcing})
-            x = preblocks.before_step(tree)["x"]
+            x = preblocks.run(Phase.BEFORE_STEP, tree)["x"]
             checks.check(x, None, times, check_raw, names)
 
     @cached_property
@@ -217,7 +217,7 @@ def further_arrays(
             for source, fields in raw.items()
         }
         aligned = pipeline.aligned({"input": batched}, Phase.INITIAL)
-        array = np.asarray(pipeline.before_step(aligned)["x"], np.float32)
+        array = np.asarray(pipeline.run(Phase.BEFORE_STEP, aligned)["x"], np.float32)
         data = further if pipeline.grid else further.only(raw)
         checks = ChannelChecks(data, pipeline, read.after(pipeline), read, noted)
         check_raw = partial(check_fields, raw, start)

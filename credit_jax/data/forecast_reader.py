@@ -97,7 +97,7 @@ class ForecastReader:
             "input": _stacked(self._initial(starts)),
             "input_times": np.array(starts),
         }
-        done = self.pipeline.initial(raw)
+        done = self.pipeline.run(Phase.INITIAL, raw)
         aligned = self.pipeline.aligned(done, Phase.BEFORE_STEP)
         steps = self.pipeline
         if perturb is not None:
@@ -106,7 +106,7 @@ class ForecastReader:
             steps = after_aligned(steps)
             done = steps.with_input_names(aligned)
         physical = aligned["input"]
-        x = steps.before_step(done)["x"]
+        x = steps.run(Phase.BEFORE_STEP, done)["x"]
         if self.state is not None and {*starts} != {self.state}:
             # The state was checked at its date.
             self._dynamic_forcing(starts, 0)

@@ -32,12 +32,12 @@ from credit_jax.parallel.rows.layout import Field
 from credit_jax.transforms import (
     FORCING,
     FieldTree,
+    Phase,
     Pipeline,
     TreeSchema,
     after_aligned,
     for_forcing,
 )
-from credit_jax.transforms.base import Group
 from credit_jax.transforms.rollout import RAW
 
 # Entry of named fields -> the array of its channels.
@@ -104,7 +104,7 @@ class Preparation:
             Entry -> key of a variable as it is read -> channels; None if the host
             changes values.
         """
-        if any(not block.transform.renames for block in self.host.blocks):
+        if any(not block.transform.effects.renames for block in self.host.blocks):
             return None
         both = Pipeline((*self.host.blocks, *self.step.blocks))
         return channel_parts(both, read, self.channels)
@@ -132,7 +132,9 @@ class Preparation:
             fields = self.parts[entry].items()
             raw = batch[RAW[name]]
             tree[entry] = by_source({key: raw[:, part] for key, part in fields})
-        done = self.step.before_step(self.step.initial(tree, context), context)
+        done = self.step.run(
+            Phase.BEFORE_STEP, self.step.run(Phase.INITIAL, tree, context), context
+        )
         suspects = []
         for entry, name in ARRAYS.items():
             new[name] = done[name].astype(batch[RAW[name]].dtype)
@@ -144,7 +146,7 @@ class Preparation:
             suspects.append(_suspects(*arrays, context))
         if forcing := batch.get(FORCING):
             named = self.forcing.with_input_names({"input": forcing}, context)
-            after = by_key(self.forcing.before_step(named, context)["input"])
+            after = by_key(self.forcing.run(Phase.BEFORE_STEP, named, context)["input"])
             for key, x in after.items():
                 scaled = np.full(x.shape[1], key in self.normalized)
                 suspects.append(_suspects(x, None, scaled, context))

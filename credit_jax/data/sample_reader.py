@@ -173,7 +173,9 @@ class SampleReader:
         """Writes what the preblocks of the host make of the steps of a sample."""
         host = self.pipeline if self.preparation is None else self.preparation.host
         for step, tree in enumerate(steps):
-            done = host.before_step(tree if step else host.initial(tree))
+            done = host.run(
+                Phase.BEFORE_STEP, tree if step else host.run(Phase.INITIAL, tree)
+            )
             arrays = {"input": x, "target": y[:, :, step : step + 1]}
             for entry, array in arrays.items():
                 if self.preparation is None:
@@ -216,7 +218,7 @@ class SampleReader:
         """`Batch.fields` of one sample; `forcing` is that of the later steps."""
         if not (forcing or self.pipeline.needs("x_physical", "ic_raw")):
             return {}
-        first = self.pipeline.initial(raw)
+        first = self.pipeline.run(Phase.INITIAL, raw)
         physical = self.pipeline.aligned(first, Phase.BEFORE_STEP)["input"]
         fields = initial_entries(self.pipeline, raw["input"], physical)
         return fields | (fields_of_rollout(physical, forcing) if forcing else {})

@@ -20,7 +20,8 @@ from jaxtyping import Array
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.source import INPUT_TYPES, MAIN_INPUT, OUTPUT_TYPES
 from credit_jax.io.atomic import new_file
-from credit_jax.named_fields.coordinates import CoordinateValues, GridCoordinates
+from credit_jax.named_fields.coordinates import GridCoordinates
+from credit_jax.named_fields.tree import ChannelGroup
 from credit_jax.transforms import Pipeline, TreeSchema
 
 # Field types of the input in the order of CREDIT's samples.
@@ -29,38 +30,6 @@ SCHEMA_FILE = "channel_schema.yaml"
 SCHEMA_VERSION = 1
 # Attributes of groups in that file.
 _SAVED = ("var_key", "n_levels", "n_time")
-
-
-@dataclasses.dataclass(frozen=True)
-class ChannelGroup:
-    """The channels of one variable.
-
-    Attributes:
-        var_key: "{source}/{field_type}/{3d|2d}/{variable}".
-        n_levels: number of its channels.
-        n_time: number of its times.
-        levels: values of its levels; None if it has none or they are unknown.
-    """
-
-    var_key: str
-    n_levels: int
-    n_time: int
-    levels: CoordinateValues | None = dataclasses.field(default=None, compare=False)
-
-    @property
-    def source(self) -> str:
-        """Name of its source."""
-        return self.var_key.split("/")[0]
-
-    @property
-    def field_type(self) -> str:
-        """One of "prognostic", "static", "dynamic_forcing" or "diagnostic"."""
-        return self.var_key.split("/")[1]
-
-    @property
-    def variable(self) -> str:
-        """Name of the variable, as in the file."""
-        return self.var_key.split("/")[-1]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -164,9 +164,6 @@ def parse_loss(
         parameters: parameters by name.
         key: dotted path of the name, for errors.
         parameters_key: dotted path of the parameters; None is `key` with "_parameters".
-
-    Raises:
-        ValueError: the name or a parameter is unknown, or a value is invalid.
     """
     cls = LOSSES.find(name, key)
     return parse(cls, parameters, parameters_key or f"{key}_parameters")

@@ -90,7 +90,18 @@ def build_loss(
     if config.weighs_rows:
         section = config.latitude_file[0].removesuffix(".latitude_weights")
         rows = row_weights(latitude, section)
-    _check_channels(config, channels)
+    by_variable = config.type is None and config.use_variable_weights
+    for name, needs in (
+        ("type: base", config.is_base),
+        ("level_weights", config.level_weights is not None),
+        ("tendency_weights", config.tendency_weights is not None),
+        ("use_variable_weights: true", by_variable),
+    ):
+        if needs and channels is None:
+            raise ValueError(
+                f"loss: {name} needs the target channels (`build_loss(config, "
+                "channels)`)"
+            )
     counts = channels or {}
     weights = _weights_by_key(config, counts, levels or {}, tendencies)
     if config.is_base:
@@ -104,10 +115,19 @@ def build_loss(
         )
     loss = _chosen_loss(config, validation, num_members)
     terms = [] if validation else _spectral_terms(config)
+    by_channel = np.concatenate([*weights.values()]) if weights else None
+    if by_variable and not config.variable_weights:
+        raise ValueError(
+            "loss.use_variable_weights: true needs loss.variable_weights, {variable: "
+            "weight or one weight for each level}"
+        )
+    if by_variable:
+        factors = build_channel_weights(config.variable_weights, counts)
+        by_channel = factors * (1.0 if by_channel is None else by_channel)
     settings: dict[str, Any] = {
         "row_weights": rows,
         "latitude": latitude,
-        "channel_weights": _channel_weights(config, counts, weights),
+        "channel_weights": None if by_channel is None else by_channel.astype("float32"),
     }
     if channels is not None:
         settings["channels"] = ChannelLayout.of(channels)
@@ -137,9 +157,6 @@ def build_channel_weights(
     Returns:
         (channel,) float32.
 
-    Raises:
-        ValueError: a variable has no weight, a wrong number of them, or is no target.
-
     Differs from CREDIT: weights are matched by name, not by their order in the file,
     and one number for a variable with levels applies to all of them.
     """
@@ -151,21 +168,16 @@ def build_channel_weights(
             f"loss.variable_weights: missing {missing}, not a target {unknown}; "
             f"the targets are {names}"
         )
-    parts = [
-        _per_level(name, weights[name], num)
-        for name, num in zip(names, channels.values(), strict=True)
-    ]
+    parts = []
+    for name, num in zip(names, channels.values(), strict=True):
+        values = np.atleast_1d(np.asarray(weights[name], np.float64))
+        if len(values) not in (1, num):
+            raise ValueError(
+                f"loss.variable_weights.{name}: got {len(values)} weights, expected 1 "
+                f"or {num} (one for each level)"
+            )
+        parts.append(np.broadcast_to(values, (num,)))
     return np.concatenate(parts).astype(np.float32)
-
-
-def _per_level(name: str, weight: Any, num: int) -> np.ndarray:
-    values = np.atleast_1d(np.asarray(weight, np.float64))
-    if len(values) not in (1, num):
-        raise ValueError(
-            f"loss.variable_weights.{name}: got {len(values)} weights, expected 1 or "
-            f"{num} (one for each level)"
-        )
-    return np.broadcast_to(values, (num,))
 
 
 def needs_latitude(config: LossConfig) -> bool:
@@ -210,22 +222,6 @@ def _spectral_terms(config: LossConfig) -> list[tuple[float, Loss]]:
             "loss.spectral_lambda_reg and loss.spectral_wavenum_init"
         )
     return [(factor, cls(wavenum_init=first)) for cls in classes]
-
-
-def _check_channels(config: LossConfig, channels: Mapping[str, int] | None) -> None:
-    needing = {
-        "type: base": config.is_base,
-        "level_weights": config.level_weights is not None,
-        "tendency_weights": config.tendency_weights is not None,
-        "use_variable_weights: true": config.type is None
-        and config.use_variable_weights,
-    }
-    names = [name for name, needs in needing.items() if needs]
-    if names and channels is None:
-        raise ValueError(
-            f"loss: {names[0]} needs the target channels (`build_loss(config, channels)"
-            "`)"
-        )
 
 
 def _weights_by_key(
@@ -275,19 +271,3 @@ def _weights_by_key(
         / mean
         for key, count in channels.items()
     }
-
-
-def _channel_weights(
-    config: LossConfig, channels: Mapping[str, int], by_key: Mapping[str, np.ndarray]
-) -> np.ndarray | None:
-    """Weights of channels by variable and by level; None if all are 1."""
-    weights = np.concatenate([*by_key.values()]) if by_key else np.ones(())
-    if config.type is not None or not config.use_variable_weights:
-        return weights.astype(np.float32) if by_key else None
-    if not config.variable_weights:
-        raise ValueError(
-            "loss.use_variable_weights: true needs loss.variable_weights, "
-            "{variable: weight or one weight for each level}"
-        )
-    by_variable = build_channel_weights(config.variable_weights, channels)
-    return (by_variable * weights).astype(np.float32)

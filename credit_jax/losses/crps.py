@@ -44,11 +44,7 @@ class _Crps(ConfiguredLoss):
         """`c sum_ij |x_i - x_j|`."""
 
     def __call__(self, tree: FieldTree, context: FieldContext) -> Scalar:
-        """Computes the score.
-
-        Raises:
-            ValueError: there is one member.
-        """
+        """Computes the score."""
         if context.num_members < 2:
             raise ValueError(
                 "a CRPS needs an ensemble: set trainer.ensemble_size to 2 or more "

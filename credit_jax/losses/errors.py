@@ -127,11 +127,7 @@ class CovarianceMse(ConfiguredLoss):
     off_diagonal_scale: float = 1.0
 
     def __call__(self, tree: FieldTree, context: FieldContext) -> Scalar:
-        """Computes the loss.
-
-        Raises:
-            ValueError: channels have weights.
-        """
+        """Computes the loss."""
         if context.channel_weights is not None:
             raise ValueError(
                 "covmse weighs channels by the covariance of their errors: set "

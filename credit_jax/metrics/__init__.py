@@ -1,10 +1,6 @@
 """Metrics: scores of each variable, with the same value on every mesh."""
 
-from credit_jax.metrics.build import (
-    Metrics,
-    build_metrics,
-    metric_settings,
-)
+from credit_jax.metrics.build import Metrics, build_metrics, parse_metrics
 from credit_jax.metrics.scores import METRICS, ConfiguredMetric, Measure, Pair
 
 __all__ = [
@@ -14,5 +10,5 @@ __all__ = [
     "Metrics",
     "Pair",
     "build_metrics",
-    "metric_settings",
+    "parse_metrics",
 ]

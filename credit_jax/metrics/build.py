@@ -57,97 +57,126 @@ class MetricArgs(WeightArgs):
     var_weighting: Literal["inverse_variance", "manual", "none"] | None = None
 
 
-@dataclass(frozen=True)
-class MetricSettings:
-    """One metric of a section.
+@dataclass(frozen=True, eq=False)
+class BoundMetric:
+    """A metric of a section, and the variables that it scores.
 
     Attributes:
         name: key in the registry.
-        args: arguments that all metrics accept; for "combined", those of this metric
-            override the shared ones.
         metric: the metric, with its own arguments.
+        variables: the variables, and their weights.
+        climatology: reads what an `AnomalyMetric` subtracts; None for means of batches.
     """
 
     name: str
-    args: MetricArgs
     metric: ConfiguredMetric
+    variables: ScoredVariables
+    climatology: Climatologies | None
+
+    def scores(self, tree: FieldTree, context: FieldContext) -> dict[str, Array]:
+        """Computes the weighted mean over variables, and the score of each variable."""
+        prediction, target, context = self.variables.pair(
+            tree, context, normalized=True
+        )
+        mean_fields = None
+        if isinstance(self.metric, AnomalyMetric):
+            read = self.climatology
+            fields = {} if read is None else read(self.metric.climatology_path)
+            mean_fields = local_climatology(fields, target, context)
+        target = context.repeat_members(target)
+        values = self.metric(Pair(prediction, target, mean_fields, context))
+        keys = context.layout.keys
+        mean = self.variables.mean(values, keys, self.metric.scale_power)
+        by_variable = {f"{self.name}/{key}": values[i] for i, key in enumerate(keys)}
+        return {self.name: mean, **by_variable}
+
+
+@dataclass(frozen=True, eq=False)
+class Metrics:
+    """Metrics as a function (tree, context) -> values, the same on every shard.
+
+    Attributes:
+        metrics: the metrics, each with the contents of its files.
+    """
+
+    metrics: tuple[BoundMetric, ...]
 
     @property
-    def compares(self) -> bool:
-        """Whether it compares with fields of a file or of the training period."""
-        metric = self.metric
-        has_file = isinstance(metric, AnomalyMetric) and metric.climatology_path
-        return bool(has_file) or metric.needs_climatology
-
-    def variances(self, read: Variances) -> Mapping[str, float] | None:
-        """Variances that weight the variables; None if none do.
-
-        Raises:
-            ValueError: the scaler file is needed but not set.
-        """
-        mode, path = self.args.var_weighting, self.args.scaler_path
-        is_needed = path is not None if mode is None else mode == "inverse_variance"
-        if not is_needed or self.metric.scale_power == 0:
-            return None
-        if path is None:
-            raise ValueError(
-                f"{ARGS}.var_weighting: inverse_variance needs {ARGS}.scaler_path, a "
-                f"file of scalers ({self.name} has the unit of its variable)"
+    def names(self) -> list[str]:
+        """Names of the scores, but for those of variables that postblocks compute."""
+        return [
+            key
+            for each in self.metrics
+            for key in (
+                each.name,
+                *(f"{each.name}/{k}" for k in each.variables.channels),
             )
-        return read(path)
+        ]
+
+    def __call__(self, tree: FieldTree, context: FieldContext) -> dict[str, Array]:
+        scores: dict[str, Array] = {}
+        for each in self.metrics:
+            with keys_of_tree(f"the metric {each.name}", tree):
+                scores |= each.scores(tree, context)
+        return scores
+
+    def in_training(self) -> Metrics:
+        """The metrics of training batches: all that need no mean of training data."""
+        alone = (each for each in self.metrics if not each.metric.needs_climatology)
+        return Metrics(tuple(alone))
 
 
-def metric_settings(
+def parse_metrics(
     config: MetricsConfig | None, *, has_climatology: bool = False
-) -> list[MetricSettings]:
+) -> dict[str, tuple[MetricArgs, ConfiguredMetric]]:
     """Parses the metrics of a section, in its order.
 
     Args:
         config: the `metrics` section; None is CREDIT's default set.
         has_climatology: whether to add `acc` to the default set.
 
-    Raises:
-        ValueError: a metric or an argument is unknown, or a value is invalid.
+    Returns:
+        Name -> the arguments that all metrics accept, of which those of a metric
+        override the shared ones of "combined"; and the metric with its own arguments.
     """
     if config is None:
         default = {"rmse": Rmse(), "r2score": R2Score(), "bias": Bias()}
         if has_climatology:
             default["acc"] = AnomalyCorrelation()
         shared = MetricArgs(var_weighting="none")
-        return [MetricSettings(k, shared, metric) for k, metric in default.items()]
+        return {name: (shared, metric) for name, metric in default.items()}
+
+    def parsed(
+        name: str, shared: Mapping[str, Any], args: Any, path: str, name_path: str
+    ) -> tuple[MetricArgs, ConfiguredMetric]:
+        cls, common_fields = METRICS.find(name, name_path), MetricArgs.model_fields
+        if not isinstance(args, Mapping):
+            raise ValueError(f"{path}: must be a mapping of arguments, got {args!r}")
+        common = {k: value for k, value in args.items() if k in common_fields}
+        specific = {k: value for k, value in args.items() if k not in common}
+        unknown = [key for key in specific if key not in cls.model_fields]
+        if unknown:
+            nearest = nearest_key(unknown[0], [*cls.model_fields, *common_fields])
+            raise ValueError(f"{path}.{unknown[0]}: unknown key; {nearest}")
+        common_args = parse(MetricArgs, {**shared, **common}, path)
+        return common_args, parse(cls, specific, path)
+
     if config.type != COMBINED:
-        return [_settings(config.type, {}, config.args, ARGS, "metrics.type")]
-    path = f"{ARGS}.metrics"
-    by_name = config.args.get("metrics")
+        args = config.args
+        return {config.type: parsed(config.type, {}, args, ARGS, "metrics.type")}
+    path, by_name = f"{ARGS}.metrics", config.args.get("metrics")
     if not isinstance(by_name, Mapping) or not by_name:
         got = "nothing" if by_name in (None, {}) else repr(by_name)
         raise ValueError(
             f"{path}: got {got}, expected at least one metric with its arguments, such "
             "as {rmse: {}, acc: {}}"
         )
-    shared = {key: value for key, value in config.args.items() if key != "metrics"}
-    parse(MetricArgs, shared, ARGS)
-    return [
-        _settings(name, shared, args or {}, f"{path}.{name}", path)
+    shared_args = {k: value for k, value in config.args.items() if k != "metrics"}
+    parse(MetricArgs, shared_args, ARGS)
+    return {
+        name: parsed(name, shared_args, args or {}, f"{path}.{name}", path)
         for name, args in by_name.items()
-    ]
-
-
-def _settings(
-    name: str, shared: Mapping[str, Any], args: Any, path: str, name_path: str
-) -> MetricSettings:
-    """Parses one metric, whose arguments override shared ones of the same name."""
-    cls = METRICS.find(name, name_path)
-    if not isinstance(args, Mapping):
-        raise ValueError(f"{path}: must be a mapping of arguments, got {args!r}")
-    common = {k: value for k, value in args.items() if k in MetricArgs.model_fields}
-    specific = {k: value for k, value in args.items() if k not in common}
-    unknown = [key for key in specific if key not in cls.model_fields]
-    if unknown:
-        nearest = nearest_key(unknown[0], [*cls.model_fields, *MetricArgs.model_fields])
-        raise ValueError(f"{path}.{unknown[0]}: unknown key; {nearest}")
-    shared_args = parse(MetricArgs, {**shared, **common}, path)
-    return MetricSettings(name, shared_args, parse(cls, specific, path))
+    }
 
 
 def build_metrics(
@@ -190,88 +219,34 @@ def build_metrics(
     is the mean of the training period; CREDIT uses the running mean of the targets seen
     so far.
     """
-    settings = metric_settings(config, has_climatology=climatology is not None)
-    lacking = [setting.name for setting in settings if setting.compares]
-    if lacking and climatology is None:
-        raise ValueError(f"metrics: {', '.join(lacking)} need a climatology")
-    metrics = tuple(
-        _BoundMetric(
-            setting,
-            ScoredVariables(
-                setting.args,
-                ARGS,
-                channels,
-                row_weights(latitude, ARGS)
-                if setting.args.use_latitude_weights
-                else None,
-                setting.variances(variances),
-            ),
-            climatology if setting.compares else None,
-        )
-        for setting in settings
-    )
-    return Metrics(metrics)
-
-
-@dataclass(frozen=True, eq=False)
-class _BoundMetric:
-    """A metric, the variables that it scores, and what it compares them with."""
-
-    settings: MetricSettings
-    variables: ScoredVariables
-    climatology: Climatologies | None
-
-    def scores(self, tree: FieldTree, context: FieldContext) -> dict[str, Array]:
-        """Computes the weighted mean over variables, and the score of each variable."""
-        name, metric = self.settings.name, self.settings.metric
-        prediction, target, context = self.variables.pair(
-            tree, context, normalized=True
-        )
-        mean_fields = None
-        if isinstance(metric, AnomalyMetric):
-            read = self.climatology
-            fields = {} if read is None else read(metric.climatology_path)
-            mean_fields = local_climatology(fields, target, context)
-        target = context.repeat_members(target)
-        values = metric(Pair(prediction, target, mean_fields, context))
-        keys = context.layout.keys
-        mean = self.variables.mean(values, keys, metric.scale_power)
-        return {name: mean, **{f"{name}/{k}": values[i] for i, k in enumerate(keys)}}
-
-
-@dataclass(frozen=True, eq=False)
-class Metrics:
-    """Metrics as a function (tree, context) -> values, the same on every shard.
-
-    Attributes:
-        metrics: the metrics, each with the contents of its files.
-    """
-
-    metrics: tuple[_BoundMetric, ...]
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the scores, but for those of variables that postblocks compute."""
-        pairs = [(m.settings.name, m.variables.channels) for m in self.metrics]
-        return [
-            key
-            for name, keys in pairs
-            for key in (name, *(f"{name}/{variable}" for variable in keys))
-        ]
-
-    def __call__(self, tree: FieldTree, context: FieldContext) -> dict[str, Array]:
-        scores: dict[str, Array] = {}
-        for each in self.metrics:
-            with keys_of_tree(f"the metric {each.settings.name}", tree):
-                scores |= each.scores(tree, context)
-        return scores
-
-    def in_training(self) -> Metrics:
-        """The metrics of training batches: all that need no mean of training data."""
-        every = self.metrics
-        return Metrics(
-            tuple(m for m in every if not m.settings.metric.needs_climatology)
-        )
+    parsed = parse_metrics(config, has_climatology=climatology is not None)
+    # Those that compare with fields of a file or of the training period.
+    compare = {
+        name
+        for name, (_, metric) in parsed.items()
+        if metric.needs_climatology
+        or (isinstance(metric, AnomalyMetric) and metric.climatology_path)
+    }
+    if compare and climatology is None:
+        lacking = ", ".join(filter(compare.__contains__, parsed))
+        raise ValueError(f"metrics: {lacking} need a climatology")
+    metrics = []
+    for name, (args, metric) in parsed.items():
+        mode, path, by_variance = args.var_weighting, args.scaler_path, None
+        is_weighted = path is not None if mode is None else mode == "inverse_variance"
+        rows = row_weights(latitude, ARGS) if args.use_latitude_weights else None
+        # The score of a ratio has no unit that a variance could weigh.
+        if is_weighted and metric.scale_power:
+            if path is None:
+                raise ValueError(
+                    f"{ARGS}.var_weighting: inverse_variance needs {ARGS}.scaler_path, "
+                    f"a file of scalers ({name} has the unit of its variable)"
+                )
+            by_variance = variances(path)
+        scored = ScoredVariables(args, ARGS, channels, rows, by_variance)
+        read = climatology if name in compare else None
+        metrics.append(BoundMetric(name, metric, scored, read))
+    return Metrics(tuple(metrics))
 
 
 def local_climatology(
@@ -287,29 +262,25 @@ def local_climatology(
             samples of the batch is used.
         target: the local target.
         context: has the channels of `target`.
-
-    Raises:
-        ValueError: a field has other levels, rows or longitudes than its variable.
     """
-    parts = []
+    lat, parts = context.reducer.rows.size, []
     for key, channels in context.layout.slices.items():
         values = target[:, channels]
         stored = fields.get(key, fields.get(key.rsplit("/", 1)[-1]))
         if stored is None:
             part = context.data_mean(values)[None]
         else:
-            part = _local(key, np.asarray(stored), values, context)
+            field, (levels, lon) = (
+                np.asarray(stored),
+                (values.shape[1], values.shape[-1]),
+            )
+            field = field[None] if field.ndim == 2 else field
+            if field.shape not in ((levels, lat, lon), (1, lat, lon)):
+                raise ValueError(
+                    f"climatology of {key}: got shape {field.shape}, expected "
+                    f"{(levels, lat, lon)} (level, lat, lon)"
+                )
+            by_row = jnp.asarray(np.moveaxis(field, 1, 0), values.dtype)
+            part = jnp.moveaxis(context.local_rows(by_row), 0, 1)[None, :, None]
         parts.append(jnp.broadcast_to(part, (1, *values.shape[1:])))
     return jnp.concatenate(parts, axis=1)
-
-
-def _local(key: str, field: np.ndarray, values: Array, context: FieldContext) -> Array:
-    levels, lon, lat = values.shape[1], values.shape[-1], context.reducer.rows.size
-    field = field[None] if field.ndim == 2 else field
-    if field.shape not in ((levels, lat, lon), (1, lat, lon)):
-        raise ValueError(
-            f"climatology of {key}: got shape {field.shape}, expected "
-            f"{(levels, lat, lon)} (level, lat, lon)"
-        )
-    by_row = jnp.asarray(np.moveaxis(field, 1, 0), values.dtype)
-    return jnp.moveaxis(context.local_rows(by_row), 0, 1)[None, :, None]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from credit_jax.named_fields.context import ChannelLayout
+from credit_jax.named_fields.coordinates import CoordinateValues
 
 # Entries by name; `credit_jax.transforms.base` lists them.
 FieldTree: TypeAlias = Mapping[str, Any]
@@ -19,11 +21,43 @@ NamedFields: TypeAlias = Mapping[str, Mapping[str, Any]]
 PREDICTION, TARGET = "y_processed", "y_target_processed"
 
 
+@dataclass(frozen=True)
+class ChannelGroup:
+    """The channels of one variable.
+
+    Attributes:
+        var_key: "{source}/{field_type}/{3d|2d}/{variable}".
+        n_levels: number of its channels.
+        n_time: number of its times.
+        levels: values of its levels; None if it has none or they are unknown.
+    """
+
+    var_key: str
+    n_levels: int
+    n_time: int
+    levels: CoordinateValues | None = field(default=None, compare=False)
+
+    @property
+    def source(self) -> str:
+        """Name of its source."""
+        return self.var_key.split("/")[0]
+
+    @property
+    def field_type(self) -> str:
+        """One of "prognostic", "static", "dynamic_forcing" or "diagnostic"."""
+        return self.var_key.split("/")[1]
+
+    @property
+    def variable(self) -> str:
+        """Name of the variable, as in the file."""
+        return self.var_key.split("/")[-1]
+
+
 def by_source(fields: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Source -> key -> field, of key -> field; keys begin with their source."""
     tree: dict[str, dict[str, Any]] = {}
-    for key, field in fields.items():
-        tree.setdefault(key.split("/")[0], {})[key] = field
+    for key, array in fields.items():
+        tree.setdefault(key.split("/")[0], {})[key] = array
     return tree
 
 

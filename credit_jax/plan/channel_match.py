@@ -31,15 +31,6 @@ def match_channels(
 
     A variable may come from another source, and may be another field type: names of
     several sources are compared with the source.
-
-    Args:
-        base: channels of the base.
-        current: channels of the run.
-        new: what new outputs begin with.
-
-    Raises:
-        ValueError: levels that differ in number are unknown, those of the run are only
-            numbers, or `copy` names what is not there.
     """
     inputs, outputs = (_indices(base, current, which) for which in ("input", "target"))
     copied = dict[int, int]()
@@ -96,17 +87,7 @@ def level_differences(
 def check_forecast_units(
     checkpoint: VariableUnits, data: VariableUnits, inference: InferenceConfig, at: str
 ) -> list[str]:
-    """Returns a line for each variable whose unit blocks of the forecast may convert.
-
-    Args:
-        checkpoint: units that the model was trained in.
-        data: units of the data of a forecast.
-        inference: section of the forecast.
-        at: name of what cannot be forecast, for the error.
-
-    Raises:
-        ConfigError: units differ, and the forecast has the blocks of training.
-    """
+    """A line for each variable whose unit blocks of the forecast may convert."""
     others = unit_problems(checkpoint, data)
     if others and inference.preblocks is None:
         raise ConfigError(others, at)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from credit_jax.config import Config
 from credit_jax.config.data import INPUT_TIMES, TARGET_TIME, DataConfig
@@ -67,30 +68,34 @@ def channel_problems(
 def fit_problems(
     config: Config,
     model: ModelConfig,
-    schemas: Mapping[Split, ChannelSchema] | None = None,
+    loaders: Mapping[Split, Loader] = MappingProxyType({}),
     pipeline: Pipeline | None = None,
-    further: Mapping[Split, FurtherInputs | None] | None = None,
 ) -> list[str]:
     """Finds mismatches between a model and the data, one line each.
 
     Args:
         config: the whole config.
         model: validated config of the model.
-        schemas: channels of the open files by split; for a missing split, they are
-            derived from the config.
+        loaders: opened data by split; for a missing split, channels are derived from
+            the config.
         pipeline: the transforms; None for the data without transforms.
-        further: opened inputs of the model other than x, by split.
     """
-    schemas, opened = schemas or {}, further or {}
-    train = schemas.get("train") or schema_of(config.data, model, pipeline)
-    problems = data_problems(config.data, model, train, opened.get("train"))
+
+    def opened(
+        split: Split, data: DataConfig
+    ) -> tuple[ChannelSchema, FurtherInputs | None]:
+        if loader := loaders.get(split):
+            return loader.schema, loader.dataset.further
+        return schema_of(data, model, pipeline), None
+
+    train, further = opened("train", config.data)
+    problems = data_problems(config.data, model, train, further)
     if config.validation_overrides.source and not config.trainer.skip_validation:
         data = config.validation_data
-        valid = schemas.get("valid") or schema_of(data, model, pipeline)
+        valid, further = opened("valid", data)
         if (valid.input, valid.target) != (train.input, train.target):
             problems += channel_problems(valid, model, "validation_data.source")
-        of_valid = opened.get("valid")
-        problems += further_problems(data, model, of_valid, "validation_data")
+        problems += further_problems(data, model, further, "validation_data")
     if isinstance(model, CorrectedConfig) and model.gen1_post_conf is not None:
         named = model.gen1_post_conf.data.by_variable
         predicted = {group.variable: group.n_levels for group in train.target}
@@ -129,11 +134,7 @@ def data_problems(
 
 
 def check_corrections(model: ModelConfig, loader: Loader) -> None:
-    """Checks that the files of `model.gen1_post_conf` have the coordinates of y.
-
-    Raises:
-        OSError, ValueError: see `Gen1PostConf.check_coordinates`.
-    """
+    """Checks that the files of `model.gen1_post_conf` have the coordinates of y."""
     conf = model.gen1_post_conf if isinstance(model, CorrectedConfig) else None
     if conf is None or not conf.activate:
         return
@@ -220,13 +221,7 @@ def further_problems(
 def further_schemas(
     data: DataConfig, further: FurtherInputs | None = None
 ) -> dict[str, ChannelSchema]:
-    """Returns the channels of each input of the model other than x.
-
-    Args:
-        data: the data section.
-        further: the opened inputs. With None, inputs whose levels only the files define
-            are omitted.
-    """
+    """Returns the channels of each input of the model other than x."""
     if further is not None:
         return {**further.schemas}
     levels, schemas = num_levels(data, 0), {}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 
 from credit_jax.config import Config
+from credit_jax.config.base import as_problems, together
 from credit_jax.config.data import num_samples
 from credit_jax.data import ChannelSchema, Loader, build_loader
-from credit_jax.io.open_files import OpenFiles
-from credit_jax.plan.findings import Findings
 from credit_jax.plan.objective import Objective, WeightFiles, plan_objective
+from credit_jax.transforms import Pipeline
 
 # Share of the micro-batches that a schedule is to reach; their number depends on the
 # ranks, by rounding.
@@ -24,8 +26,7 @@ class StagePlan:
     Attributes:
         config: the config of the stage, which has no curriculum.
         loader: training data of data-parallel rank 0; None if no data is open.
-        objective: its losses, with the validation of the run; None if it has problems
-            or no data is open.
+        objective: its losses, with the validation of the run; None if no data is open.
     """
 
     config: Config
@@ -48,73 +49,55 @@ class StageLength:
 
 def plan_stages(
     config: Config,
-    loader: Loader | None,
-    objective: Objective | None,
     schema: ChannelSchema,
+    pipeline: Pipeline | None,
     files: WeightFiles,
-    findings: Findings,
+    objective: Objective,
     *,
     dp_size: int,
-) -> tuple[StagePlan, ...]:
-    """Plans the stages of `trainer.curriculum`; () without one.
+) -> tuple[tuple[StagePlan, ...], list[str]]:
+    """Plans the stages of `trainer.curriculum`, () without one; and returns notes."""
+    datasets = {} if files.loader is None else {config.data.forecast_len: files.loader}
+    of_run = {
+        name: getattr(objective, name)
+        for name in ("evaluate", "evaluated", "valid_rollout")
+    }
 
-    Args:
-        config: config of the run.
-        loader: training data of the run; None if no data is open.
-        objective: losses and metrics of the run; None if they have problems.
-        schema: channels of the data.
-        files: reads the files by which losses and metrics weigh.
-        findings: receives the problems that the run does not have, after
-            "trainer.curriculum.N".
-        dp_size: data-parallel ranks of the mesh.
-    """
-    plans = []
-    datasets = {} if loader is None else {config.data.forecast_len: loader}
-    for index, stage in enumerate(config.stages):
-        path, mine, opened = f"trainer.curriculum.{index}", Findings(), None
-        if loader is not None:
-            with mine.collecting():
-                ranks = 1 if stage.shares_batches else dp_size
-                opened = _loader(stage, loader, datasets, files.open_files, ranks)
-                mine.notes += opened.notes
-        pipeline = None if loader is None else loader.pipeline
-        planned = plan_objective(stage, schema, pipeline, files, mine)
-        if planned is not None and objective is not None:
-            planned = replace(
-                planned,
-                evaluate=objective.evaluate,
-                evaluated=objective.evaluated,
-                valid_rollout=objective.valid_rollout,
+    def open_stage(stage: Config) -> Loader | None:
+        """The training data of a stage; those with equal windows are opened once."""
+        loader, steps = files.loader, stage.data.forecast_len
+        if loader is None:
+            return None
+        ranks = 1 if stage.shares_batches else dp_size
+        if steps not in datasets:
+            datasets[steps] = build_loader(
+                stage,
+                split="train",
+                dp_size=ranks,
+                pipeline=loader.pipeline,
+                open_files=files.open_files,
+                like=loader.coordinates(),
             )
-        new = [line for line in mine.problems if line not in findings.problems]
-        findings.problems += [f"{path}: {line}" for line in new]
-        findings.notes += mine.notes
-        plans.append(StagePlan(stage, opened, planned if opened else None))
-    return tuple(plans)
+        equal, size = datasets[steps], stage.trainer.train_batch_size
+        sampler = replace(equal.sampler, batch_size=size, dp_size=ranks)
+        return replace(equal, sampler=sampler)
 
+    def plan_stage(index: int, stage: Config) -> tuple[StagePlan, list[str]]:
+        with as_problems(key=f"trainer.curriculum.{index}"):
+            loader, (planned, notes) = together(
+                lambda: open_stage(stage),
+                lambda: plan_objective(stage, schema, pipeline, files),
+            )
+        if loader is None:
+            return StagePlan(stage), notes
+        mine = StagePlan(stage, loader, replace(planned, **of_run))
+        return mine, [*loader.notes, *notes]
 
-def _loader(
-    stage: Config,
-    loader: Loader,
-    datasets: dict[int, Loader],
-    open_files: OpenFiles | None,
-    dp_size: int,
-) -> Loader:
-    """The training data of a stage; those with equal windows are opened once."""
-    steps = stage.data.forecast_len
-    if steps not in datasets:
-        datasets[steps] = build_loader(
-            stage,
-            split="train",
-            dp_size=dp_size,
-            pipeline=loader.pipeline,
-            open_files=open_files,
-            like=loader.coordinates(),
-        )
-    equal = datasets[steps]
-    size = stage.trainer.train_batch_size
-    sampler = replace(equal.sampler, batch_size=size, dp_size=dp_size)
-    return replace(equal, sampler=sampler)
+    planned = together(
+        *(partial(plan_stage, *each) for each in enumerate(config.stages))
+    )
+    plans, lines = zip(*planned, strict=True) if planned else ((), ())
+    return plans, [*chain.from_iterable(lines)]
 
 
 def stage_lengths(
@@ -161,12 +144,7 @@ def _batches(stage: Config, loader: Loader | None, dp_size: int) -> int:
 def notes_on_schedules(
     config: Config, loaders: Mapping[int, Loader], dp_size: int
 ) -> list[str]:
-    """Notes on schedules that end before what they are for, as CREDIT's own do.
-
-    Args:
-        config, dp_size: see `stage_lengths`.
-        loaders: training data by the index of the stage; of a run without stages by 0.
-    """
+    """Notes on schedules that end before what they are for, as CREDIT's own do."""
     stages, trainer = config.stages, config.trainer
     # Micro-batches that a schedule counts, and the key of the schedule.
     parts = [["trainer.scheduler", trainer, 0]]
@@ -194,14 +172,3 @@ def notes_on_schedules(
                 f"{f'write {key}: {count}, or ' if is_key else ''}train fewer epochs"
             )
     return notes
-
-
-def notes_on_lengths(config: Config, lengths: Sequence[StageLength]) -> list[str]:
-    """Notes on stages that the run does not reach."""
-    total = sum(length.updates for length in lengths)
-    return [
-        f"trainer.curriculum.{index}: the run ends before this stage, after {total:,} "
-        f"updates in trainer.epochs {config.trainer.epochs}"
-        for index, length in enumerate(lengths)
-        if length.updates == 0
-    ]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from credit_jax.config import ConfigError
+from credit_jax.config.base import check_problems
 from credit_jax.config.data import DataConfig
 from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.config.load import CONFIG_NAME, PACKAGE_NAME, config_of
@@ -31,7 +32,6 @@ from credit_jax.named_fields.coordinates import Coordinates, CoordinateValues
 from credit_jax.nn.low_rank import LowRank, is_matrix
 from credit_jax.nn.parameters import COLLECTIONS
 from credit_jax.plan.channel_problems import schema_of
-from credit_jax.plan.findings import check_problems
 from credit_jax.state_dict.arrangement import compare_shapes
 
 _KEY = "trainer.finetune"
@@ -83,16 +83,7 @@ class Base:
 
 
 def find_base(named: str | Path, key: str = _FROM) -> Base:
-    """Returns a base; only its model.yml is read.
-
-    Args:
-        named: its path.
-        key: key or option that names it, for errors.
-
-    Raises:
-        FileNotFoundError: there is no such path, or no model.yml.
-        ValueError: model.yml has no `model` section.
-    """
+    """Returns a base; only its model.yml is read."""
     path = Path(named)
     if not path.exists():
         raise FileNotFoundError(
@@ -124,18 +115,7 @@ def kind_of(path: str | Path) -> BaseKind:
 
 
 def check_base(base: Base, model_def: ModelDef, finetune: FinetuneConfig) -> None:
-    """Checks that the weights of a base are those of a model.
-
-    Args:
-        base: the base.
-        model_def: the model.
-        finetune: section that says whether its channels and its grid may differ.
-
-    Raises:
-        ConfigError: it has a model of another type, on another grid, or with parameters
-            of other shapes; lists the keys of `model` that differ.
-        ValueError: see `other_shapes`.
-    """
+    """Checks that the weights of a base are those of a model."""
     check_type(base, model_def.config.type)
     base_def = build(base.section)
     model_def = replace(model_def, low_rank=None)  # the base has no adapters
@@ -180,10 +160,6 @@ def base_channels(
     base: Base, coordinates: Coordinates | None = None
 ) -> ChannelSchema | None:
     """The channels of a base by its files, with the values of their levels.
-
-    Args:
-        base: the base.
-        coordinates: coordinates of its data, if they are recorded.
 
     Returns:
         Those of channel_schema.yaml, or else of model.yml; None if neither has them.
@@ -283,9 +259,6 @@ def finetuned(model_def: ModelDef, finetune: FinetuneConfig | None) -> ModelDef:
         model_def: the model, without such.
         finetune: patterns of paths, or of CREDIT's keys; None leaves the model as it
             is.
-
-    Raises:
-        ConfigError: lists the problems of `frozen_parameters` and of `low_rank_of`.
     """
     marked = replace(model_def, frozen=frozen_parameters(model_def, finetune))
     return replace(marked, low_rank=low_rank_of(marked, finetune))
@@ -299,10 +272,6 @@ def frozen_parameters(
     Args:
         model_def: the model, without such parameters.
         finetune: patterns of paths, or of CREDIT's keys; None freezes nothing.
-
-    Raises:
-        ConfigError: a pattern matches nothing, or some blocks of a stage alone; or
-            nothing is left to train.
     """
     if finetune is not None and finetune.lora and not finetune.train:
         return frozenset(model_def.param_specs)
@@ -338,10 +307,6 @@ def low_rank_of(model_def: ModelDef, finetune: FinetuneConfig | None) -> LowRank
     Args:
         model_def: the model, whose frozen parameters are known.
         finetune: patterns of paths, or of CREDIT's keys; None gives none.
-
-    Raises:
-        ConfigError: a pattern matches no matrix of a dense layer or of a 1 x 1
-            convolution, or matrices that are trained themselves.
     """
     lora = None if finetune is None else finetune.lora
     if lora is None:
@@ -373,12 +338,7 @@ def low_rank_of(model_def: ModelDef, finetune: FinetuneConfig | None) -> LowRank
 
 
 def matching(patterns: Sequence[str], model_def: ModelDef) -> list[str]:
-    """Returns the patterns that match a parameter of a model.
-
-    Args:
-        patterns: patterns of paths, or of CREDIT's keys.
-        model_def: the model.
-    """
+    """Returns the patterns that match a parameter of a model."""
     names = [part for parts in _names(model_def).values() for part in parts]
     return [p for p in patterns if any(_matches(part, [p]) for part in names)]
 

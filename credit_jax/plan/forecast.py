@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from credit_jax.config import Config, dump_config
+from credit_jax.config.base import as_problems, check_problems, together
 from credit_jax.config.data import DataConfig
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.messages import counted
@@ -32,9 +33,7 @@ from credit_jax.named_fields.coordinates import (
     listed,
 )
 from credit_jax.plan.channel_problems import data_problems, schema_of
-from credit_jax.plan.findings import Findings, titled, together, unique
-from credit_jax.plan.model import ModelPlan, plan_model
-from credit_jax.plan.run import RunPlan
+from credit_jax.plan.run import ModelPlan, RunPlan, plan_model
 from credit_jax.plan.run_record import RunRecord
 from credit_jax.transforms import (
     Pipeline,
@@ -48,7 +47,6 @@ from credit_jax.transforms import (
 )
 
 _SECTIONS = ("data", "preblocks", "postblocks")
-_TITLE = "this forecast cannot start"
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ def levels_of(
     return levels
 
 
-@titled(_TITLE)
+@as_problems("this forecast cannot start")
 def plan_forecast(
     config: Config,
     parallelism: ParallelismConfig,
@@ -202,86 +200,49 @@ def plan_forecast(
         like=like if inference.data is None or run is not None else None,
         shared_grid=pipeline.grid is None,
     )
+    # Scores at the end of training plan with the schema that the run trains with.
+    trained = None if run is None else run.schema
     schedule: ForecastSchedule
     schema: ChannelSchema
     schedule, schema = together(
         lambda: schedule_in(opened.calendar),
-        # Scores at the end of training plan with the schema that the run trains with.
         lambda: forecast_schema(
-            config,
-            inference,
-            model.config,
-            pipeline,
-            opened,
-            None if run is None else run.schema,
+            config, inference, model.config, pipeline, opened, trained
         ),
     )
 
-    findings = Findings(notes=[*model.notes])
-    findings.problems += data_problems(data, model.config, schema, opened.further)
+    first = None if earlier_state is None else schedule.valid_time(0, -earlier_state)
+    starts, steps = schedule.starts, schedule.num_steps
+    missing = opened.problems(
+        starts, steps, None if first is None else np.array([first])
+    )
+    # Steps before the forecasts, too.
+    if first is not None and earlier_state:
+        missing += opened.problems(np.array([first]), earlier_state)
+    elif first is None and num_earlier:
+        missing += opened.problems(schedule.before(num_earlier), 1)
     # The transforms take the order of rows and levels of the data before the rollout is
     # made of them.
-    with findings.collecting():
-        pipeline = _located(pipeline, opened, schema, like)
-    with findings.collecting():
-        check_grid(opened, model.grid if pipeline.grid is None else None)
-    findings.problems += _missing_times(opened, schedule, num_earlier, earlier_state)
-    findings.problems += perturbation.unknown_variables(schema.target_slices())
-    findings.problems += perturbation.problems(
-        schedule, model.config.x.frames, model.config.draws_noise
+    _, pipeline, *_ = together(
+        lambda: check_problems(
+            data_problems(data, model.config, schema, opened.further)
+        ),
+        lambda: _located(pipeline, opened, schema, like),
+        lambda: check_grid(opened, model.grid if pipeline.grid is None else None),
+        lambda: check_problems(missing),
+        lambda: check_problems(perturbation.unknown_variables(schema.target_slices())),
+        lambda: check_problems(
+            perturbation.problems(
+                schedule, model.config.x.frames, model.config.draws_noise
+            )
+        ),
     )
-    if schedule.num_members > 1:
-        starts = counted(len(schedule.starts), "start date")
-        findings.notes += filter(None, [perturbation.cost(f"each of {starts}")])
-    findings.check()
     channels = schema.input_slices(), schema.target_slices()
-    rollout = Rollout.of(pipeline, *channels, num_steps=schedule.num_steps)
-    findings.notes += _notes(config, inference, pipeline, opened, schedule)
-    first = None if earlier_state is None else schedule.valid_time(0, -earlier_state)
-    reader = ForecastReader(opened, pipeline, schedule, schema, state=first)
-    return ForecastPlan(
-        config,
-        inference,
-        data,
-        model,
-        schedule,
-        perturbation,
-        reader,
-        rollout,
-        schema,
-        unique(findings.notes),
-    )
-
-
-def _missing_times(
-    opened: ForecastData,
-    schedule: ForecastSchedule,
-    num_earlier: int,
-    earlier_state: int | None,
-) -> list[str]:
-    """Times that the data lack, of the forecasts and of the steps before them."""
-    starts, steps = schedule.starts, schedule.num_steps
-    if earlier_state is None:
-        states = None
-    else:
-        states = np.array([schedule.valid_time(0, -earlier_state)])
-    lines = opened.problems(starts, steps, states)
-    if states is not None and earlier_state:
-        lines += opened.problems(states, earlier_state)
-    elif num_earlier:
-        lines += opened.problems(schedule.before(num_earlier), 1)
-    return lines
-
-
-def _notes(
-    config: Config,
-    inference: InferenceConfig,
-    pipeline: Pipeline,
-    opened: ForecastData,
-    schedule: ForecastSchedule,
-) -> list[str]:
-    """What changes no plan, but values or times in it that a reader may not expect."""
-    notes = list[str]()
+    rollout = Rollout.of(pipeline, *channels, num_steps=steps)
+    notes = [*model.notes]
+    if schedule.num_members > 1:
+        each = f"each of {counted(len(starts), 'start date')}"
+        notes += filter(None, [perturbation.cost(each)])
     if config.postblocks.post_rollout and inference.postblocks is None:
         notes.append(
             "postblocks.post_rollout: runs after the last step is written, as in "
@@ -289,13 +250,23 @@ def _notes(
         )
     for source in opened.sources.values():
         notes += source.notes()
-    tree_schema = opened.schema.as_read()
-    return [
-        *notes,
+    notes += [
         *notes_on_initial(pipeline),
-        *notes_on_order(pipeline, tree_schema),
-        *opened.notes_on_persistence(schedule.starts, schedule.num_steps),
+        *notes_on_order(pipeline, opened.schema.as_read()),
+        *opened.notes_on_persistence(starts, steps),
     ]
+    return ForecastPlan(
+        config,
+        inference,
+        data,
+        model,
+        schedule,
+        perturbation,
+        ForecastReader(opened, pipeline, schedule, schema, state=first),
+        rollout,
+        schema,
+        tuple(dict.fromkeys(notes)),
+    )
 
 
 def forecast_pipeline(
@@ -308,9 +279,6 @@ def forecast_pipeline(
         inference: its `inference:` section.
         run: the plan of the training run, whose transforms are taken; None builds them
             from the config, and reads their files.
-
-    Raises:
-        OSError, ValueError: a block or one of its files is invalid.
     """
     if run is not None and run.pipeline is not None:
         return for_forecast(with_reconstruct(run.pipeline))
@@ -320,11 +288,7 @@ def forecast_pipeline(
 
 
 def forecast_truth(config: Config, inference: InferenceConfig) -> NamedData:
-    """The data that forecasts are made from, which are also their truth.
-
-    Raises:
-        OSError, ValueError: a `rename` is invalid.
-    """
+    """The data that forecasts are made from, which are also their truth."""
     preblocks = inference.preblocks or config.preblocks
     return NamedData.before(preblocks, inference.data or config.data)
 
@@ -337,19 +301,7 @@ def forecast_schema(
     opened: ForecastData,
     trained: ChannelSchema | None = None,
 ) -> ChannelSchema:
-    """The channels of the model: those of the data, predictions as in training.
-
-    Args:
-        config, inference: the config, and its `inference:` section.
-        model: validated config of the model.
-        pipeline: the transforms of the forecasts.
-        opened: the data of the forecasts.
-        trained: the channels of the training, if known.
-
-    Raises:
-        ValueError: the input channels of `inference.data` differ from those of the
-            training.
-    """
+    """The channels of the model: those of the data, predictions as in training."""
     schema = opened.schema.after(pipeline)
     if inference.data is None:
         return schema

@@ -27,6 +27,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from credit_jax.config import Config
+from credit_jax.config.base import check_problems, together
 from credit_jax.data import ChannelSchema, Loader, build_climatology
 from credit_jax.data.mean_fields import read_fields
 from credit_jax.io.errors import errors_of
@@ -39,17 +40,13 @@ from credit_jax.losses import (
     value_and_parts,
 )
 from credit_jax.losses.by_variable import PART
-from credit_jax.metrics import (
-    Measure,
-    build_metrics,
-)
+from credit_jax.metrics import Measure, Metrics, build_metrics
 from credit_jax.metrics.build import Climatologies
 from credit_jax.named_fields import FieldContext, FieldTree, target_variances
 from credit_jax.named_fields.axes import horizontal
 from credit_jax.named_fields.coordinates import UNKNOWN, indices_of, take_indices
 from credit_jax.named_fields.tree import PREDICTION, TARGET
-from credit_jax.plan.files import latitude_files
-from credit_jax.plan.findings import Findings
+from credit_jax.plan.run_record import latitude_files
 from credit_jax.transforms import (
     ONE_STEP,
     Backprop,
@@ -67,55 +64,6 @@ TWIN = (
     "{type: reconstruct, args: {in_key: y, out_key: y_target_processed}} and, after "
     "it, what undoes the scaling with key: y_target_processed"
 )
-
-
-@dataclass(frozen=True)
-class _Postblocks:
-    """What postblocks make of the fields that metrics and `type: base` score.
-
-    Attributes:
-        entries: arguments of the `reconstruct` block that makes an entry of the tree.
-        undo_scaling: whether they undo the scaling of the target.
-    """
-
-    entries: Mapping[str, Mapping[str, Any]]
-    undo_scaling: bool
-
-    @classmethod
-    def of(cls, config: Config) -> _Postblocks:
-        blocks = [*config.postblocks.per_step.values()]
-        args = [block.args for block in blocks if block.type == "reconstruct"]
-        entries = {str(each.get("out_key", PREDICTION)): each for each in args}
-        return cls(entries, any(block.args.get("key") == TARGET for block in blocks))
-
-    @property
-    def make_both(self) -> bool:
-        return {PREDICTION, TARGET} <= self.entries.keys()
-
-    @property
-    def are_physical(self) -> bool:
-        """Whether the fields that metrics score are in physical units."""
-        return self.make_both and self.undo_scaling
-
-    def problems(self) -> list[str]:
-        """Why `loss.type: base` cannot train with them, one line each."""
-        problems = []
-        if PREDICTION not in self.entries:
-            problems.append(
-                "loss.type: base scores y_processed, which no postblock makes: add "
-                "{type: reconstruct, args: {detach: false}} to postblocks.per_step"
-            )
-        elif self.entries[PREDICTION].get("detach", True):
-            problems.append(
-                "loss.type: base learns through y_processed, which has no gradient: "
-                "set detach: false on the reconstruct block in postblocks.per_step"
-            )
-        if TARGET not in self.entries:
-            problems.append(
-                "loss.type: base scores y_target_processed, which no postblock makes: "
-                f"add {TWIN} to postblocks.per_step"
-            )
-        return problems
 
 
 @dataclass(frozen=True)
@@ -148,127 +96,141 @@ def plan_objective(
     schema: ChannelSchema,
     pipeline: Pipeline | None,
     files: WeightFiles,
-    findings: Findings,
-) -> Objective | None:
-    """Builds the losses and metrics of a config.
-
-    Args:
-        config: the whole config.
-        schema: channels of the data.
-        pipeline: the transforms; None if they have problems.
-        files: reads the files by which losses and metrics weigh.
-        findings: receives the problems of the sections loss and metrics, and of
-            `trainer.training_metric`.
-
-    Returns:
-        The objective; None if it has problems.
-    """
-    # Problems of other sections do not keep these from being built.
-    of_sections, postblocks = Findings(), _Postblocks.of(config)
-    if config.loss.is_base:
-        of_sections.problems += postblocks.problems()
+) -> tuple[Objective, list[str]]:
+    """Builds the losses and metrics of a config, and returns notes on them."""
+    loss, trainer, channels = config.loss, config.trainer, schema.target_counts
+    notes, problems = list[str](), list[str]()
+    entries, is_physical = _scored_fields(config)
+    if loss.is_base:
+        problems = _base_problems(entries)
         normalizes = pipeline is not None and pipeline.normalizes
-        weighs = config.loss.args.get("var_weighting") != "none"
-        is_fit = not of_sections.problems and not postblocks.are_physical
-        if normalizes and weighs and is_fit:
-            of_sections.notes.append(
+        weighs = loss.args.get("var_weighting") != "none"
+        if normalizes and weighs and not problems and not is_physical:
+            notes.append(
                 "loss.type: base scores normalized fields, as no postblock undoes the "
                 "scaling of y_processed and y_target_processed, while "
                 "loss.args.var_weighting is for physical units; add blocks that undo "
                 "it, with these keys, to postblocks.per_step"
             )
-    validates = config.metrics is not None and not config.trainer.skip_validation
-    if validates and not postblocks.make_both:
-        of_sections.notes.append(
+    validates = not trainer.skip_validation
+    is_paired = {PREDICTION, TARGET} <= entries.keys()
+    if validates and config.metrics is not None and not is_paired:
+        notes.append(
             "metrics: no postblock makes y_target_processed, so they score the model's "
             f"output in its own units; for physical units add {TWIN} to "
             "postblocks.per_step"
         )
-    objective = _objective(config, schema, pipeline, files, of_sections)
-    findings.add(of_sections)
-    return None if of_sections.problems else objective
+    mean_fields = None
+    if config.metrics is not None:
+        mean_fields = _climatologies(config, schema, files)
 
+    def read_variances(section: WeightedSection) -> Callable[[str], dict[str, float]]:
+        return partial(files.variances, section, channels, notes=notes)
 
-def _objective(
-    config: Config,
-    schema: ChannelSchema,
-    pipeline: Pipeline | None,
-    files: WeightFiles,
-    findings: Findings,
-) -> Objective | None:
-    """Builds what it can of the objective; None if a part is missing."""
-    build = _loss_builder(config, schema, files, findings)
-    loss = valid_loss = metrics = rollouts = None
-    with findings.collecting():
-        loss = build(validation=False)
-    with findings.collecting():
-        channels, section = schema.target_counts, config.metrics
-        mean_fields = None if section is None else _climatologies(config, schema, files)
-        metrics = build_metrics(
-            section,
+    @cache
+    def metrics() -> Metrics:
+        return build_metrics(
+            config.metrics,
             channels,
-            latitude=files.latitude(config, "metrics", findings),
+            latitude=files.latitude(config, "metrics"),
             climatology=mean_fields,
-            variances=files.variance_reader("metrics", channels, findings),
+            variances=read_variances("metrics"),
         )
-    if not config.trainer.skip_validation and metrics is not None:
-        with findings.collecting():
-            valid_loss = build(validation=True)
-    # `training_metric` names values of the metrics and of the validation loss.
-    if metrics is None or (valid_loss is None and not config.trainer.skip_validation):
-        return None
-    is_base, of_batches = config.loss.is_base, metrics.in_training()
-    parts = [f"{PART}{key}" for key in schema.target_counts if is_base]
-    evaluate, evaluated = None, ()
-    if valid_loss is not None:
-        evaluate = together(valid_loss, metrics)
-        evaluated = ("loss", *metrics.names, *parts)
-    trained = (*of_batches.names, *parts)
-    findings.problems += _training_metric_problems(config, evaluated, trained)
-    if pipeline is not None:
-        with findings.collecting():
-            rollouts = _rollouts(config, schema, pipeline)
-    if loss is None or rollouts is None:
-        return None
-    measure = _spread if config.shares_batches else None
-    return Objective(loss, of_batches, evaluate, evaluated, *rollouts, measure)
+
+    def built(validation: bool) -> Loss:
+        path = loss.scaler_file
+        return build_loss(
+            loss,
+            channels,
+            latitude=files.latitude(config, "loss"),
+            variances=None if path is None else read_variances("loss")(path),
+            levels=_levels(config, schema, files),
+            tendencies=files.tendencies(config, channels),
+            num_members=trainer.ensemble_size,
+            validation=validation,
+        )
+
+    parts = [f"{PART}{key}" for key in channels if loss.is_base]
+
+    def named() -> tuple[str, ...]:
+        """Names of the values of validation, among which the metric of the run is."""
+        evaluated = ("loss", *metrics().names, *parts) if validates else ()
+        trained = (*metrics().in_training().names, *parts)
+        _check_training_metric(trainer.training_metric, evaluated, trained)
+        return evaluated
+
+    _, training_loss, scores, valid_loss, evaluated, rollouts = together(
+        lambda: check_problems(problems),
+        lambda: built(validation=False),
+        metrics,
+        lambda: built(validation=True) if validates else None,
+        named,
+        lambda: _rollouts(config, schema, pipeline),
+    )
+    objective = Objective(
+        training_loss,
+        scores.in_training(),
+        with_parts(valid_loss, scores) if validates else None,
+        evaluated,
+        *rollouts,
+        measure=_spread if config.shares_batches else None,
+    )
+    return objective, notes
 
 
-def _loss_builder(
-    config: Config, schema: ChannelSchema, files: WeightFiles, findings: Findings
-) -> Callable[..., Loss]:
-    """Reads the files of the loss; returns `build_loss` of (validation=...)."""
-    channels, path = schema.target_counts, config.loss.scaler_file
-    latitude = files.latitude(config, "loss", findings)
-    variances = tendencies = None
-    if path is not None:
-        with findings.collecting():
-            variances = files.variance_reader("loss", channels, findings)(path)
-    with findings.collecting():
-        tendencies = files.tendencies(config, channels)
-    # Values of the levels of each target variable, of its files or of the config. Where
-    # no file is opened to find unknown ones, they are numbers, with which the section
-    # is checked.
-    opened = files.open_files is not None
+def _scored_fields(config: Config) -> tuple[dict[str, Mapping[str, Any]], bool]:
+    """The fields of postblocks that metrics and `type: base` score.
+
+    They are the arguments of the `reconstruct` block that makes each entry of the tree,
+    and whether both entries are in physical units.
+    """
+    blocks = [*config.postblocks.per_step.values()]
+    args = [block.args for block in blocks if block.type == "reconstruct"]
+    entries: dict[str, Mapping[str, Any]]
+    entries = {str(each.get("out_key", PREDICTION)): each for each in args}
+    are_undone = any(block.args.get("key") == TARGET for block in blocks)
+    return entries, {PREDICTION, TARGET} <= entries.keys() and are_undone
+
+
+def _base_problems(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Why `loss.type: base` cannot train with postblocks, one line each."""
+    problems = []
+    if PREDICTION not in entries:
+        problems.append(
+            "loss.type: base scores y_processed, which no postblock makes: add "
+            "{type: reconstruct, args: {detach: false}} to postblocks.per_step"
+        )
+    elif entries[PREDICTION].get("detach", True):
+        problems.append(
+            "loss.type: base learns through y_processed, which has no gradient: "
+            "set detach: false on the reconstruct block in postblocks.per_step"
+        )
+    if TARGET not in entries:
+        problems.append(
+            "loss.type: base scores y_target_processed, which no postblock makes: "
+            f"add {TWIN} to postblocks.per_step"
+        )
+    return problems
+
+
+def _levels(
+    config: Config, schema: ChannelSchema, files: WeightFiles
+) -> dict[str, Sequence[float] | None]:
+    """Values of the levels of each target variable, of its files or of the config.
+
+    Where no file is opened to find unknown ones, they are numbers, with which the
+    section is checked.
+    """
     levels: dict[str, Sequence[float] | None] = {}
     for group in schema.target:
         source = config.data.source.get(group.source)
         values: Sequence[float] | None = group.levels
         if values is None and group.var_key.split("/")[2] == "3d":
             values = None if source is None else source.level_values
-            if values is None and not opened:
+            if values is None and files.open_files is None:
                 values = range(1, group.n_levels + 1)
         levels[group.var_key] = values
-    return partial(
-        build_loss,
-        config.loss,
-        channels,
-        latitude=latitude,
-        variances=variances,
-        levels=levels,
-        tendencies=tendencies or {},
-        num_members=config.trainer.ensemble_size,
-    )
+    return levels
 
 
 def _climatologies(
@@ -297,30 +259,30 @@ def _training_mean(
     """The mean of the training period by variable, in the units that metrics score."""
     assert loader is not None, "a plan that is executed has its data open"
     mean = build_climatology(loader.dataset).mean[:, :, 0]
-    if not _Postblocks.of(config).are_physical:
+    if not _scored_fields(config)[1]:
         mean = loader.units.normalize(mean)
     return {key: mean[0, part] for key, part in schema.target_slices().items()}
 
 
-def _training_metric_problems(
-    config: Config, evaluated: Sequence[str], trained: Sequence[str]
-) -> list[str]:
+def _check_training_metric(
+    metric: str, evaluated: Sequence[str], trained: Sequence[str]
+) -> None:
     """Checks that `trainer.training_metric` is a value that the run computes."""
-    metric = config.trainer.training_metric
     available = ["train_loss", *(f"valid_{name}" for name in sorted(evaluated))]
-    if metric in (*available, *(f"train_{name}" for name in trained)):
-        return []
-    short = [name for name in available if "/" not in name]
-    return [
-        f"trainer.training_metric: got {metric!r}, expected one of {', '.join(short)}, "
-        f"or one variable's, such as {available[-1]}"
-    ]
+    if metric not in (*available, *(f"train_{name}" for name in trained)):
+        short = [name for name in available if "/" not in name]
+        raise ValueError(
+            f"trainer.training_metric: got {metric!r}, expected one of "
+            f"{', '.join(short)}, or one variable's, such as {available[-1]}"
+        )
 
 
 def _rollouts(
-    config: Config, schema: ChannelSchema, pipeline: Pipeline
+    config: Config, schema: ChannelSchema, pipeline: Pipeline | None
 ) -> tuple[Rollout, Rollout]:
     """The forecasts of training and of validation."""
+    if pipeline is None:
+        return ONE_STEP, ONE_STEP
     if config.trainer.backprop == "full":
         pipeline = with_gradients(pipeline)
     channels = schema.input_slices(), schema.target_slices()
@@ -340,7 +302,7 @@ def _rollouts(
     return replace(train, backprop=backprop), valid
 
 
-def together(loss: Loss, metrics: Measure) -> Measure:
+def with_parts(loss: Loss, metrics: Measure) -> Measure:
     """Returns a function of a loss, as "loss", its parts, and metrics by name."""
 
     def evaluate(tree: FieldTree, context: FieldContext) -> dict[str, Array]:
@@ -360,19 +322,17 @@ class WeightFiles:
     """Reads the files by which losses and metrics weigh rows and variables.
 
     Attributes:
-        num_rows: rows of the model, to compare with; None skips the comparison.
+        num_rows: rows of the model, to compare with.
         open_files: cache of open files; None reads no file.
         loader: loader of the training data, for a section that names no file; None if
             no data is open.
     """
 
-    num_rows: int | None
+    num_rows: int
     open_files: OpenFiles | None
     loader: Loader | None
 
-    def latitude(
-        self, config: Config, section: WeightedSection, findings: Findings
-    ) -> Latitude | None:
+    def latitude(self, config: Config, section: WeightedSection) -> Latitude | None:
         """(lat,) degrees north of all rows; None if a section does not weigh rows.
 
         If no file can be read, a stand-in of one row, to check the section with.
@@ -384,20 +344,14 @@ class WeightFiles:
             is_needed = bool(config.metrics.args.get("use_latitude_weights"))
         if not is_needed:
             return None
-        rows = None
-        with findings.collecting():
-            rows = self._latitude(key, latitude_files(config).get(key))
-        return _STAND_IN if rows is None else rows
-
-    def _latitude(self, key: str, path: str | None) -> Latitude | None:
-        """The latitudes; None if the file is missing, or no file is read."""
+        path = latitude_files(config).get(key)
         if path and self.open_files is not None and Path(path).exists():
             latitude = read_latitude(path, key, self.open_files)
         elif self.loader is not None and not path:
             latitude = self.loader.latitude
         else:
-            return None
-        if self.num_rows not in (None, len(latitude)):
+            return _STAND_IN
+        if len(latitude) != self.num_rows:
             raise ValueError(
                 f"{key}: {path or 'the data'} has {len(latitude)} latitudes, expected "
                 f"model.image_height {self.num_rows}"
@@ -409,28 +363,28 @@ class WeightFiles:
         indices = indices_of(rows.latitude, latitude, "latitude", origin, rows.where)
         return take_indices(latitude, indices, 0)
 
-    def variance_reader(
-        self, section: WeightedSection, channels: Mapping[str, int], findings: Findings
-    ) -> Callable[[str], dict[str, float]]:
-        """Returns a function that reads the variances of a scaler file, by key.
+    def variances(
+        self,
+        section: WeightedSection,
+        channels: Mapping[str, int],
+        path: str,
+        notes: list[str],
+    ) -> dict[str, float]:
+        """Reads the variances of a scaler file, by key; notes those that it lacks.
 
         It reads none if there is no such file, which `find_missing` reports.
         """
-
-        def read(path: str) -> dict[str, float]:
-            if self.open_files is None or not Path(os.path.expandvars(path)).exists():
-                return {}
-            variances = target_variances(path)
-            missing = [key for key in channels if key not in variances]
-            if missing:
-                findings.notes.append(
-                    f"{section}.args.scaler_path: {path} has no variance of "
-                    f"{', '.join(missing)}, weighed as if it were 1, as in CREDIT; it "
-                    f"has: {', '.join(variances) or 'none'}"
-                )
-            return variances
-
-        return read
+        if self.open_files is None or not Path(os.path.expandvars(path)).exists():
+            return {}
+        variances = target_variances(path)
+        missing = [key for key in channels if key not in variances]
+        if missing:
+            notes.append(
+                f"{section}.args.scaler_path: {path} has no variance of "
+                f"{', '.join(missing)}, weighed as if it were 1, as in CREDIT; it "
+                f"has: {', '.join(variances) or 'none'}"
+            )
+        return variances
 
     def tendencies(
         self, config: Config, channels: Mapping[str, int]
@@ -472,10 +426,6 @@ def read_latitude(
         path: path of the file.
         key: dotted config key of the path, for errors.
         open_files: cache of open files.
-
-    Raises:
-        ValueError: the file cannot be opened, or has no one-dimensional latitude
-            coordinate.
     """
     with errors_of(key):
         dataset = open_files.dataset(Path(path))

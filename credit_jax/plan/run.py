@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any
 
 from credit_jax.config import Config
+from credit_jax.config.base import as_problems, check_problems, together
+from credit_jax.config.finetune import FinetuneConfig
+from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import ChannelSchema, Loader, Split, build_loader, splits
-from credit_jax.data.further_inputs import FurtherInputs
 from credit_jax.io.activity import activity
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.losses import LOSSES
 from credit_jax.losses.base import pointwise_losses
 from credit_jax.models.common.config import ModelConfig
-from credit_jax.models.model_def import float8_notes
-from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.models.model_def import ModelDef, float8_notes
+from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
+from credit_jax.models.registry import define_model, parse_model
 from credit_jax.named_fields.coordinates import Coordinates
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, EP, TP, MeshAxes
 from credit_jax.parallel.mesh.devices import required_devices
+from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.parallel.mesh.model_fit import ULYSSES, model_notes, model_problems
 from credit_jax.parallel.params.precision import Float8, Precision, default_mp_policy
 from credit_jax.plan.channel_problems import (
     check_corrections,
@@ -33,17 +40,19 @@ from credit_jax.plan.channel_problems import (
 from credit_jax.plan.curriculum import (
     StageLength,
     StagePlan,
-    notes_on_lengths,
     notes_on_schedules,
     plan_stages,
     stage_lengths,
 )
-from credit_jax.plan.files import find_missing
-from credit_jax.plan.findings import Findings, titled, unique
-from credit_jax.plan.finetune import check_base, find_base, notes_on_base
-from credit_jax.plan.model import ModelPlan, plan_model
+from credit_jax.plan.finetune import (
+    check_base,
+    find_base,
+    finetuned,
+    note_on_frozen,
+    notes_on_base,
+)
 from credit_jax.plan.objective import Objective, WeightFiles, plan_objective
-from credit_jax.plan.run_record import RunRecord
+from credit_jax.plan.run_record import RunRecord, find_missing
 from credit_jax.transforms import (
     Pipeline,
     build_pipeline,
@@ -54,46 +63,94 @@ from credit_jax.transforms import (
 )
 
 
-def _process_findings(config: Config, model: ModelConfig) -> Findings:
-    """Problems and notes of training the network of a diffusion process.
+@dataclass(frozen=True)
+class ModelPlan:
+    """A `model:` section and the degrees of its mesh.
 
-    It is trained on single steps to predict the noise, the target or v at each point.
-    Its output is no state, which postblocks could correct or a later step could read.
+    Attributes:
+        dims: degrees of the mesh.
+        config: the validated `model:` section.
+        model_def: the model.
+        notes: information for the user, one line each, such as uneven rows.
     """
-    findings = Findings()
-    if model.process is None:
-        return findings
-    if config.data.forecast_len > 1:
-        findings.problems.append(
-            f"data.forecast_len: {model.type} is trained on single steps, got "
-            f"{config.data.forecast_len}; expected 1 (CREDIT feeds the output of the "
-            "network, which is no state, back)"
-        )
-    if config.trainer.ensemble_size > 1:
-        findings.problems.append(
-            f"trainer.ensemble_size: {model.type} is trained on single samples, got "
-            f"{config.trainer.ensemble_size}; expected 1 (members of a forecast are in "
-            "inference.members)"
-        )
-    loss = config.loss
-    name = None if loss.is_base else loss.type or loss.training_loss
-    points = pointwise_losses()
-    if name is None or (name in LOSSES and name not in points):
-        findings.problems.append(
-            f"loss: {name or 'base'} cannot be weighted by the step of the noise, as "
-            f"{model.type} needs; expected one of {', '.join(points)}"
-        )
-    for key in ("use_power_loss", "use_spectral_loss"):
-        if loss.is_weighted and getattr(loss, key):
-            findings.problems.append(
-                f"loss.{key}: {model.type} is trained on noised fields, whose spectra "
-                "say nothing; remove the key"
-            )
-    findings.notes.append(
-        f"a validation sample takes {model.process.num_samples} evaluations of the "
-        "network; postblocks correct samples, and nothing in training"
+
+    dims: ParallelDims
+    config: ModelConfig
+    model_def: ModelDef
+    notes: tuple[str, ...] = ()
+
+    @property
+    def axes(self) -> MeshAxes:
+        """The mesh axes of a step."""
+        return self.dims.mesh_axes
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(latitudes, longitudes) of the model."""
+        return self.config.output.height, self.config.output.width
+
+    def build(self, devices: Sequence[Any], **options: Any) -> ParallelModel:
+        """Builds the model on the first devices, with `build_parallel_model`."""
+        used = devices[: self.dims.world_size]
+        return build_parallel_model(self.model_def, self.dims, devices=used, **options)
+
+
+def plan_model(
+    section: Mapping[str, Any],
+    parallelism: ParallelismConfig,
+    *,
+    num_devices: int,
+    keep_whole: Sequence[str] = (),
+    finetune: FinetuneConfig | None = None,
+    key: str = "trainer.parallelism",
+) -> ModelPlan:
+    """Parses a model and checks it against the degrees of parallelism.
+
+    Args:
+        section: the `model:` section.
+        parallelism: the validated `trainer.parallelism` section.
+        num_devices: devices to plan for.
+        keep_whole: patterns of parameter paths that FSDP never splits.
+        finetune: section that says which parameters are frozen; None freezes none.
+        key: name of the parallelism section in messages.
+
+    Raises:
+        ConfigError: the model cannot run on the mesh; lists the problems.
+    """
+    degrees = {
+        TP: parallelism.tensor,
+        DOMAIN: parallelism.domain,
+        EP: parallelism.ep,
+        ULYSSES: parallelism.ulysses_degree,
+    }
+
+    def sound_config() -> ModelConfig:
+        config = parse_model(section)
+        check_problems(model_problems(config, degrees))
+        return config
+
+    def mesh_dims() -> ParallelDims:
+        with as_problems(key=key):
+            return ParallelDims.from_config(parallelism, num_devices)
+
+    dims: ParallelDims
+    config: ModelConfig
+    dims, config = together(mesh_dims, sound_config)
+    model_def = replace(define_model(config), keep_whole=tuple(keep_whole))
+    problems = model_def.validate(parallelism.tensor)
+    check_problems(
+        [*problems, *(f"trainer.fsdp.{line}" for line in model_def.unmatched())]
     )
-    return findings
+    model_def, notes = finetuned(model_def, finetune), list[str]()
+    if dims.world_size < num_devices:
+        notes.append(f"data: none uses {dims.world_size} of {num_devices} devices")
+    if model_def.frozen:
+        notes.append(note_on_frozen(model_def))
+    if parallelism.etp is not None and config.routing is None:
+        notes.append(f"etp is {parallelism.etp}, but {config.type} has no experts")
+    ulysses = parallelism.ulysses_degree or 1
+    notes += model_notes(config, parallelism.domain, ulysses)
+    return ModelPlan(dims, config, model_def, tuple(dict.fromkeys(notes)))
 
 
 @dataclass(frozen=True)
@@ -111,6 +168,7 @@ class RunPlan:
         stages: those of `trainer.curriculum`; () without one.
         notes: information for the user, one line each.
         open_files: cache of open files; None if planned without data.
+        stage_lengths: numbers of updates and epochs of each stage.
 
     >>> plan = credit_jax.plan_run(credit_jax.load_config("RUN/model.yml"))
     >>> [*plan.loaders]
@@ -127,6 +185,7 @@ class RunPlan:
     stages: tuple[StagePlan, ...] = ()
     notes: tuple[str, ...] = ()
     open_files: OpenFiles | None = None
+    stage_lengths: Sequence[StageLength] = ()
 
     @cached_property
     def record(self) -> RunRecord:
@@ -151,11 +210,6 @@ class RunPlan:
             return schemas
         return {name: schema.after(self.pipeline) for name, schema in schemas.items()}
 
-    @property
-    def stage_lengths(self) -> list[StageLength]:
-        """Numbers of updates and epochs of each stage; see `stage_lengths`."""
-        return _lengths(self.config, self.model, self.stages)
-
     def build_model(self, devices: Sequence[object]) -> ParallelModel:
         """Builds the model on a mesh of devices, with the options of `trainer`."""
         trainer = self.config.trainer
@@ -165,7 +219,7 @@ class RunPlan:
 
 
 @activity("planning the run")
-@titled("this run cannot start")
+@as_problems("this run cannot start")
 def plan_run(
     config: Config,
     *,
@@ -212,63 +266,37 @@ def plan_run(
     dp_size = model.dims.batch_size
 
     # What sections say of each other, and files that are missing.
-    findings = Findings(notes=[*model.notes])
-    findings.notes += float8_notes(model.model_def, precision_of(trainer))
-    if trainer.finetune is not None and begins:
-        with findings.collecting():
-            base = find_base(trainer.finetune.base)
-            check_base(base, model.model_def, trainer.finetune)
-            findings.notes += notes_on_base(base, model.model_def)
-    for each in (config, *config.stages):
-        findings.add(_ring_findings(each, dp_size))
-    findings.add(_process_findings(config, model.config))
-    findings.problems += [
-        f"trainer.use_{name}: the package {name} is not installed; pip install "
-        f"'credit-jax[{name}]', or write false"
-        for name in ("wandb", "mlflow")
-        if getattr(trainer, f"use_{name}")
-        and not (sys.modules.get(name) or find_spec(name))
+    of_stages = [
+        partial(_ring_members, each, dp_size) for each in (config, *config.stages)
     ]
-    missing = Findings()
+    checks: list[Callable[[], list[str]]]
+    checks = [*of_stages, partial(_process_training, config, model.config)]
+    if trainer.finetune is not None and begins:
+        checks.insert(0, partial(_finetune_base, trainer.finetune, model.model_def))
     if with_data:
-        missing = find_missing(config, expected_files, model.config)
-        findings.add(missing)
-    findings.check()
+        checks.append(partial(find_missing, config, expected_files, model.config))
+    lines = together(*checks)
+    notes = [*model.notes, *float8_notes(model.model_def, precision_of(trainer))]
+    notes += chain.from_iterable(lines)
+    # Data are opened when no file is left that the first training makes.
+    opens_data = with_data and not lines[-1]
 
     # The files: of the model, of transforms, of the data.
-    open_files = pipeline = None
+    open_files, pipeline = OpenFiles() if with_data else None, None
+    loaders: dict[Split, Loader] = {}
     if with_data:
         model.config.check_files()
-        open_files = OpenFiles()
     with suppress(FileNotFoundError):  # `find_missing` lists it.
         pipeline = build_pipeline(config.preblocks, config.postblocks)
-    loaders: dict[Split, Loader] = {}
-    if open_files is not None and pipeline is not None and not missing.notes:
-        for split in splits(config):
-            shared = split == "train" and config.shares_batches
-            # Validation data have the coordinates of the training data.
-            if first := loaders.get("train"):
-                like, pipeline = first.coordinates(), first.pipeline
-            loaders[split] = build_loader(
-                config,
-                split=split,
-                dp_size=1 if shared else dp_size,
-                pipeline=pipeline,
-                open_files=open_files,
-                grid=model.grid,
-                like=like,
-            )
-            if like is not None:
-                section = "data" if split == "train" else "validation_data"
-                like.check_calendar(loaders[split].coordinates().calendar, section)
+    if pipeline is not None and opens_data:
+        loaders = _open_loaders(config, model, pipeline, open_files, like)
         pipeline = loaders["train"].pipeline
-        read = loaders["train"].dataset.schema.as_read()
-        findings.notes += notes_on_order(pipeline, read)
+        notes += notes_on_order(pipeline, loaders["train"].dataset.schema.as_read())
         check_corrections(model.config, loaders["train"])
-        findings.notes += [note for loader in loaders.values() for note in loader.notes]
+        notes += [note for loader in loaders.values() for note in loader.notes]
         seen = "" if "valid" not in loaders else loaders["valid"].seen_in(config.data)
         if seen:
-            findings.notes.append(
+            notes.append(
                 f"validation_data: {seen}: its losses and scores are of data that the "
                 "model was trained on; give it other dates"
             )
@@ -277,26 +305,33 @@ def plan_run(
     train = loaders.get("train")
     if pipeline is not None:
         tree_schema = schema_of(config.data, model.config).as_read()
-        findings.notes += notes_on_schema(pipeline, tree_schema)
+        notes += notes_on_schema(pipeline, tree_schema)
         lengths = config.data.forecast_len, config.validation_data.forecast_len
         if max(*lengths, *(stage.data.forecast_len for stage in config.stages)) > 1:
-            findings.notes += notes_on_inverses(pipeline, tree_schema)
-    schemas: dict[Split, ChannelSchema] = {k: v.schema for k, v in loaders.items()}
-    schema = schemas.get("train") or schema_of(config.data, model.config, pipeline)
-    further: dict[Split, FurtherInputs | None]
-    further = {split: loader.dataset.further for split, loader in loaders.items()}
-    findings.problems += fit_problems(config, model.config, schemas, pipeline, further)
-    files = WeightFiles(model.grid[0], open_files, train)
-    objective = plan_objective(config, schema, pipeline, files, findings)
-    stages = plan_stages(
-        config, train, objective, schema, files, findings, dp_size=dp_size
-    )
-    findings.check()
-    findings.notes += notes_on_lengths(config, _lengths(config, model, stages))
-    of_stages = {i: s.loader for i, s in enumerate(stages) if s.loader is not None}
+            notes += notes_on_inverses(pipeline, tree_schema)
+    schema = schema_of(config.data, model.config, pipeline)
     if train is not None:
-        of_stages.setdefault(0, train)
-    findings.notes += notes_on_schedules(config, of_stages, dp_size)
+        schema = train.schema
+    parts = config, schema, pipeline, WeightFiles(model.grid[0], open_files, train)
+    objective: Objective
+    _, (objective, objective_notes) = together(
+        lambda: check_problems(fit_problems(config, model.config, loaders, pipeline)),
+        lambda: plan_objective(*parts),
+    )
+    stages, stage_notes = plan_stages(*parts, objective, dp_size=dp_size)
+    stage_loaders = {i: s.loader for i, s in enumerate(stages) if s.loader is not None}
+    lasting = stage_lengths(config, stage_loaders, dp_size)
+    notes += [*objective_notes, *stage_notes]
+    notes += [
+        f"trainer.curriculum.{index}: the run ends before this stage, after "
+        f"{sum(each.updates for each in lasting):,} updates in trainer.epochs "
+        f"{trainer.epochs}"
+        for index, length in enumerate(lasting)
+        if length.updates == 0
+    ]
+    if train is not None:
+        stage_loaders.setdefault(0, train)
+    notes += notes_on_schedules(config, stage_loaders, dp_size)
     return RunPlan(
         config,
         devices,
@@ -306,42 +341,119 @@ def plan_run(
         loaders,
         objective if loaders else None,
         stages,
-        unique(findings.notes),
+        tuple(dict.fromkeys(notes)),
         open_files,
+        lasting,
     )
 
 
-def _lengths(
-    config: Config, model: ModelPlan, stages: Sequence[StagePlan]
-) -> list[StageLength]:
-    loaders = {i: s.loader for i, s in enumerate(stages) if s.loader is not None}
-    return stage_lengths(config, loaders, model.dims.batch_size)
+def _open_loaders(
+    config: Config,
+    model: ModelPlan,
+    pipeline: Pipeline,
+    open_files: OpenFiles | None,
+    like: Coordinates | None,
+) -> dict[Split, Loader]:
+    """The loaders of rank 0; validation data have the coordinates of training data."""
+    loaders: dict[Split, Loader] = {}
+    for split in splits(config):
+        shared = split == "train" and config.shares_batches
+        if first := loaders.get("train"):
+            like, pipeline = first.coordinates(), first.pipeline
+        loaders[split] = build_loader(
+            config,
+            split=split,
+            dp_size=1 if shared else model.dims.batch_size,
+            pipeline=pipeline,
+            open_files=open_files,
+            grid=model.grid,
+            like=like,
+        )
+        if like is not None:
+            section = "data" if split == "train" else "validation_data"
+            like.check_calendar(loaders[split].coordinates().calendar, section)
+    return loaders
 
 
-def _ring_findings(config: Config, dp_size: int) -> Findings:
-    """Checks that `ring-crps` has a member on each rank and another validation loss.
+def _finetune_base(finetune: FinetuneConfig, model_def: ModelDef) -> list[str]:
+    """Checks the base of a run by its config; returns notes."""
+    base = find_base(finetune.base)
+    check_base(base, model_def, finetune)
+    return notes_on_base(base, model_def)
+
+
+def _process_training(config: Config, model: ModelConfig) -> list[str]:
+    """Checks the trackers of a run, and training of a diffusion; returns notes.
+
+    The network of a diffusion process is trained on single steps to predict the noise,
+    the target or v at each point. Its output is no state, which postblocks could
+    correct or a later step could read.
+    """
+    trainer, loss = config.trainer, config.loss
+    problems, notes = list[str](), list[str]()
+    if model.process is not None:
+        if config.data.forecast_len > 1:
+            problems.append(
+                f"data.forecast_len: {model.type} is trained on single steps, got "
+                f"{config.data.forecast_len}; expected 1 (CREDIT feeds the output of "
+                "the network, which is no state, back)"
+            )
+        if trainer.ensemble_size > 1:
+            problems.append(
+                f"trainer.ensemble_size: {model.type} is trained on single samples, "
+                f"got {trainer.ensemble_size}; expected 1 (members of a forecast are "
+                "in inference.members)"
+            )
+        name = None if loss.is_base else loss.type or loss.training_loss
+        points = pointwise_losses()
+        if name is None or (name in LOSSES and name not in points):
+            problems.append(
+                f"loss: {name or 'base'} cannot be weighted by the step of the noise, "
+                f"as {model.type} needs; expected one of {', '.join(points)}"
+            )
+        problems += [
+            f"loss.{key}: {model.type} is trained on noised fields, whose spectra say "
+            "nothing; remove the key"
+            for key in ("use_power_loss", "use_spectral_loss")
+            if loss.is_weighted and getattr(loss, key)
+        ]
+        notes.append(
+            f"a validation sample takes {model.process.num_samples} evaluations of the "
+            "network; postblocks correct samples, and nothing in training"
+        )
+    problems += [
+        f"trainer.use_{name}: the package {name} is not installed; pip install "
+        f"'credit-jax[{name}]', or write false"
+        for name in ("wandb", "mlflow")
+        if getattr(trainer, f"use_{name}")
+        and not (sys.modules.get(name) or find_spec(name))
+    ]
+    check_problems(problems)
+    return notes
+
+
+def _ring_members(config: Config, dp_size: int) -> list[str]:
+    """Checks that `ring-crps` has a member on each rank; returns notes.
 
     Without `validation_loss` the loss `base` validates with it, too, as in CREDIT.
     """
-    findings, size = Findings(), config.trainer.ensemble_size
-    if not config.loss.members_are_ranks:
-        return findings
+    loss, size = config.loss, config.trainer.ensemble_size
+    if not loss.members_are_ranks:
+        return []
     if size < 2 or size != dp_size:
-        findings.problems.append(
-            "trainer.ensemble_size: ring-crps has one member on each data-parallel "
-            f"rank, and at least 2: {size} members do not fit {dp_size} ranks"
+        check_problems(
+            [
+                "trainer.ensemble_size: ring-crps has one member on each data-parallel "
+                f"rank, and at least 2: {size} members do not fit {dp_size} ranks"
+            ]
         )
-    validation_loss = config.loss.args.get("validation_loss")
-    if (
-        config.loss.is_base
-        and not validation_loss
-        and not config.trainer.skip_validation
-    ):
-        findings.notes.append(
-            "loss.args.validation_loss: without one the validation takes ring-crps, "
-            "whose members are then forecasts of different samples; mae is better"
-        )
-    return findings
+    other = loss.args.get("validation_loss") or config.trainer.skip_validation
+    if other or not loss.is_base:
+        return []
+    return [
+        "loss.args.validation_loss: without one the validation takes ring-crps, whose "
+        "members are then forecasts of different samples; mae is better"
+    ]
 
 
 def model_options(trainer: TrainerConfig) -> dict[str, Any]:

@@ -5,20 +5,190 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
+from os.path import expandvars
+from pathlib import Path
 from typing import Any
 
 from credit_jax.config import Config, ConfigError, dump_config, parse
+from credit_jax.config.base import check_problems
+from credit_jax.config.components import files_within
+from credit_jax.config.data import DataConfig
 from credit_jax.config.dates import duration, duration_text
 from credit_jax.config.load import for_forecasts
 from credit_jax.config.messages import got
+from credit_jax.data.sources.files import discover, matches
 from credit_jax.io.digests import digests_of
+from credit_jax.losses import needs_latitude
+from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.registry import parse_model
-from credit_jax.plan.files import files_of_blocks, other_files
 from credit_jax.transforms import PREBLOCKS, TRANSFORMS, Phase
+from credit_jax.transforms.statistics import Fitted
+
+
+def find_missing(
+    config: Config, expected: Sequence[str], model: ModelConfig
+) -> list[str]:
+    """Looks for the files that a run reads; returns notes on those that it makes."""
+    notes, problems = list[str](), list[str]()
+    for key, path in data_patterns(config):
+        try:
+            discover(path, key)
+        except (OSError, ValueError) as error:
+            if any(matches(path, name) for name in expected):
+                notes.append(f"{key}: {path} is made by the first training")
+            else:
+                problems.append(str(error))
+    named, tendencies = weight_files(config), tendency_files(config)
+    named |= _existing({f"model.{k}": path for k, path in model.files.items()})
+    written = dump_config(config)
+    fitted = [path for _, path in files_of_blocks(written, fitted=True)]
+    fitted += tendencies.values()
+    for key, path in (*named.items(), *files_of_blocks(written)):
+        if Path(path).exists():
+            continue
+        if path in expected:
+            notes.append(f"{key}: {path} is made by the first training")
+        else:
+            hint = "; `credit-jax preprocess` fits it" if path in fitted else ""
+            problems.append(f"{key}: {path} does not exist{hint}")
+    check_problems(problems)
+    return notes
+
+
+def other_files(config: Config, *, forecasts: bool = False) -> dict[str, str]:
+    """Files besides those of the model and of `files_of_blocks`, by dotted key."""
+    objects = config.custom_objects.items()
+    files = {f"custom_objects.{name}": value.module_path for name, value in objects}
+    if not forecasts:
+        return files | static_files(config.data, "data") | weight_files(config)
+    section, inference = config.inference_section or {}, config.inference
+    files |= {f"inference.{key}": path for key, path in files_of_blocks(section)}
+    if inference is None or inference.data is None:
+        return files | static_files(config.data, "data")
+    return files | static_files(inference.data, "inference.data")
+
+
+def weight_files(config: Config) -> dict[str, str]:
+    """Files of the weights of losses and metrics, and climatologies, by dotted key.
+
+    Those that stages name are listed if the run does not name them.
+    """
+    named = _weight_files(config)
+    for index, stage in enumerate(config.stages):
+        for key, path in _weight_files(stage).items():
+            if path not in named.values():
+                named[f"trainer.curriculum.{index}.{key}"] = path
+    return named | tendency_files(config)
+
+
+def _weight_files(config: Config) -> dict[str, str]:
+    """Those of one stage, but for variances of tendencies."""
+    metrics = _metrics_args(config)
+    named = {"loss.args.scaler_path": config.loss.scaler_file}
+    if metrics.get("var_weighting", "inverse_variance") == "inverse_variance":
+        named["metrics.args.scaler_path"] = metrics.get("scaler_path")
+    key = "climatology_path"
+    named[f"metrics.args.{key}"] = metrics.get(key)
+    metric_args = metrics.get("metrics")
+    for name, args in (metric_args if isinstance(metric_args, Mapping) else {}).items():
+        path = args.get(key) if isinstance(args, Mapping) else None
+        named[f"metrics.args.metrics.{name}.{key}"] = path
+    return latitude_files(config) | _existing(named)
+
+
+def static_files(data: DataConfig, section: str) -> dict[str, str]:
+    """Files that hold static fields alone, by dotted key.
+
+    Left out are those of other fields, too, which are added to as time goes on.
+
+    Args:
+        data: the section of the data.
+        section: its dotted key.
+    """
+    templates = {name: source.file_templates for name, source in data.source.items()}
+    dated = {
+        path
+        for by_kind in templates.values()
+        for kind, path in by_kind.items()
+        if kind != "static"
+    }
+    return {
+        f"{section}.source.{name}.variables.static.path": by_kind["static"]
+        for name, by_kind in templates.items()
+        if by_kind.get("static", "") not in {"", *dated}
+    }
+
+
+def data_patterns(config: Config) -> Iterator[tuple[str, str]]:
+    """Dotted key and path pattern of the files of every field type of every source.
+
+    Paths of validation that are those of training are left out.
+    """
+    visited: set[tuple[str, str, str]] = set()
+    sections = {"data": config.data}
+    if config.validation_overrides.source and not config.trainer.skip_validation:
+        sections["validation_data"] = config.validation_data
+    for section, data in sections.items():
+        for name, source in data.source.items():
+            for kind, template in source.file_templates.items():
+                if (name, kind, template) in visited:
+                    continue
+                visited.add((name, kind, template))
+                yield f"{section}.source.{name}.variables.{kind}.path", template
+
+
+def latitude_files(config: Config) -> dict[str, str]:
+    """Latitude files that a run reads, by their dotted key."""
+    metrics = _metrics_args(config)
+    named = dict([config.loss.latitude_file] if needs_latitude(config.loss) else [])
+    if metrics.get("use_latitude_weights"):
+        named["metrics.args.latitude_weights"] = metrics.get("latitude_weights")
+    return _existing(named)
+
+
+def tendency_files(config: Config) -> dict[str, str]:
+    """Files of variances of tendencies, of the run and of stages, by dotted key."""
+    key = "loss.tendency_weights"
+    named = {key: config.loss.tendency_weights}
+    for index, stage in enumerate(config.stages):
+        if stage.loss.tendency_weights not in named.values():
+            named[f"trainer.curriculum.{index}.{key}"] = stage.loss.tendency_weights
+    return _existing(named)
+
+
+def _metrics_args(config: Config) -> Mapping[str, Any]:
+    """Arguments of the metrics; empty for a run without validation."""
+    if config.metrics is None or config.trainer.skip_validation:
+        return {}
+    return config.metrics.args
+
+
+def _existing(named: Mapping[str, Any]) -> dict[str, str]:
+    """Keeps the values that are paths; others are reported where they are read."""
+    paths = {k: path for k, path in named.items() if path and isinstance(path, str)}
+    return {key: expandvars(path) for key, path in paths.items()}
+
+
+def files_of_blocks(
+    config: Mapping[str, Any], *, fitted: bool = False
+) -> Iterator[tuple[str, str]]:
+    """Dotted key and path of files that transforms read, or only of fitted ones."""
+    for phase in Phase:
+        section, name = phase.value.split(".")
+        for block, settings in ((config.get(section) or {}).get(name) or {}).items():
+            kind = TRANSFORMS[section].get(settings["type"])
+            if kind is None or (fitted and not issubclass(kind, Fitted)):
+                continue
+            for keys, path, mark in files_within(kind, settings.get("args") or {}):
+                # Of those that need not be there, the ones that are.
+                if mark.is_read and (not mark.or_packaged or Path(path).exists()):
+                    key = ".".join((phase.value, block, "args", *keys))
+                    yield key, expandvars(path)
+
 
 _DIGEST = "SHA-256 "
 # What forecasts notice, and what training alone does; each may differ.
@@ -45,13 +215,7 @@ class RunRecord:
         *,
         forecasts: bool = False,
     ) -> RunRecord:
-        """The record of a valid config, whose files are read.
-
-        Args:
-            config: see `RunRecord`.
-            origin: see `RunRecord`.
-            forecasts: whether it is to make forecasts, and not to train.
-        """
+        """The record of a valid config, whose files are read."""
         files: dict[str, str] = {}
         written: Any = config
         if isinstance(config, Config):
@@ -67,16 +231,8 @@ class RunRecord:
     ) -> list[str]:
         """Compares a run with the config that its weights are used for.
 
-        Args:
-            here: record of that config.
-            forecasts: whether it makes forecasts, and does not train.
-            begins: whether it is that of a new run, all of which may differ.
-
         Returns:
             The note on what differs and may, one line; none if nothing does.
-
-        Raises:
-            ConfigError: what changes the numbers of the model differs; has both values.
         """
         lines, problems = list[str](), list[str]()
         for key, recorded, value in _without_warnings(

@@ -91,7 +91,7 @@ class FitPlan:
                     notes += [f"{block.path}.args.variables: {line}" for line in lines]
                 continue
             units_by_key = {
-                transform.renames.get(key, key): unit
+                transform.effects.renames.get(key, key): unit
                 for key, unit in units_by_key.items()
                 if transform.keeps_units or not transform.changes(key)
             }
@@ -100,18 +100,7 @@ class FitPlan:
 
 
 def plan_fits(preblocks: PreblocksConfig, *, overwrite: bool = False) -> FitPlan:
-    """Finds the blocks whose files are to be fitted.
-
-    Args:
-        preblocks: the preblocks section.
-        overwrite: whether to fit files again that exist.
-
-    Raises:
-        ConfigError: a type or an argument is unknown or invalid.
-        NothingToFitError: no block has files to fit, or all files exist.
-        ValueError: two blocks have the same file.
-        OSError: a file that another block needs cannot be read.
-    """
+    """Finds the blocks whose files are to be fitted."""
     chain, every = list[Block](), dict[str, Fitted]()
     existing, unpaired = list[Path](), list[Path]()
     for block in parse_pipeline(preblocks).blocks:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 
+from credit_jax.config import ConfigError
+from credit_jax.config.base import together
 from credit_jax.data import Loader, build_loader
 from credit_jax.nn.context import Noise
 from credit_jax.packages.package import base_of_run
 from credit_jax.parallel.mesh.dims import ParallelDims
-from credit_jax.plan import RunPlan
-from credit_jax.plan.findings import Findings, unique
-from credit_jax.plan.objective import together
+from credit_jax.plan import Objective, RunPlan
+from credit_jax.plan.objective import with_parts
 from credit_jax.training.step import make_eval_step
 from credit_jax.transforms import Rollout
 
@@ -29,14 +31,22 @@ def rehearse(plan: RunPlan) -> list[str]:
     Args:
         plan: plan without problems; one without data has none here.
     """
-    objective, findings = plan.objective, Findings()
+    objective = plan.objective
+    parts: list[Callable[[], Any]] = [partial(_check_base, plan)]
     if objective is None:
         return []
-    with findings.collecting():
-        _check_base(plan)
     # The members of this loss are the data-parallel ranks.
-    if plan.config.loss.members_are_ranks:
-        return findings.problems
+    if not plan.config.loss.members_are_ranks:
+        parts += _evaluations(plan, objective)
+    try:
+        together(*parts)
+    except ConfigError as error:
+        return [*error.problems]
+    return []
+
+
+def _evaluations(plan: RunPlan, objective: Objective) -> Iterator[Callable[[], Any]]:
+    """Yields what evaluates each forecast of a run abstractly."""
     model = replace(plan.model, dims=ParallelDims()).build(jax.devices())
     noise = Noise(jax.random.key(0))
     state = jax.eval_shape(model.init, noise.key)
@@ -45,7 +55,7 @@ def rehearse(plan: RunPlan) -> list[str]:
         trained = [(stage.loader, stage.objective) for stage in plan.stages]
     runs: list[tuple[Loader | None, Callable[..., Any] | None, Rollout]]
     runs = [
-        (loader, together(each.loss, each.metrics), each.rollout)
+        (loader, with_parts(each.loss, each.metrics), each.rollout)
         for loader, each in trained
         if each is not None
     ]
@@ -55,10 +65,7 @@ def rehearse(plan: RunPlan) -> list[str]:
         if loader is None or loader.shapes is None or measure is None:
             continue
         evaluate = make_eval_step(model, measure, rollout=rollout)
-        inputs = (*state, loader.shapes, noise)
-        with findings.collecting():
-            jax.eval_shape(evaluate, *inputs)
-    return [*unique(findings.problems)]
+        yield partial(jax.eval_shape, evaluate, *state, loader.shapes, noise)
 
 
 def _check_base(plan: RunPlan) -> None:

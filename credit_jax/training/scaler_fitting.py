@@ -35,7 +35,7 @@ from credit_jax.data.values import BadValuesError, check_sample
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import move_aside, new_file
 from credit_jax.io.errors import errors_of
-from credit_jax.plan.files import tendency_files
+from credit_jax.plan.run_record import tendency_files
 from credit_jax.plan.scaler_fits import FitPlan, NothingToFitError, plan_fits
 from credit_jax.training.display import Display
 from credit_jax.transforms import build_pipeline

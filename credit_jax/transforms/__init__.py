@@ -2,6 +2,7 @@
 
 from credit_jax.transforms.base import (
     PREBLOCKS,
+    TRANSFORMS,
     FieldTree,
     Grid,
     Phase,
@@ -29,7 +30,6 @@ from credit_jax.transforms.forecast_pipelines import (
 )
 from credit_jax.transforms.normalize import Normalizer
 from credit_jax.transforms.pipeline import Pipeline, Postprocess, Units, channel_units
-from credit_jax.transforms.registry import TRANSFORMS, transform_types
 from credit_jax.transforms.rollout import (
     FORCING,
     ONE_STEP,
@@ -76,7 +76,6 @@ __all__ = [
     "notes_on_inverses",
     "notes_on_order",
     "notes_on_schema",
-    "transform_types",
     "units_after",
     "with_gradients",
     "with_reconstruct",

@@ -33,17 +33,15 @@ map.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import (
     Any,
     ClassVar,
     Literal,
     NamedTuple,
-    Protocol,
     TypeAlias,
     TypeVar,
-    runtime_checkable,
 )
 
 import numpy as np
@@ -58,6 +56,7 @@ from credit_jax.named_fields.coordinates import (
     GridCoordinates,
     are_numbered_alike,
 )
+from credit_jax.named_fields.tree import ChannelGroup
 
 Model = TypeVar("Model", bound=StrictModel)
 # Key -> its CF attributes: standard_name, long_name, units, those that are known.
@@ -114,28 +113,8 @@ class Reach(enum.Enum):
     GRID = "fields at other points"
 
 
-@runtime_checkable
-class Group(Protocol):
-    """One variable of a schema, such as `data.schema.ChannelGroup`."""
-
-    @property
-    def var_key(self) -> str:
-        """Key "{source}/{field_type}/{3d|2d}/{variable}"."""
-        ...
-
-    @property
-    def n_levels(self) -> int:
-        """Number of its channels."""
-        ...
-
-    @property
-    def levels(self) -> tuple[float, ...] | None:
-        """Values of its levels; None if unknown."""
-        ...
-
-
 # Entry ("input" or "target") -> its variables, in the order of the entry.
-TreeSchema: TypeAlias = Mapping[str, Sequence[Group]]
+TreeSchema: TypeAlias = Mapping[str, Sequence[ChannelGroup]]
 
 
 class LevelFile(NamedTuple):
@@ -152,7 +131,18 @@ class LevelFile(NamedTuple):
     selects: Callable[[str], bool]
     numbers: CoordinateValues | None = None
 
-    def groups(self, schema: TreeSchema) -> Iterator[tuple[Group, bool]]:
+    @classmethod
+    def of(
+        cls,
+        path: str,
+        names: Iterable[str],
+        keys: Collection[str],
+        numbers: CoordinateValues | None,
+    ) -> LevelFile:
+        """Values of some names in a file, for the levels of the variables of keys."""
+        return cls(f"{path}: {', '.join(names)}", keys.__contains__, numbers)
+
+    def groups(self, schema: TreeSchema) -> Iterator[tuple[ChannelGroup, bool]]:
         """Yields its variables, and whether they number levels as the file does."""
         for groups in schema.values():
             for group in groups:
@@ -160,11 +150,7 @@ class LevelFile(NamedTuple):
                     yield group, are_numbered_alike(group.levels, self.numbers)
 
     def check(self, schema: TreeSchema) -> None:
-        """Checks that levels with the numbers of the file are in its order.
-
-        Raises:
-            ValueError: they are in another order; it names both.
-        """
+        """Checks that levels with the numbers of the file are in its order."""
         for group, numbered in self.groups(schema):
             data, file = ([*map(float, x or ())] for x in (group.levels, self.numbers))
             if numbered and data != file:
@@ -191,6 +177,29 @@ class Grid:
     longitude: Float[np.ndarray, " lon"] | None = None
 
 
+@dataclass(frozen=True)
+class Effects:
+    """What a transform does besides changing values.
+
+    Attributes:
+        renames: old key -> new key of the variables that it gives another name.
+        moves: keys that a preblock reads to bring predicted fields to its grid or
+            levels. A step predicts its variables there. An interpolation of forcing
+            alone is part of every step, which predicts the pressure that it needs, and
+            has none.
+        grid: the grid after a preblock; None if it is the one before.
+        levels: key -> level coordinate of the fields that a postblock makes on other
+            levels.
+        state: keys of the fields that it reads from `x_physical`.
+    """
+
+    renames: Mapping[str, str] = field(default_factory=dict)
+    moves: tuple[str, ...] = ()
+    grid: Grid | None = None
+    levels: Mapping[str, OutputLevels] = field(default_factory=dict)
+    state: tuple[str, ...] = ()
+
+
 class Transform(StrictModel):
     """Base class of preblocks and postblocks: functions `(tree, context) -> tree`.
 
@@ -203,6 +212,7 @@ class Transform(StrictModel):
     - `reach`: see `Reach`;
     - `keeps_units`: whether the units of fields are the same after it;
     - `is_scaling`: whether it is a normalizer or a scaler;
+    - `needs_host`: whether a preblock that can be traced is exact on the host alone;
     - `undone_by`: type of the postblock that undoes what a preblock makes of the values
       of predicted variables; None if there is nothing to undo.
     """
@@ -213,6 +223,7 @@ class Transform(StrictModel):
     reach: ClassVar[Reach] = Reach.COLUMN
     keeps_units: ClassVar[bool] = False
     is_scaling: ClassVar[bool] = False
+    needs_host: ClassVar[bool] = False
     undone_by: ClassVar[str | None] = None
 
     def open(self) -> None:
@@ -278,51 +289,18 @@ class Transform(StrictModel):
         return {}
 
     @property
-    def output_levels(self) -> Mapping[str, OutputLevels]:
-        """Key -> level coordinate of the fields that it makes on other levels."""
-        return {}
+    def effects(self) -> Effects:
+        """What it does to names, grid and levels, and reads of the state."""
+        return Effects()
 
-    @property
-    def entries(self) -> tuple[str, ...]:
-        """The entries that a preblock changes: its argument `data_types`, if any."""
-        return getattr(self, "data_types", None) or ("input", "target")
-
-    def entries_in(self, tree: FieldTree) -> tuple[str, ...]:
-        """The entries of a tree that it changes."""
-        return tuple(filter(tree.__contains__, self.entries))
-
-    @property
-    def renames(self) -> Mapping[str, str]:
-        """Old key -> new key of the variables that it gives another name."""
-        return {}
-
-    @property
-    def moves(self) -> tuple[str, ...]:
-        """Keys that a preblock reads to bring predicted fields to its grid or levels.
-
-        A step predicts its variables there. An interpolation of forcing alone is part
-        of every step, which predicts the pressure that it needs, and has none.
-        """
-        return ()
-
-    @property
-    def new_grid(self) -> Grid | None:
-        """The grid after a preblock; None if it is the one before."""
-        return None
-
-    @property
-    def needs_host(self) -> bool:
-        """Whether a preblock that can be traced is exact on the host alone."""
-        return False
+    def entries(self, tree: FieldTree | None = None) -> tuple[str, ...]:
+        """The entries that it changes, its `data_types` if any, of those in a tree."""
+        names = getattr(self, "data_types", None) or ("input", "target")
+        return names if tree is None else tuple(filter(tree.__contains__, names))
 
     @property
     def level_files(self) -> Sequence[LevelFile]:
         """Its values for levels that have numbers at most, no coordinate."""
-        return ()
-
-    @property
-    def state_keys(self) -> tuple[str, ...]:
-        """Keys of the fields that it reads from `x_physical`."""
         return ()
 
     def __eq__(self, other: object) -> bool:
@@ -401,8 +379,8 @@ def with_fields(
         source: dict(source_fields)
         for source, source_fields in tree.get(part, {}).items()
     }
-    for key, field in fields.items():
-        sources.setdefault(source_of(key), {})[key] = field
+    for key, array in fields.items():
+        sources.setdefault(source_of(key), {})[key] = array
     return {**tree, part: sources}
 
 
@@ -519,7 +497,7 @@ class OutputBlock(Transform):
 
     key: str = "y_processed"
 
-    def entries_in(self, tree: FieldTree) -> tuple[str, ...]:
+    def entries(self, tree: FieldTree | None = None) -> tuple[str, ...]:
         return (self.key,)
 
 

@@ -1,4 +1,7 @@
-"""Builds the transforms of a config: their types, arguments, files and places."""
+"""Builds the transforms of a config: their types, arguments, files and places.
+
+Each type registers itself when its module is imported, which this one does for all.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,22 @@ from collections.abc import Collection
 from credit_jax.config import ConfigError
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 from credit_jax.io.errors import errors_of
-from credit_jax.transforms.base import PREBLOCKS, Phase, Where
-from credit_jax.transforms.levels import is_predicted
+from credit_jax.transforms import (
+    channels,
+    conservation,
+    diagnostics,
+    filters,
+    levels,
+    normalize,
+    pointwise,
+    regrid,
+    scaling,
+)
+from credit_jax.transforms.base import PREBLOCKS, TRANSFORMS, Phase, Where
 from credit_jax.transforms.pipeline import Block, Pipeline, names_after
-from credit_jax.transforms.registry import TRANSFORMS
+
+_MODULES = (channels, normalize, pointwise, regrid, scaling, levels)
+_MODULES = (*_MODULES, conservation, diagnostics, filters)
 
 
 def build_pipeline(
@@ -67,9 +82,6 @@ def parse_pipeline(
         preblocks: the preblocks section.
         postblocks: the postblocks section; None is an empty one.
         types: types of the blocks to return; None is all.
-
-    Raises:
-        ConfigError: types or arguments are unknown or invalid; all are listed.
     """
     blocks, problems = [], []
     for phase in Phase:
@@ -100,17 +112,9 @@ def predicted_names(
 
     It builds only the blocks of type rename and hybrid_level_interp.
 
-    Args:
-        preblocks: the preblocks section.
-
     Returns:
         Key in the data -> key after all preblocks; and the keys in the data of those
         that are brought to other levels.
-
-    Raises:
-        ConfigError: an argument of a rename or of an interpolation is unknown or
-            invalid.
-        ValueError, OSError: the file of a rename is invalid, or cannot be read.
     """
     blocks = parse_pipeline(preblocks, types=("rename", "hybrid_level_interp")).blocks
     moved: set[str] = set()
@@ -120,6 +124,6 @@ def predicted_names(
                 block.transform.open()
             continue
         origins = {new: old for old, new in names_after(blocks[:index]).items()}
-        keys = filter(is_predicted, block.argument("variables"))
+        keys = filter(levels.is_predicted, block.argument("variables"))
         moved |= {origins.get(key, key) for key in keys}
     return names_after(blocks), frozenset(moved)

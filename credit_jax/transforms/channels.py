@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from os.path import expandvars
+from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import yaml
+from pydantic import PrivateAttr, model_validator
 
 from credit_jax.config.components import FilePath
 from credit_jax.io.errors import errors_of
 from credit_jax.named_fields.tree import by_key, by_source
 from credit_jax.transforms.base import (
+    Descriptions,
+    Effects,
     FieldTree,
+    InputBlock,
     Reach,
     StepContext,
     Transform,
@@ -137,9 +145,6 @@ def join(fields: Mapping[str, Any], keys: Sequence[str]) -> Any:
     Args:
         fields: key -> (batch, level, time, lat, lon), numpy or JAX.
         keys: keys of the fields, in channel order.
-
-    Raises:
-        ValueError: the shapes of the fields differ in more than their levels.
     """
     fields = {key: fields[key] for key in keys}
     shapes = {(f.shape[0], *f.shape[2:]) for f in fields.values()}
@@ -217,15 +222,10 @@ class FlattenToTensor(OfScalers):
         out_key: entry for the array.
     """
 
-    scaler_path: FilePath | None = None
     variables: tuple[str, ...] | None = None
     method: Method = "transform"
     key: str = "y_processed"
     out_key: str = "y_pred"
-
-    @property
-    def scaler_file(self) -> str:
-        return str(self.scaler_path)
 
     @property
     def sides(self) -> dict[str, str]:
@@ -245,10 +245,6 @@ class FlattenToTensor(OfScalers):
         Args:
             tree: has the fields and "channel_map".
             context: context of a traced step; None on the host.
-
-        Raises:
-            ValueError: the fields are missing, or a field has no scaler or one of
-                another size.
         """
         slices, path = tree["channel_map"], self.scaler_path
 
@@ -264,3 +260,102 @@ class FlattenToTensor(OfScalers):
         fields = [scaled[key.split("/")[0]][key] for key in order]
         module = np if all(map(is_numpy, fields)) else jnp
         return {**tree, self.out_key: module.concatenate(fields, axis=1)}
+
+
+@preblock("rename")
+class Rename(InputBlock):
+    """Changes keys of variables, by either `mapping` or `mapping_file`.
+
+    Keys are replaced simultaneously: a new key that is also an old key is not replaced
+    again.
+
+    Attributes:
+        mapping: old key -> new key, such as "GFS/prognostic/3d/TMP" to
+            "ERA5/prognostic/3d/T".
+        mapping_file: YAML file with such a mapping.
+    """
+
+    reach: ClassVar = Reach.CHANNEL
+    keeps_units: ClassVar = True
+
+    mapping: dict[str, str] | None = None
+    mapping_file: FilePath | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Rename:
+        if (self.mapping is None) == (self.mapping_file is None):
+            raise ValueError("give one of mapping and mapping_file")
+        return self
+
+    # Old key -> new key.
+    _mapping: Mapping[str, str] = PrivateAttr()
+
+    def open(self) -> None:
+        """Reads the mapping."""
+        mapping = self.mapping
+        if mapping is None:
+            path = expandvars(self.mapping_file or "")
+            mapping = yaml.safe_load(Path(path).read_text()) or {}
+            if not isinstance(mapping, dict) or not all(
+                isinstance(text, str) for pair in mapping.items() for text in pair
+            ):
+                raise ValueError(f"{path} must hold lines 'old key: new key'")
+        self._mapping = mapping
+
+    @property
+    def effects(self) -> Effects:
+        return Effects(renames=self._mapping)
+
+    def changes(self, key: str) -> bool:
+        """False: no value is another one afterwards."""
+        return False
+
+    def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Renames the fields of input and target."""
+        return self._renamed(tree, self._mapping)
+
+    def inverse(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Restores the old keys."""
+        return self._renamed(tree, {new: old for old, new in self._mapping.items()})
+
+    def schema_after(self, schema: TreeSchema) -> TreeSchema:
+        """Returns the variables with their new keys, grouped by source."""
+        new_schema = dict(schema)
+        for part in filter(schema.__contains__, self.data_types):
+            groups = {group.var_key: group for group in schema[part]}
+            ordered = _pairs(groups, self._mapping, part)
+            new_schema[part] = [
+                dataclasses.replace(groups[old], var_key=new) for new, old in ordered
+            ]
+        return new_schema
+
+    def describe(self, units: Descriptions) -> Descriptions:
+        """Returns the attributes of the old keys, by their new keys."""
+        return {new: units[old] for old, new in self._mapping.items() if old in units}
+
+    def _renamed(self, tree: FieldTree, mapping: Mapping[str, str]) -> dict[str, Any]:
+        renamed = dict(tree)
+        for part in self.entries(tree):
+            fields = by_key(tree[part])
+            pairs = _pairs(fields, mapping, part)
+            renamed[part] = by_source({new: fields[old] for new, old in pairs})
+        return renamed
+
+
+def _pairs(
+    keys: Iterable[str], mapping: Mapping[str, str], part: str
+) -> list[tuple[str, str]]:
+    """Pairs (new, old) of keys, by source; sources that are new come last."""
+    keys = list(keys)
+    pairs = [(mapping.get(old, old), old) for old in keys]
+    new_keys = [new for new, _ in pairs]
+    twice = sorted({new for new in new_keys if new_keys.count(new) > 1})
+    if twice:
+        raise ValueError(
+            f"two variables of {part} would be called {', '.join(twice)}; "
+            "rename one of them to something else"
+        )
+    sources = dict.fromkeys(key.split("/")[0] for key in (*keys, *new_keys))
+    return [
+        pair for source in sources for pair in pairs if pair[0].split("/")[0] == source
+    ]

@@ -20,6 +20,7 @@ from credit_jax.physics.arrays import SECONDS_PER_HOUR, clip, fill_padding
 from credit_jax.physics.files import read_grid, read_surface
 from credit_jax.transforms.base import (
     OUTPUT,
+    Effects,
     FieldTree,
     LevelFile,
     StepContext,
@@ -155,12 +156,12 @@ class _OfMoisture(_OnLevels):
     sp_var: str
 
     @property
-    def state_keys(self) -> tuple[str, ...]:
-        return (self.q_var, self.sp_var)
+    def effects(self) -> Effects:
+        return Effects(state=(self.q_var, self.sp_var))
 
     def moisture(self, read: Reader) -> physics.Moisture:
         """Humidity and surface pressure of the state that `read` reads."""
-        return physics.Moisture(*map(read, self.state_keys))
+        return physics.Moisture(read(self.q_var), read(self.sp_var))
 
 
 @postblock("global_mass_fixer")
@@ -263,8 +264,8 @@ class _EnergyFixer(_OnLevels):
         return keys if self.sp_var is None else (*keys, self.sp_var)
 
     @property
-    def state_keys(self) -> tuple[str, ...]:
-        return self._air_keys
+    def effects(self) -> Effects:
+        return Effects(state=self._air_keys)
 
     def flux(self, previous: Reader, after: Reader) -> Any:
         """Net energy flux into the air, W / m^2."""
@@ -312,8 +313,8 @@ class EnergyFixer(_EnergyFixer):
     surf_up_lw_var: str
 
     @property
-    def state_keys(self) -> tuple[str, ...]:
-        return (*self._air_keys, self.toa_down_solar_input_var)
+    def effects(self) -> Effects:
+        return Effects(state=(*self._air_keys, self.toa_down_solar_input_var))
 
     def flux(self, previous: Reader, after: Reader) -> Any:
         """Of upward and downward fluxes."""

@@ -9,6 +9,7 @@ from credit_jax.io.errors import errors_of
 from credit_jax.named_fields.units import EXPECTED, differ
 from credit_jax.transforms.base import (
     PREBLOCKS,
+    TRANSFORMS,
     OfVariables,
     Phase,
     TreeSchema,
@@ -17,7 +18,6 @@ from credit_jax.transforms.base import (
 from credit_jax.transforms.forecast_pipelines import missing_inverses
 from credit_jax.transforms.normalize import Normalizer
 from credit_jax.transforms.pipeline import Block, Pipeline
-from credit_jax.transforms.registry import TRANSFORMS
 
 
 def check_schema(pipeline: Pipeline, schema: TreeSchema) -> None:
@@ -26,9 +26,6 @@ def check_schema(pipeline: Pipeline, schema: TreeSchema) -> None:
     Args:
         pipeline: the transforms.
         schema: variables of "input" and "target" of the data.
-
-    Raises:
-        ValueError: a file does not fit the variables.
     """
     for each, previous in pipeline.with_schemas(schema):
         with errors_of(each.path):
@@ -41,10 +38,6 @@ def check_units(pipeline: Pipeline, units: Mapping[str, tuple[str, str]]) -> Non
     Args:
         pipeline: the transforms.
         units: key -> unit and file, for the variables whose files have a unit.
-
-    Raises:
-        ValueError: a unit differs from that of the file of means, or from that of a
-            formula.
     """
     available = {key: (*unit, variable_of(key)) for key, unit in units.items()}
     for each in pipeline.blocks:
@@ -76,7 +69,7 @@ def units_after(
 
 def _renamed(each: Block, available: dict[str, Any]) -> dict[str, Any]:
     """What is known of variables, by their keys after a transform."""
-    names = each.transform.renames
+    names = each.transform.effects.renames
     return {names.get(key, key): value for key, value in available.items()}
 
 

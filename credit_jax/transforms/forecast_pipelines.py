@@ -138,7 +138,7 @@ class Inverse(Transform):
         return {
             key: name
             for key, name in names.items()
-            if "target" in self.transform.entries
+            if "target" in self.transform.entries()
             and self.transform.changes(name)
             and not any(post.changes(key) for post in self.undone)
         }
@@ -163,10 +163,7 @@ class Inverse(Transform):
         """Returns the block with the files of the preblock in the order of the data."""
         names = self.input_names
         previous = {
-            part: [
-                replace(g, var_key=names.get(g.var_key, g.var_key))  # type: ignore[type-var]
-                for g in groups
-            ]
+            part: [replace(g, var_key=names.get(g.var_key, g.var_key)) for g in groups]
             for part, groups in schema.items()
         }
         transform = self.transform.at(previous, grid)
@@ -180,18 +177,11 @@ def check_feedback(pipeline: Pipeline, counts: Mapping[str, int]) -> None:
     Two values of each channel go through the postblocks that undo preblocks, through
     these, and through the postblocks again: they are the first ones where the next step
     takes what the model was trained to take.
-
-    Args:
-        pipeline: the blocks of a forecast, see `for_forecast`.
-        counts: number of channels of each variable that is fed back, by key.
-
-    Raises:
-        ValueError: a variable is another one after its round trip.
     """
     previous = [
         block
         for block in pipeline.of(Phase.BEFORE_STEP)
-        if block.transform.undone_by is not None or block.transform.renames
+        if block.transform.undone_by is not None or block.transform.effects.renames
     ]
     every = (
         *TRANSFORMS["preblocks"].values(),
@@ -239,12 +229,7 @@ def check_feedback(pipeline: Pipeline, counts: Mapping[str, int]) -> None:
 
 
 def missing_inverses(pipeline: Pipeline, keys: Iterable[str]) -> list[Block]:
-    """The inverses that a pipeline lacks to feed predicted variables back.
-
-    Args:
-        pipeline: the transforms.
-        keys: the predicted variables.
-    """
+    """The inverses that a pipeline lacks to feed predicted variables back."""
     if any(isinstance(block.transform, Inverse) for block in pipeline.blocks):
         return []
     return [
@@ -284,14 +269,10 @@ def after_aligned(pipeline: Pipeline) -> Pipeline:
 
     It lacks the blocks of every step that move fields to another grid or to other
     levels.
-
-    Raises:
-        ValueError: a block before such a one changes its variables, so that the two
-            cannot be exchanged, or one interpolates predicted and other variables.
     """
     steps = pipeline.of(Phase.BEFORE_STEP)
     for index, block in enumerate(steps):
-        moved = block.transform.moves
+        moved = block.transform.effects.moves
         if moved and isinstance(block.transform, LevelInterpPreblock):
             # Those read anew in every step need the pressure that is predicted there.
             predicted = [*filter(is_predicted, block.transform.variables)]
@@ -305,7 +286,7 @@ def after_aligned(pipeline: Pipeline) -> Pipeline:
                 )
         for previous in steps[:index]:
             altered = [key for key in moved if previous.transform.changes(key)]
-            if altered and not previous.transform.moves:
+            if altered and not previous.transform.effects.moves:
                 raise ValueError(
                     f"{block.path} takes {altered[0]} after {previous.path} (type "
                     f"{previous.type}) has changed it; in a forecast of several steps "
@@ -315,7 +296,7 @@ def after_aligned(pipeline: Pipeline) -> Pipeline:
         tuple(
             block
             for block in pipeline.blocks
-            if block.phase is not Phase.BEFORE_STEP or not block.transform.moves
+            if block.phase is not Phase.BEFORE_STEP or not block.transform.effects.moves
         )
     )
 
@@ -326,11 +307,11 @@ def for_forcing(pipeline: Pipeline) -> Pipeline:
     It has the preblocks that later steps apply to it. Where one may combine forcing
     with other fields, it normalizes nothing.
     """
-    steps = [b for b in pipeline.of(Phase.BEFORE_STEP) if not b.transform.moves]
+    steps = [b for b in pipeline.of(Phase.BEFORE_STEP) if not b.transform.effects.moves]
     alone = all(block.by_field for block in steps)
 
     def applies(block: Block) -> bool:
-        if block.transform.moves or block.transform.renames:
+        if block.transform.effects.moves or block.transform.effects.renames:
             return True
         applies_alone = alone or block.transform.keeps_units
         return block.phase is Phase.BEFORE_STEP and block.by_field and applies_alone

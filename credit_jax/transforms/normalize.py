@@ -90,13 +90,7 @@ class _Moments(Transform):
     )
 
     def open(self) -> None:
-        """Reads both files.
-
-        Raises:
-            FileNotFoundError: a file is missing.
-            ValueError: a value is not finite, a std is negative, a level is missing, or
-                a std is in a unit of something else than its mean.
-        """
+        """Reads both files."""
         mean, units, of_mean = _read(self.mean_path, "mean_path")
         std, std_units, of_std = _read(self.std_path, "std_path")
         self._units = std_units | units
@@ -165,26 +159,14 @@ class _Moments(Transform):
         return tuple(files)
 
     def check(self, schema: TreeSchema) -> None:
-        """Checks that the statistics fit the levels of the variables.
-
-        Raises:
-            ValueError: the files have other levels.
-        """
+        """Checks that the statistics fit the levels of the variables."""
         located = self.at(schema)
         for groups in schema.values():
             for group in groups:
                 located.statistics(group.var_key, group.n_levels)
 
     def at(self, schema: TreeSchema, grid: GridCoordinates | None = None) -> _Moments:
-        """Returns the block with the statistics of the levels of the data.
-
-        Args:
-            schema: the variables, with their levels.
-            grid: not used; statistics have none.
-
-        Raises:
-            ValueError: a file has other levels; names both.
-        """
+        """Returns the block with the statistics of the levels of the data."""
         moved: dict[str, Sequence[np.ndarray | None]] = {}
         for group in (group for groups in schema.values() for group in groups):
             values = self._level_values.get(variable_of(group.var_key), ())
@@ -221,11 +203,7 @@ class _Moments(Transform):
     def statistics(
         self, key: str, num_levels: int
     ) -> tuple[Float[np.ndarray, " level"], Float[np.ndarray, " level"]]:
-        """Mean and divisor of each level of a variable; 0 and 1 if not normalized.
-
-        Raises:
-            ValueError: the files have another number of levels.
-        """
+        """Mean and divisor of each level of a variable; 0 and 1 if not normalized."""
         name = variable_of(key)
         if name not in self._mean:
             return np.zeros(num_levels, np.float32), np.ones(num_levels, np.float32)
@@ -255,11 +233,7 @@ class Normalizer(_Moments, Fitted):
     undone_by: ClassVar = "era5_normalizer"
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
-        """Normalizes all fields of the input and the target.
-
-        Raises:
-            ValueError: the files have another number of levels.
-        """
+        """Normalizes all fields of the input and the target."""
         return map_fields(tree, self.normalize, ("input", "target"))
 
     def inverse(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:

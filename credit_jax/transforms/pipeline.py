@@ -2,12 +2,12 @@
 
 A config has blocks, each a transform with its place in the config, in four phases:
 
-    tree = pipeline.initial(tree)                   # preblocks.ic_only
+    tree = pipeline.run(Phase.INITIAL, tree)
     for step in range(num_steps):
-        tree = pipeline.before_step(tree)           # preblocks.per_step: makes x
+        tree = pipeline.run(Phase.BEFORE_STEP, tree)    # makes x
         tree["y_pred"] = model(tree["x"])
-        tree = pipeline.after_step(tree)            # postblocks.per_step: named fields
-    tree = pipeline.after_rollout(tree)             # postblocks.post_rollout
+        tree = pipeline.run(Phase.AFTER_STEP, tree)     # named fields
+    tree = pipeline.run(Phase.AFTER_ROLLOUT, tree)
 
 The blocks of a phase run together, either on the host (numpy arrays, no context) or
 traced, inside `shard_map`, with the `FieldContext` of the step. Readers of data run the
@@ -32,13 +32,12 @@ from jaxtyping import Shaped
 from credit_jax.io.errors import errors_of
 from credit_jax.named_fields import ChannelLayout, FieldContext
 from credit_jax.named_fields.coordinates import GridCoordinates, as_values
-from credit_jax.named_fields.tree import NamedFields, by_key, by_source
+from credit_jax.named_fields.tree import ChannelGroup, NamedFields, by_key, by_source
 from credit_jax.transforms.base import (
     PREBLOCKS,
     Descriptions,
     FieldTree,
     Grid,
-    Group,
     OutputLevels,
     Phase,
     Reach,
@@ -79,7 +78,7 @@ class Block:
     def is_local(self) -> bool:
         """Whether a preblock changes each field by itself, also on a shard of it."""
         is_traced = Where.TRACED in self.transform.where
-        elsewhere = self.transform.moves or self.transform.needs_host
+        elsewhere = self.transform.effects.moves or self.transform.needs_host
         return is_traced and self.by_field and not elsewhere
 
     def argument(self, name: str) -> Any:
@@ -108,39 +107,19 @@ class Pipeline:
 
     # Running the blocks.
 
-    def initial(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
-        """Runs `preblocks.ic_only`, on the initial state.
+    def run(
+        self, phase: Phase, tree: FieldTree, context: StepContext = None
+    ) -> dict[str, Any]:
+        """Runs the blocks of a phase.
 
         Args:
+            phase: the phase.
             tree: see `credit_jax.transforms.base`; it is not modified.
             context: context of the step if traced; None on the host.
 
         Raises:
             ValueError: a block of the phase cannot be traced, or not run on the host.
         """
-        return self._run(Phase.INITIAL, tree, context)
-
-    def before_step(
-        self, tree: FieldTree, context: StepContext = None
-    ) -> dict[str, Any]:
-        """Runs `preblocks.per_step`, which make x; see `initial`."""
-        return self._run(Phase.BEFORE_STEP, tree, context)
-
-    def after_step(
-        self, tree: FieldTree, context: StepContext = None
-    ) -> dict[str, Any]:
-        """Runs `postblocks.per_step` on the model's output; see `initial`."""
-        return self._run(Phase.AFTER_STEP, tree, context)
-
-    def after_rollout(
-        self, tree: FieldTree, context: StepContext = None
-    ) -> dict[str, Any]:
-        """Runs `postblocks.post_rollout` after the last step; see `initial`."""
-        return self._run(Phase.AFTER_ROLLOUT, tree, context)
-
-    def _run(
-        self, phase: Phase, tree: FieldTree, context: StepContext
-    ) -> dict[str, Any]:
         self.require(phase, Where.HOST if context is None else Where.TRACED)
         new = dict(tree)
         for block in self.of(phase):
@@ -149,11 +128,7 @@ class Pipeline:
         return new
 
     def require(self, phase: Phase, origin: Where) -> None:
-        """Checks that a phase can run on the host, or traced.
-
-        Raises:
-            ValueError: some blocks cannot; names them.
-        """
+        """Checks that a phase can run on the host, or traced."""
         misplaced = [b for b in self.of(phase) if origin not in b.transform.where]
         if misplaced:
             listed = ", ".join(f"{b.path} (type {b.type})" for b in misplaced)
@@ -168,19 +143,12 @@ class Pipeline:
     def postprocess(
         self, input_channels: Mapping[str, slice], target_channels: Mapping[str, slice]
     ) -> Postprocess | None:
-        """Returns `after_step` for the training and the evaluation step, traced.
-
-        Args:
-            input_channels: channels of each variable in x.
-            target_channels: channels of each variable in y and the model's output.
+        """Returns the postblocks of every step for training and evaluation, traced.
 
         Returns:
             `({"x": ..., "y": ..., "y_pred": ...}, context) -> tree`, where the tree
             also has the entries that transforms make; None if there are no
             `postblocks.per_step`.
-
-        Raises:
-            ValueError: a block runs on the host only.
         """
         if not self.of(Phase.AFTER_STEP):
             return None
@@ -189,7 +157,9 @@ class Pipeline:
             "input_channel_map": dict(input_channels),
             "channel_map": dict(target_channels),
         }
-        return lambda tree, context: self.after_step({**tree, **maps}, context)
+        return lambda tree, context: self.run(
+            Phase.AFTER_STEP, {**tree, **maps}, context
+        )
 
     def aligned(self, tree: FieldTree, *phases: Phase) -> dict[str, Any]:
         """Runs only the blocks that bring fields to the model's names and places.
@@ -202,7 +172,7 @@ class Pipeline:
         new = dict(tree)
         for block in self.blocks:
             if block.phase in phases and (
-                block.transform.renames or block.transform.moves
+                block.transform.effects.renames or block.transform.effects.moves
             ):
                 with errors_of(block.path):
                     new = block.transform(new, None)
@@ -211,13 +181,13 @@ class Pipeline:
     def with_input_names(
         self, tree: FieldTree, context: StepContext = None
     ) -> dict[str, Any]:
-        """Undoes only the renames of every step, before `before_step` runs them again.
+        """Undoes only the renames of every step, before they run again.
 
         Blocks before a rename use the old names.
         """
         new = dict(tree)
         for block in reversed(self.of(Phase.BEFORE_STEP)):
-            if block.transform.renames:
+            if block.transform.effects.renames:
                 with errors_of(block.path):
                     new = block.transform.inverse(new, context)
         return new
@@ -233,7 +203,9 @@ class Pipeline:
         """
         start = 0
         for end, block in enumerate(self.preblocks, 1):
-            initial = block.phase is Phase.INITIAL and not block.transform.renames
+            initial = (
+                block.phase is Phase.INITIAL and not block.transform.effects.renames
+            )
             if not block.is_local or (initial and num_steps > 1):
                 start = end
         parts = self.preblocks[:start], self.preblocks[start:]
@@ -247,7 +219,7 @@ class Pipeline:
 
     def state(self, fields: NamedFields) -> dict[str, dict[str, Any]]:
         """Selects the fields of a state that blocks read from "x_physical"."""
-        read = {key for block in self.blocks for key in block.transform.state_keys}
+        read = {key for block in self.blocks for key in block.transform.effects.state}
         return by_source({k: x for k, x in by_key(fields).items() if k in read})
 
     @property
@@ -281,9 +253,6 @@ class Pipeline:
         Args:
             schema: variables of "input" and "target" of the data, with their levels.
             grid: latitudes and longitudes of the data.
-
-        Raises:
-            ValueError: a file has other coordinates than the data; names both.
         """
         located = []
         for block, previous in self.with_schemas(schema):
@@ -294,7 +263,7 @@ class Pipeline:
             if transform is not block.transform:
                 block = replace(block, transform=transform)
             # Blocks after a regrid see its grid, the regrid itself that of the data.
-            new = transform.new_grid
+            new = transform.effects.grid
             if new is not None:
                 axes = as_values(new.latitude), as_values(new.longitude)
                 grid = GridCoordinates(*axes, where=block.path)
@@ -305,7 +274,7 @@ class Pipeline:
     @property
     def grid(self) -> Grid | None:
         """The grid of x and y; None if it is that of the data."""
-        grids = [block.transform.new_grid for block in self.preblocks]
+        grids = [block.transform.effects.grid for block in self.preblocks]
         return next((grid for grid in reversed(grids) if grid is not None), None)
 
     @cached_property
@@ -319,14 +288,10 @@ class Pipeline:
         return any(block.transform.is_scaling for block in self.preblocks)
 
     def normalized(self, schema: TreeSchema) -> frozenset[str]:
-        """Keys of x and y that a normalizer or a scaler of the preblocks changes.
-
-        Args:
-            schema: the variables of the data, before preblocks.
-        """
+        """Keys of x and y that a normalizer or a scaler of the preblocks changes."""
         scaled: set[str] = set()
         for block, previous in Pipeline(self.preblocks).with_schemas(schema):
-            names = block.transform.renames
+            names = block.transform.effects.renames
             scaled = {names.get(key, key) for key in scaled}
             if block.transform.is_scaling:
                 keys = {
@@ -336,11 +301,7 @@ class Pipeline:
         return frozenset(scaled)
 
     def described(self, units: Descriptions) -> Descriptions:
-        """Attributes of all fields, those that blocks make or rename included.
-
-        Args:
-            units: attributes of the fields of the data files.
-        """
+        """Attributes of all fields, those that blocks make or rename included."""
         descriptions = dict(units)
         for block in self.blocks:
             descriptions |= block.transform.describe(descriptions)
@@ -351,35 +312,24 @@ class Pipeline:
         """Key -> level coordinate of the fields on other levels than the data's."""
         coordinates: dict[str, OutputLevels] = {}
         for block in self.blocks:
-            coordinates |= block.transform.output_levels
+            coordinates |= block.transform.effects.levels
         return coordinates
 
 
 def names_after(blocks: Iterable[Block]) -> dict[str, str]:
-    """Key of a variable in the data -> key after some preblocks, if another."""
+    """Key of a predicted variable -> key after some preblocks, if another."""
     names: dict[str, str] = {}
     for block in blocks:
-        names = _renamed(names, block, block.transform.renames)
+        if "target" in block.transform.entries():
+            step = block.transform.effects.renames
+            names = {key: key for key in step} | names
+            names = {key: step.get(name, name) for key, name in names.items()}
     return names
 
 
-def origins_of(blocks: Sequence[Block]) -> dict[str, str]:
-    """Key of a variable after some preblocks -> key before the first, if another."""
-    names: dict[str, str] = {}
-    for block in reversed(blocks):
-        back = {new: old for old, new in block.transform.renames.items()}
-        names = _renamed(names, block, back)
-    return names
-
-
-def _renamed(
-    names: Mapping[str, str], block: Block, step: Mapping[str, str]
-) -> dict[str, str]:
-    """Composes changes of the keys of predicted variables with that of a block."""
-    if "target" not in block.transform.entries:
-        return dict(names)
-    names = {key: key for key in step} | dict(names)
-    return {key: step.get(name, name) for key, name in names.items()}
+def origins_of(blocks: Iterable[Block]) -> dict[str, str]:
+    """Key of a predicted variable after some preblocks -> key before, if another."""
+    return {new: old for old, new in names_after(blocks).items()}
 
 
 @dataclass(frozen=True)
@@ -408,9 +358,6 @@ class Units:
         Args:
             array: (batch, channel, lat, lon) or (batch, channel, time, lat, lon).
             context: context of a traced step; None on the host.
-
-        Raises:
-            ValueError: a block needs more than the target.
         """
         steps = [(each.path, each.transform) for each in self.blocks]
         return _applied(steps, array, self.data, self.model.keys, context)
@@ -425,22 +372,14 @@ class Units:
         Args:
             array: (batch, channel, lat, lon) or (batch, channel, time, lat, lon).
             context: context of a traced step; None on the host.
-
-        Raises:
-            ValueError: a block has no inverse.
         """
         steps = [(each.path, each.transform.inverse) for each in reversed(self.blocks)]
         keys = [self.origins[key] for key in self.model.keys]
         return _applied(steps, array, self.model, keys, context)
 
 
-def channel_units(pipeline: Pipeline, groups: Sequence[Group]) -> Units:
-    """Builds the conversion between channels of y and physical units.
-
-    Args:
-        pipeline: the transforms.
-        groups: the variables of the target of the data, in channel order.
-    """
+def channel_units(pipeline: Pipeline, groups: Sequence[ChannelGroup]) -> Units:
+    """Builds the conversion between channels of y and physical units."""
     after = pipeline.schema_after({"target": groups})["target"]
     origins = {}
     for group in groups:
@@ -450,7 +389,7 @@ def channel_units(pipeline: Pipeline, groups: Sequence[Group]) -> Units:
     return Units(tuple(blocks), _channels(groups), _channels(after), origins)
 
 
-def _channels(groups: Sequence[Group]) -> ChannelLayout:
+def _channels(groups: Sequence[ChannelGroup]) -> ChannelLayout:
     return ChannelLayout.of({group.var_key: group.n_levels for group in groups})
 
 

@@ -13,6 +13,7 @@ from scipy.sparse import csr_array
 from credit_jax.config.components import FilePath
 from credit_jax.io.open_files import opened
 from credit_jax.transforms.base import (
+    Effects,
     FieldTree,
     Grid,
     InputBlock,
@@ -50,12 +51,7 @@ class Regrid(InputBlock):
     _grid: Grid = PrivateAttr()
 
     def open(self) -> None:
-        """Reads the matrix and the new grid.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: the file is not a weight file of ESMF.
-        """
+        """Reads the matrix and the new grid."""
         path = expandvars(self.weight_file)
         with opened(path) as weights:
             lacking = {"row", "col", "S", "dst_grid_dims"} - set(map(str, weights))
@@ -72,20 +68,11 @@ class Regrid(InputBlock):
             self._grid = _new_grid(weights, self.reshape_to_xy)
 
     @property
-    def new_grid(self) -> Grid:
-        """That of the file."""
-        return self._grid
-
-    @property
-    def moves(self) -> tuple[str, ...]:
-        return self.variables
+    def effects(self) -> Effects:
+        return Effects(moves=self.variables, grid=self._grid)
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
-        """Interpolates fields (batch, level, time, lat, lon) or (..., point).
-
-        Raises:
-            ValueError: a field has another number of points than the matrix.
-        """
+        """Interpolates fields (batch, level, time, lat, lon) or (..., point)."""
         change = lambda key, x: self._regrid(key, x) if key in self.variables else x  # noqa: E731
         return map_fields(tree, change, self.data_types)
 

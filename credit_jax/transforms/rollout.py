@@ -80,11 +80,7 @@ def newest(fields: NamedFields) -> dict[str, dict[str, Any]]:
 
 
 def constant_fields(first: NamedFields) -> dict[str, dict[str, Any]]:
-    """Selects inputs that do not change in a forecast, (batch, level, 1, lat, lon).
-
-    Args:
-        first: input fields of the first step, after `preblocks.ic_only`.
-    """
+    """Selects inputs that do not change in a forecast, (batch, level, 1, lat, lon)."""
     constant = {
         key: x
         for key, x in by_key(first).items()
@@ -97,10 +93,6 @@ def fields_of_rollout(
     first: NamedFields, later: Sequence[NamedFields]
 ) -> dict[str, FieldTree]:
     """Collects the fields that later steps need in addition to the prediction.
-
-    Args:
-        first: input fields of the first step, after `preblocks.ic_only`.
-        later: input fields of each later step, which are dynamic forcing.
 
     Returns:
         {"forcing": {source: {key: (batch, level, later step, lat, lon)}}, "static":
@@ -193,10 +185,6 @@ class Advance:
                 lon).
             static: fields that do not change, like `forcing`.
             context: context of the step.
-
-        Raises:
-            ValueError: no transform makes named fields of the prediction, or one of
-                them lacks a prognostic variable.
         """
         keys = [k for k in self.input_channels if field_type_of(k) == PROGNOSTIC]
         predicted = _predicted(tree, keys)
@@ -225,7 +213,7 @@ class Advance:
         }
         # Blocks before a rename know the variables by their old names.
         renamed = self.pipeline.with_input_names(tree, context)
-        return self.pipeline.before_step(renamed, context)["x"]
+        return self.pipeline.run(Phase.BEFORE_STEP, renamed, context)["x"]
 
 
 def _predicted(tree: FieldTree, keys: Sequence[str]) -> dict[str, Array]:
@@ -319,18 +307,7 @@ class Rollout:
         target_channels: Mapping[str, slice],
         num_steps: int,
     ) -> Rollout:
-        """Returns the forecast with the transforms of a pipeline.
-
-        Args:
-            pipeline: the transforms.
-            input_channels: channels of each variable in x.
-            target_channels: channels of each variable in y and the model's output.
-            num_steps: number of steps.
-
-        Raises:
-            ValueError: a transform cannot be traced, or the transforms cannot make the
-                next input from a prediction.
-        """
+        """Returns the forecast with the transforms of a pipeline."""
         channels = input_channels, target_channels
         postprocess = pipeline.postprocess(*channels)
         advance = Advance(pipeline, *channels) if num_steps > 1 else None

@@ -155,12 +155,9 @@ def _affine(scaler: Any) -> tuple[np.ndarray, np.ndarray]:
 class OfScalers(Transform):
     """A block with fitted scalers of a file, {side: {source: {key: scaler}}}."""
 
-    _scalers: ScalerDict = PrivateAttr(default_factory=dict)
+    scaler_path: FilePath | None = None
 
-    @property
-    def scaler_file(self) -> str:
-        """Path of the file."""
-        raise NotImplementedError
+    _scalers: ScalerDict = PrivateAttr(default_factory=dict)
 
     @property
     def sides(self) -> dict[str, str]:
@@ -172,14 +169,8 @@ class OfScalers(Transform):
         raise NotImplementedError
 
     def open(self) -> None:
-        """Reads the scalers.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: the file has no valid scalers, or a postblock none of the
-                target.
-        """
-        path = os.path.expandvars(self.scaler_file)
+        """Reads the scalers."""
+        path = os.path.expandvars(str(self.scaler_path))
         if not os.path.exists(path):
             raise FileNotFoundError(
                 f"scaler_path: no file {path!r}; `credit-jax preprocess --config FILE` "
@@ -191,7 +182,7 @@ class OfScalers(Transform):
             lacking = sides - set(scalers)
             if lacking:
                 raise ValueError(
-                    f"scaler_path: {self.scaler_file} has no scalers of the target, "
+                    f"scaler_path: {self.scaler_path} has no scalers of the target, "
                     f"only of {', '.join(scalers) or 'nothing'}; fit them with the "
                     "target, too"
                 )
@@ -199,17 +190,13 @@ class OfScalers(Transform):
         self._scalers = scalers
 
     def scalers_of(self, side: str, keys: Sequence[str]) -> dict[str, Scaler]:
-        """Returns the scalers of variables.
-
-        Raises:
-            ValueError: a variable has no scaler.
-        """
+        """Returns the scalers of variables."""
         scalers = by_key(self._scalers.get(side, {}))
         missing = [key for key in keys if key not in scalers]
         if missing:
             raise ValueError(
                 f"there is no scaler of {', '.join(missing)} in the {side} scalers of "
-                f"{self.scaler_file}; there are: {', '.join(scalers) or 'none'}. Fit "
+                f"{self.scaler_path}; there are: {', '.join(scalers) or 'none'}. Fit "
                 "them again, or name those that are to be scaled in `variables`"
             )
         return {key: scalers[key] for key in keys}
@@ -225,15 +212,11 @@ class OfScalers(Transform):
                 and not scaler.channels_last
                 and self.by_level(key)
             }
-            files.append(LevelFile(self.scaler_file, bare.__contains__))
+            files.append(LevelFile(str(self.scaler_path), bare.__contains__))
         return tuple(files)
 
     def at(self, schema: TreeSchema, grid: GridCoordinates) -> OfScalers:
-        """Returns the block with its channels in the order of the data's levels.
-
-        Raises:
-            ValueError: a scaler has other levels; names both.
-        """
+        """Returns the block with its channels in the order of the data's levels."""
         located: ScalerDict = dict(self._scalers)
         for side, sources in self._scalers.items():
             scalers, ordered = by_key(sources), dict[str, Scaler]()
@@ -241,7 +224,7 @@ class OfScalers(Transform):
                 key, scaler = group.var_key, scalers.get(group.var_key)
                 if scaler is None or scaler.channels_last or not self.by_level(key):
                     continue
-                names = "level", f"{self.scaler_file}: {key}", "the data"
+                names = "level", f"{self.scaler_path}: {key}", "the data"
                 order = indices_of(group.levels, levels_of(scaler), *names, some=True)
                 if order is not None:
                     ordered[key] = take_channels(scaler, order)
@@ -251,7 +234,7 @@ class OfScalers(Transform):
         return self if equal else self.with_values(_scalers=located)
 
 
-class _Scaling(OfVariables, OfScalers):
+class _Scaling(OfScalers, OfVariables):
     """Scales fields by the scalers of their entry, source and key.
 
     Attributes:
@@ -264,13 +247,9 @@ class _Scaling(OfVariables, OfScalers):
 
     is_scaling: ClassVar = True
 
-    scaler_path: FilePath
+    scaler_path: FilePath  # type: ignore[override]
     spatial_variables: Variables = ()
     method: Method
-
-    @property
-    def scaler_file(self) -> str:
-        return self.scaler_path
 
     def is_spatial(self, key: str) -> bool:
         """Whether a variable has a scaler for each grid point."""
@@ -290,17 +269,12 @@ class _Scaling(OfVariables, OfScalers):
         return Reach.POINT if by_point or self.spatial_variables else Reach.CHANNEL
 
     @property
-    def needs_host(self) -> bool:
+    def needs_host(self) -> bool:  # type: ignore[override]
         """Whether scalers are quantiles, whose tails need float64."""
         return any(isinstance(each, QuantileScaler) for each in self._every_scaler)
 
     def check(self, schema: TreeSchema) -> None:
-        """Checks that the selected variables have scalers that fit their levels.
-
-        Raises:
-            ValueError: a variable has no scaler, or one of another size, or
-                `spatial_variables` has a variable that is not selected.
-        """
+        """Checks that the selected variables have scalers that fit their levels."""
         for side in self.sides.values():
             levels = {g.var_key: g.n_levels for g in schema[side]}
             keys = [key for key in levels if self._selects(key)]
@@ -321,12 +295,7 @@ class _Scaling(OfVariables, OfScalers):
                     raise ValueError(f"{self.scaler_path}: {key}: {text}")
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
-        """Scales the selected fields.
-
-        Raises:
-            ValueError: a variable has no scaler or one of another size, or the entry of
-                a postblock is missing.
-        """
+        """Scales the selected fields."""
         return self._scaled(tree, self.method, context)
 
     def inverse(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
@@ -338,7 +307,7 @@ class _Scaling(OfVariables, OfScalers):
     ) -> dict[str, Any]:
         scaled = dict(tree)
         # Forecasts have no target, and later steps of a sample no input.
-        for entry in self.entries_in(tree):
+        for entry in self.entries(tree):
 
             def change(key: str, x: Any, side: str = self.sides[entry]) -> Any:
                 if not self._selects(key):
@@ -413,15 +382,11 @@ class ScalerPreblock(_Scaling, Fitted):  # type: ignore[misc]
     @property
     def sides(self) -> dict[str, str]:
         """Each entry has scalers of its own."""
-        return {side: side for side in self.entries}
+        return {side: side for side in self.entries()}
 
     @property
     def params(self) -> AffineParams:
-        """Validated `scaler_params`.
-
-        Raises:
-            ConfigError: they are invalid for this type of scaler.
-        """
+        """Validated `scaler_params`."""
         kind = QuantileParams if self.in_order else AffineParams
         return parse(kind, self.scaler_params or {}, "args.scaler_params")
 
@@ -458,7 +423,7 @@ class ScalerPreblock(_Scaling, Fitted):  # type: ignore[misc]
                 }
                 for source, fields in tree[part].items()
             }
-            for part in self.entries
+            for part in self.entries()
         }
 
     def write(

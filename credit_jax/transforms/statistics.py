@@ -134,11 +134,7 @@ class Digests:
 
     @classmethod
     def of(cls, x: AnyArray, axis: int, compression: float) -> Digests:
-        """Computes the digests of an array whose channels are along `axis`.
-
-        Raises:
-            ValueError: crick is not installed.
-        """
+        """Computes the digests of an array whose channels are along `axis`."""
         try:
             new: Any = importlib.import_module("crick").TDigest
         except ImportError:
@@ -276,11 +272,7 @@ class Fitted(Transform):
         return False
 
     def collect(self, tree: FieldTree) -> Collected:
-        """Computes the statistics of one batch, before the block is applied.
-
-        Raises:
-            ValueError: a variable cannot be fitted.
-        """
+        """Computes the statistics of one batch, before the block is applied."""
         raise NotImplementedError
 
     def write(

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from credit_jax.config.inference import EncodingConfig
-from credit_jax.transforms.full_levels import FullLevels
+from credit_jax.transforms.diagnostics import FullLevels
 from credit_torch_bridge.config.editor import ConfigEditor, shown
 
 SECTION, TARGET = "predict", "inference"

@@ -13,7 +13,7 @@ from credit_jax.config import ConfigError, build_config, write_config
 from credit_jax.parallel.mesh.device_mesh import MeshAxes
 from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.plan import plan_run
-from credit_jax.plan.memory import estimate_memory, local_size
+from credit_jax.plan.estimates import estimate_memory, local_size
 from tests.config.example import example
 from tests.models.cases import BASE, section
 from tests.support.configs import plan_problems

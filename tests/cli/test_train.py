@@ -193,7 +193,7 @@ def test_each_section_is_parsed_once_and_each_file_opened_once(run, world, monke
     """With two splits, two sections that read latitudes, and a normalizer."""
     files = counted(monkeypatch, "xarray.open_dataset", lambda path, **_: path)
     models = counted(
-        monkeypatch, "credit_jax.plan.model.parse_model", lambda section: section
+        monkeypatch, "credit_jax.plan.run.parse_model", lambda section: section
     )
     losses = counted(
         monkeypatch,

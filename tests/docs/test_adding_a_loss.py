@@ -21,7 +21,7 @@ from credit_jax.losses import (
     value_and_parts,
 )
 from credit_jax.metrics import build_metrics
-from credit_jax.transforms import build_pipeline
+from credit_jax.transforms import Phase, build_pipeline
 from tests.support import assert_close
 from tests.support.code_blocks import code_blocks
 from tests.support.custom_objects import no_objects_left
@@ -101,7 +101,7 @@ def test_the_transform():
     }
     pipeline = build_pipeline(parse(PreblocksConfig, {"per_step": blocks}))
     fields = {key: np.full((1, 1, 1, LAT, LON), 4.0, np.float32) for key in CHANNELS}
-    x = pipeline.before_step({"input": {"S": fields}})["x"]
+    x = pipeline.run(Phase.BEFORE_STEP, {"input": {"S": fields}})["x"]
     assert x[0, :, 0, 0, 0].tolist() == [4.0, 2.0]
 
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from credit_jax.config.loss import MetricsConfig
-from credit_jax.metrics import build_metrics, metric_settings
+from credit_jax.metrics import build_metrics, parse_metrics
 from tests.metrics.cases import CHANNELS, draw, everything, named, of
 from tests.support import assert_close
 from tests.support.whole_fields import field_context, of_pair
@@ -106,5 +106,5 @@ def test_wrong_settings(args, message):
     ],
 )
 def test_who_needs_a_climatology(config, needed):
-    settings = metric_settings(config)
-    assert any(each.metric.needs_climatology for each in settings) is needed
+    metrics = [metric for _, metric in parse_metrics(config).values()]
+    assert any(metric.needs_climatology for metric in metrics) is needed

@@ -8,7 +8,7 @@ import pytest
 from credit_jax.cli.check import main
 from credit_jax.config import ConfigError, load_config
 from credit_jax.plan import plan_run
-from credit_jax.plan.memory import estimate_memory
+from credit_jax.plan.estimates import estimate_memory
 
 CONFIG = Path(__file__).parents[2] / "configs" / "wxformer_6h_curriculum.yaml"
 

@@ -8,8 +8,10 @@ import pytest
 import xarray as xr
 
 from credit_jax.config import ConfigError, build_config
-from credit_jax.plan.run_record import RunRecord
+from credit_jax.config.data import DataConfig
+from credit_jax.plan.run_record import RunRecord, static_files
 from tests.data.world import raw_config, set_key
+from tests.training.tiny import tiny_config
 
 NORM = "preblocks.per_step.norm"
 
@@ -95,3 +97,16 @@ def test_what_may_differ_is_said_once(raw):
     (note,) = compared(raw, changed, forecasts=True)
     assert "data.end_datetime" in note
     assert "trainer" not in note
+
+
+def test_files_of_static_fields_alone(tmp_path):
+    raw = tiny_config(tmp_path, tmp_path / "run")["data"]
+    kinds = raw["source"]["ERA5"]["variables"]
+    named = static_files(DataConfig(**raw), "data")
+    assert named == {
+        "data.source.ERA5.variables.static.path": kinds["static"]["path"],
+    }
+    kinds["static"]["path"] = kinds["prognostic"]["path"]
+    assert static_files(DataConfig(**raw), "data") == {}, "times are added to it"
+    del kinds["static"]
+    assert static_files(DataConfig(**raw), "data") == {}

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from credit_jax.transforms import Phase
 from credit_jax.transforms.channels import Reconstruct
 from tests.support.whole_fields import field_context
 from tests.transforms.cases import CONCAT, LEVELS, SP, TP, T, postblocks, preblocks
@@ -31,7 +32,9 @@ def test_reconstruct_as_credit(credit, rng, dims):
         }
     )["y_processed"]
     chain = postblocks(reconstruct={"type": "reconstruct"})
-    ours = chain.after_step({"y_pred": y, "channel_map": slices})["y_processed"]
+    ours = chain.run(Phase.AFTER_STEP, {"y_pred": y, "channel_map": slices})[
+        "y_processed"
+    ]
     assert list(ours["S"]) == list(theirs["S"])
     for key, field in ours["S"].items():
         assert np.array_equal(field, theirs["S"][key].numpy()), key
@@ -78,20 +81,20 @@ def test_the_input_by_its_own_channels():
 def test_fields_of_different_grids(batch):
     batch["input"]["S"][SP] = batch["input"]["S"][SP][..., :4]
     with pytest.raises(ValueError, match="must agree in all but the levels"):
-        preblocks(concat=CONCAT).before_step(batch)
+        preblocks(concat=CONCAT).run(Phase.BEFORE_STEP, batch)
 
 
 def test_a_channel_map_gives_the_order(batch):
     """JAX sorts dicts, so that a traced step loses the order of a data set."""
     pipeline, context = preblocks(concat=CONCAT), field_context(3)
-    host = pipeline.before_step(batch)
+    host = pipeline.run(Phase.BEFORE_STEP, batch)
     fields = {
         part: {"S": dict(sorted(batch[part]["S"].items()))}
         for part in ("input", "target")
     }
     maps = {"input_channel_map": INPUT, "channel_map": TARGET}
-    found = pipeline.before_step({**fields, **maps}, context)
+    found = pipeline.run(Phase.BEFORE_STEP, {**fields, **maps}, context)
     assert np.array_equal(found["x"], host["x"])
     assert np.array_equal(found["y"], host["y"])
     with pytest.raises(ValueError, match="a traced batch needs 'input_channel_map'"):
-        pipeline.before_step(fields, context)
+        pipeline.run(Phase.BEFORE_STEP, fields, context)

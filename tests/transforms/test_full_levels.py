@@ -159,11 +159,11 @@ def test_another_number_of_levels():
 
 def test_levels_and_attributes():
     block = build(KIND, ARGS)
-    assert block.output_levels["S/derived_diagnostic/3d/Z_PRES"] == (
+    assert block.effects.levels["S/derived_diagnostic/3d/Z_PRES"] == (
         "pressure",
         tuple(PRESSURES),
     )
-    assert block.output_levels["S/derived_diagnostic/3d/P_HEIGHT"] == (
+    assert block.effects.levels["S/derived_diagnostic/3d/P_HEIGHT"] == (
         "height_agl",
         tuple(ABOVE),
     )

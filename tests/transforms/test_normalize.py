@@ -13,6 +13,7 @@ from credit_jax.config import parse
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 from credit_jax.transforms import (
     Normalizer,
+    Phase,
     build_pipeline,
     channel_units,
     check_schema,
@@ -38,7 +39,7 @@ def test_bitwise_as_credit(credit, files, batch):
     }
     x, y, _ = ConcatToTensor()(ERA5Normalizer(**files)(theirs))
     blocks = preblocks(norm={"type": "era5_normalizer", "args": files}, concat=CONCAT)
-    ours = blocks.before_step(batch)
+    ours = blocks.run(Phase.BEFORE_STEP, batch)
     assert ours["x"].tobytes() == x.numpy().tobytes()
     assert ours["y"].tobytes() == y.numpy().tobytes()
     assert ours["input_times"] is batch["input_times"]
@@ -50,7 +51,7 @@ def test_in_the_graph_as_on_the_host(files, batch):
         device={"type": "to_device", "args": {"device": "cuda"}},
         concat=CONCAT,
     )
-    host = blocks.before_step(batch)["y"]
+    host = blocks.run(Phase.BEFORE_STEP, batch)["y"]
     normalizer = blocks.blocks[0].transform
 
     @jax.jit
@@ -64,7 +65,7 @@ def test_in_the_graph_as_on_the_host(files, batch):
 def test_inputs_are_not_changed(files, batch):
     before = batch["input"]["S"][T].copy()
     chain = preblocks(norm={"type": "era5_normalizer", "args": files}, concat=CONCAT)
-    chain.before_step(batch)
+    chain.run(Phase.BEFORE_STEP, batch)
     assert np.array_equal(batch["input"]["S"][T], before)
 
 

@@ -12,7 +12,7 @@ from credit_jax.config import ConfigError, build_config, parse
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 from credit_jax.plan import plan_run
 from credit_jax.training.setup import prepare
-from credit_jax.transforms import TRANSFORMS, build_pipeline, channel_units
+from credit_jax.transforms import TRANSFORMS, Phase, build_pipeline, channel_units
 from tests.support import assert_close, assert_trees_close, make_mesh
 from tests.support.gradients import draw
 from tests.support.whole_fields import field_context, field_spec, run_on_mesh
@@ -98,8 +98,8 @@ def test_the_chain_ends_with_concat(blocks):
 def test_two_normalizers(files, batch):
     """Both are applied in order, as in CREDIT."""
     norm = {"type": "era5_normalizer", "args": files}
-    twice = preblocks(a=norm, b=norm, concat=CONCAT).before_step(batch)["y"]
-    once = preblocks(a=norm, concat=CONCAT).before_step(batch)
+    twice = preblocks(a=norm, b=norm, concat=CONCAT).run(Phase.BEFORE_STEP, batch)["y"]
+    once = preblocks(a=norm, concat=CONCAT).run(Phase.BEFORE_STEP, batch)
     (normalizer, _) = preblocks(a=norm, concat=CONCAT).blocks
     again = normalizer.transform.normalize(T, once["y"][:, :LEVELS])
     assert np.array_equal(twice[:, :LEVELS], again)
@@ -173,7 +173,7 @@ def test_every_phase_of_a_forecast(toys, mild_files):
         assert_close(rain[step], new[TP], 1e-12, f"TP of step {step}")
     assert_close(temperature, fields[T], 1e-12, "T")
     assert_close(pressure, fields[SP], 1e-12, "SP")
-    total = pipeline.after_rollout({"steps": rain})["rain"]
+    total = pipeline.run(Phase.AFTER_ROLLOUT, {"steps": rain})["rain"]
     assert_close(total, sum(rain), 1e-12, "rain of all steps, on the host")
 
 
@@ -210,14 +210,16 @@ def test_a_phase_on_the_host_as_traced(toys, mild_files):
     """Transforms that can run on the host or traced give equal results in both."""
     pipeline = pipeline_of(*sections(mild_files, LATITUDE))
     tree = {"input": {"S": initial_state(np.float32)}, **MAPS}
-    host = pipeline.before_step(pipeline.initial(tree))["x"]
+    host = pipeline.run(Phase.BEFORE_STEP, pipeline.run(Phase.INITIAL, tree))["x"]
     assert isinstance(host, np.ndarray)
 
     @jax.jit
     def traced(fields):
         context = field_context(LAT)
         tree = {"input": {"S": fields}, **MAPS}
-        return pipeline.before_step(pipeline.initial(tree, context), context)["x"]
+        return pipeline.run(
+            Phase.BEFORE_STEP, pipeline.run(Phase.INITIAL, tree, context), context
+        )["x"]
 
     assert_close(traced(tree["input"]["S"]), host, 1e-5, "x")
 
@@ -230,10 +232,10 @@ def test_transforms_declare_where_they_run(toys, mild_files):
         "step only: postblocks.per_step.fixer (type mass_fixer)"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
-        pipeline.after_step(tree)
+        pipeline.run(Phase.AFTER_STEP, tree)
     text = "post_rollout runs in the traced step, but these transforms run on the host"
     with pytest.raises(ValueError, match=text):
-        pipeline.after_rollout(tree, field_context(LAT))
+        pipeline.run(Phase.AFTER_ROLLOUT, tree, field_context(LAT))
     both = {"fixer": {"type": "center_output"}, "again": {"type": "read_again"}}
     text = (
         "postblocks.per_step cannot run in one place: on the host only "
@@ -261,7 +263,7 @@ def test_postblocks_of_a_step_give_named_fields():
     """The function used by training and `predict`: the model's output by variable."""
     pipeline = postblocks(reconstruct={"type": "reconstruct"})
     y = draw((2, LEVELS + 2, 1, LAT, LON))
-    named = pipeline.after_step({"y_pred": y, **MAPS})["y_processed"]["S"]
+    named = pipeline.run(Phase.AFTER_STEP, {"y_pred": y, **MAPS})["y_processed"]["S"]
     assert {key: x.shape[1] for key, x in named.items()} == {T: LEVELS, SP: 1, TP: 1}
     traced = jax.jit(
         lambda y: pipeline.postprocess(INPUT, TARGET)(

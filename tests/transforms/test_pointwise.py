@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from credit_jax.config import ConfigError
+from credit_jax.transforms import Phase
 from tests.support import assert_close
 from tests.transforms.cases import CONCAT, T, postblocks, preblocks
 from tests.transforms.credit_blocks import built, compare, fields, host_results
@@ -110,4 +111,4 @@ def test_a_key_without_fields():
     chain = postblocks(exp={"type": "exp_transform", "args": {"variables": []}})
     text = "key 'y_processed' names no fields of variables; there are: input"
     with pytest.raises(ValueError, match=text):
-        chain.after_step({"input": {}, "y_pred": np.zeros((1, 1, 1, 2, 2))})
+        chain.run(Phase.AFTER_STEP, {"input": {}, "y_pred": np.zeros((1, 1, 1, 2, 2))})

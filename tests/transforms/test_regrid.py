@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.transforms import channel_units
+from credit_jax.transforms import Phase, channel_units
 from tests.support import assert_close
 from tests.transforms.cases import CONCAT, SP, T, group, preblocks
 from tests.transforms.credit_blocks import (
@@ -72,8 +72,8 @@ def test_as_credit(credit, tmp_path, options, args):
         assert found[key].shape == tuple(x.shape)
         assert_close(found[key], x.numpy(), 1e-6, key)
     if theirs.dst_lat is not None and args.get("reshape_to_xy", True):
-        assert np.array_equal(ours.new_grid.latitude, theirs.dst_lat)
-        assert np.array_equal(ours.new_grid.longitude, theirs.dst_lon)
+        assert np.array_equal(ours.effects.grid.latitude, theirs.dst_lat)
+        assert np.array_equal(ours.effects.grid.longitude, theirs.dst_lon)
     flat = {T: fields()[T].reshape(2, 4, 1, OLD)}
     batch = {T: torch.tensor(flat[T])}
     expected = theirs({"input": {"S": batch}})["input"]["S"][T]
@@ -108,7 +108,7 @@ def test_errors(tmp_path):
     pipeline = chain(write_weights(tmp_path / "weights.nc"))
     x = {"S": {T: np.zeros((1, 4, 1, 3, 2), np.float32)}}
     with pytest.raises(ValueError, match=re.escape(f"{T} has a grid of 3 x 2, but")):
-        pipeline.before_step({"input": x})
+        pipeline.run(Phase.BEFORE_STEP, {"input": x})
     xr.Dataset({"row": ("n_s", [1])}).to_netcdf(tmp_path / "other.nc")
     with pytest.raises(ValueError, match="it lacks S, col, dst_grid_dims"):
         chain(str(tmp_path / "other.nc"))

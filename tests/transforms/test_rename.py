@@ -9,7 +9,7 @@ import yaml
 from credit_jax.config import ConfigError
 from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.data import ChannelGroup, ChannelSchema
-from credit_jax.transforms import channel_units
+from credit_jax.transforms import Phase, channel_units
 from credit_jax.transforms.build import parse_pipeline, predicted_names
 from credit_jax.transforms.pipeline import origins_of
 from tests.transforms.cases import CONCAT, LSM, SP, TP, TSI, T, preblocks
@@ -54,7 +54,7 @@ def test_as_credit_and_the_channels_after_it(credit, batch, mapping):
         names={"type": "rename", "args": {"mapping": mapping}}, concat=CONCAT
     )
     x, y, meta = ConcatToTensor()(renamed)
-    made = chain.before_step(batch)
+    made = chain.run(Phase.BEFORE_STEP, batch)
     assert made["x"].tobytes() == x.numpy().tobytes()
     assert made["y"].tobytes() == y.numpy().tobytes()
     after = schema().after(chain)
@@ -117,7 +117,7 @@ def test_units_of_a_chain(files):
     for key, place in ((T, slice(0, 4)), (SP, slice(4, 5)), (TP, slice(5, 6))):
         tree["target"]["S"][key] = physical[:, place, None].astype(np.float32)
     tree["input"] = tree["target"]
-    made = chain.before_step(tree)["y"][:, :, 0]
+    made = chain.run(Phase.BEFORE_STEP, tree)["y"][:, :, 0]
     np.testing.assert_allclose(made[:, 1:], y[:, 1:], rtol=1e-4, atol=1e-4)
 
 

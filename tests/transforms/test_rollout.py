@@ -74,7 +74,9 @@ def check_next_input(pipeline, fields, new):
     )
     schema = data.after(pipeline)
     order = {group.var_key: 0 for group in data.as_read()["input"]}
-    expected = pipeline.before_step({"input": {"S": {k: fields[k] for k in order}}})
+    expected = pipeline.run(
+        Phase.BEFORE_STEP, {"input": {"S": {k: fields[k] for k in order}}}
+    )
     advance = Advance(pipeline, schema.input_slices(), schema.target_slices())
     given = pipeline.aligned({"input": {"S": fields}}, Phase.BEFORE_STEP)["input"]
     given = {key: x for own in given.values() for key, x in own.items()}
@@ -157,7 +159,7 @@ def test_predictions_on_other_levels_than_the_data(rng, weights, dest):
     check_next_input(pipeline, fields, {**NEW, TSI: TSI})
     state = pipeline.aligned({"input": {"S": fields}}, Phase.BEFORE_STEP)["input"]
     alone = {"input": {"S": {T: fields[T], SP: fields[SP]}}}
-    x = pipeline.before_step(alone)["x"]
+    x = pipeline.run(Phase.BEFORE_STEP, alone)["x"]
     assert state["A"][NEW[T]].shape == (2, len(dest), 1, LAT, LON)
     assert np.array_equal(state["A"][NEW[T]], x[:, 1:]), "as in x"
 
@@ -181,7 +183,7 @@ def test_forcing_is_interpolated_in_every_step(rng):
     tree["y_processed"] = {"S": {SP: fields[SP]}}
     run = jax.jit(lambda *given: advance(*given, field_context(LAT)))
     found = run(tree, {"S": {forcing: fields[forcing]}}, {})
-    expected = pipeline.before_step({"input": {"S": {**fields}}})
+    expected = pipeline.run(Phase.BEFORE_STEP, {"input": {"S": {**fields}}})
     assert_close(found["x"], expected["x"], 1e-6, "x of the next step")
 
 
@@ -211,7 +213,7 @@ def test_later_targets_are_on_the_levels_of_the_model(rng):
     tree = {"input": {"S": {TSI: fields[SP]}}, "target": {"S": fields}}
     later = pipeline.aligned(tree, Phase.INITIAL)
     assert later["target"]["S"][T].shape[1] == 2
-    expected = pipeline.initial({"target": {"S": fields}})["target"]["S"][T]
+    expected = pipeline.run(Phase.INITIAL, {"target": {"S": fields}})["target"]["S"][T]
     assert np.array_equal(later["target"]["S"][T], expected)
 
 
@@ -270,7 +272,7 @@ def test_training_feeds_back_what_forecasts_feed_back(rng, mild_files, name):
     data = ChannelSchema(groups, groups)
     schema = data.after(pipeline)
     channels = schema.input_slices(), schema.target_slices()
-    expected = pipeline.before_step({"input": truth, "target": truth})
+    expected = pipeline.run(Phase.BEFORE_STEP, {"input": truth, "target": truth})
     batch = {"x": jnp.zeros_like(expected["x"]), "static": {}}
 
     def fed_back(rollout, y, context):

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from credit_jax.transforms import check_schema
+from credit_jax.transforms import Phase, check_schema
 from tests.support import assert_close
 from tests.transforms.cases import CONCAT, LSM, SP, TP, T, group, postblocks, preblocks
 from tests.transforms.credit_blocks import (
@@ -207,7 +207,7 @@ def test_scalers_of_another_grid(scalers):
         "field (1, 1, 1, 7, 7) has 49 grid points"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
-        block.before_step({"input": {"S": x}})
+        block.run(Phase.BEFORE_STEP, {"input": {"S": x}})
 
 
 def test_channels_last_of_levels(scalers):
@@ -216,7 +216,7 @@ def test_channels_last_of_levels(scalers):
     x = {T: np.zeros((1, 4, 1, NUM_ROWS, NUM_COLUMNS + 1), np.float32)}
     text = f"preblocks.per_step.scaler: {path}: {T}: the scaler has {NUM_COLUMNS} chan"
     with pytest.raises(ValueError, match=re.escape(text)):
-        chain(path, variables=[T]).before_step({"input": {"S": x}})
+        chain(path, variables=[T]).run(Phase.BEFORE_STEP, {"input": {"S": x}})
 
 
 def test_no_file_of_scalers():

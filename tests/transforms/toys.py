@@ -123,11 +123,11 @@ def model(x):
 
 def forecast(pipeline, fields, context) -> tuple[Any, Any]:
     """Returns the last state and TP of every step, from the initial fields."""
-    tree = pipeline.initial({"input": {"S": fields}, **MAPS}, context)
+    tree = pipeline.run(Phase.INITIAL, {"input": {"S": fields}, **MAPS}, context)
     rain = []
     for _ in range(NUM_STEPS):
-        x = pipeline.before_step(tree, context)["x"]
-        done = pipeline.after_step({**tree, "y_pred": model(x)}, context)
+        x = pipeline.run(Phase.BEFORE_STEP, tree, context)["x"]
+        done = pipeline.run(Phase.AFTER_STEP, {**tree, "y_pred": model(x)}, context)
         new = done["y_processed"]["S"]
         rain.append(new[TP])
         state = {key: new.get(key, x) for key, x in tree["input"]["S"].items()}

@@ -31,7 +31,12 @@ from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.mesh.model_fit import ULYSSES, model_problems
 from credit_jax.parallel.params.fsdp import ShardingRules
 from credit_jax.parallel.params.remat import ACTIVATIONS
-from credit_jax.plan.memory import MemoryEstimate, estimate_memory, local_size, rules_of
+from credit_jax.plan.estimates import (
+    MemoryEstimate,
+    estimate_memory,
+    local_size,
+    rules_of,
+)
 from credit_jax.plan.run import model_options, precision_of
 
 FLOAT32 = 4

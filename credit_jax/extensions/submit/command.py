@@ -26,8 +26,7 @@ from credit_jax.extensions.submit.job_section import JobSection, Scheduler, job_
 from credit_jax.io.atomic import new_file
 from credit_jax.parallel.processes.watch import RESUME
 from credit_jax.plan import plan_run
-from credit_jax.plan.memory import memory_problems
-from credit_jax.plan.roofline import DEVICES
+from credit_jax.plan.estimates import DEVICES, memory_problems
 
 _PROGRAMS: dict[Scheduler, str] = {"pbs": "qsub", "slurm": "sbatch"}
 # What the directives of both schedulers take as it is: they quote nothing, SLURM puts

@@ -6,7 +6,7 @@ import yaml
 
 from credit_jax.config import parse
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
-from credit_jax.transforms import build_pipeline, for_forecast
+from credit_jax.transforms import Phase, build_pipeline, for_forecast
 from credit_torch_bridge.config.inference_section import complete_inference
 from tests.support import assert_close
 from tests.support.processes import ROOT
@@ -27,7 +27,7 @@ def after_step(pipeline, y):
     for key, count in KEYS.items():
         channels[key], place = slice(place, place + count), place + count
     tree = {"y_pred": y, "y": y, "x": y, "channel_map": channels}
-    return pipeline.after_step({**tree, "input_channel_map": channels})
+    return pipeline.run(Phase.AFTER_STEP, {**tree, "input_channel_map": channels})
 
 
 def test_training_of_several_steps_has_the_inverse_as_a_postblock(tmp_path):

@@ -23,7 +23,7 @@ from credit_jax.nn.parameters import BATCH_STATS
 from credit_jax.parallel.mesh.credit import data_parallel_coords, local_dp_ranks
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.placement import place_batch
-from credit_jax.plan.memory import local_size
+from credit_jax.plan.estimates import local_size
 from credit_jax.training.restore import RunStore
 from credit_jax.training.state import TrainState, init_state
 from credit_jax.training.step import make_train_step

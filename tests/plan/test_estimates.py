@@ -10,7 +10,7 @@ from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.flops import gradient_flops
 from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.devices import free_memory
-from credit_jax.plan.roofline import DEVICES, FLOPS, MODEL
+from credit_jax.plan.estimates import DEVICES, FLOPS, MODEL
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "configs" / "demo.yaml"
