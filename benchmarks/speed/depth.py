@@ -44,8 +44,8 @@ _INTRO = (
     "model of every kind on one device, with the plain definitions and loops over "
     "equal blocks, traced and compiled without a cache, with few optimizations. "
     "`blocks` are those of every stage. Equations within loops count once. Each pair "
-    "has equal numbers of equations (`tests/models/test_depth.py`); seconds are "
-    "processor time of all threads in one run."
+    "has equal numbers of equations (`tests/models/test_parallel_model.py`); seconds "
+    "are processor time of all threads in one run."
 )
 _WITHOUT = (
     "What is no depth: stages of a model differ in channels, grid and windows, as do "

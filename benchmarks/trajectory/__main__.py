@@ -165,7 +165,7 @@ def _publish(results: list[Any], options: Any) -> None:
         "do not see them. The bias of surface pressure is a small difference of "
         "values near 96,000 Pa: 1e-5 of its error is 2e-7 of these, the last bit of "
         "float32, which CREDIT's mass fixer is off by in its global sums: 1.2e-5 from "
-        "itself in float64 (credit_jax: 3.5e-6; tests/physics/test_rounding.py). "
+        "itself in float64 (credit_jax: 3.5e-6; tests/physics/test_functions.py). "
         f"Bounds: {bounds}."
     )
     config = {"cases": options.cases, "meshes": options.meshes, "base": base_config()}

@@ -1,4 +1,4 @@
-"""Features of all commands: exit codes, errors, help."""
+"""Features of all commands: exit codes, errors, help, options."""
 
 import subprocess
 import sys
@@ -16,6 +16,7 @@ from credit_jax.cli.commands import (
     Command,
     CommandEntry,
     CommandError,
+    ProcessOptions,
     option,
     run_group,
 )
@@ -128,11 +129,6 @@ def test_a_limit_of_an_option(capsys):
     assert capsys.readouterr() == ("", line)
 
 
-def test_success(capsys):
-    assert call() == OK
-    assert capsys.readouterr() == ("done\n", "")
-
-
 def test_a_platform_that_the_machine_lacks(monkeypatch, capsys):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     assert call("--how", "no gpu") == USER_ERROR
@@ -172,13 +168,6 @@ def test_a_bug_is_no_error_of_the_user():
         call("--how", "a bug")
 
 
-def test_help_names_an_example(capsys):
-    with pytest.raises(SystemExit) as ended:
-        call("--help")
-    assert ended.value.code == 0
-    assert "example: python -m it --how well" in capsys.readouterr().out
-
-
 GROUP = {
     "it": CommandEntry(f"{__name__}:It", "does it"),
     "other": CommandEntry("no_such_module:It", "fails"),
@@ -191,24 +180,6 @@ def test_a_group_imports_the_chosen_command_only(capsys):
     assert capsys.readouterr().err == "error: there is no file\n"
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         run_group(GROUP, ["other"], **OPTIONS)
-
-
-def test_a_group_lists_its_commands_and_imports_none(capsys):
-    with pytest.raises(SystemExit) as ended:
-        run_group(GROUP, ["--help"], **OPTIONS)
-    assert ended.value.code == 0
-    shown = capsys.readouterr().out
-    assert "does it" in shown
-    assert "program COMMAND --help" in shown
-
-
-def test_a_command_of_a_group_has_its_help(capsys):
-    with pytest.raises(SystemExit):
-        run_group(GROUP, ["it", "--help"], **OPTIONS)
-    shown = capsys.readouterr().out
-    assert It.__doc__ in shown
-    assert "to do it (default: 1)" in shown
-    assert "example: program it --how well" in shown
 
 
 @pytest.mark.parametrize(
@@ -307,3 +278,21 @@ def test_alarms_of_xla_do_not_come_through(debug, monkeypatch, tmp_path):
     assert has_alarm == debug
     if not debug:
         assert "it is running" in lines
+
+
+# The options that several commands have: values that no command can take.
+
+
+class Waiting(ProcessOptions):
+    """Does nothing."""
+
+    def run(self):
+        return OK
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+@pytest.mark.parametrize("name", ["--connect-timeout", "--heartbeat-timeout"])
+def test_seconds_that_are_none(name, seconds, capsys):
+    assert Waiting.main([name, "2.5"]) == OK
+    assert Waiting.main([f"{name}={seconds}"]) == USER_ERROR
+    assert f"error: {name}: must be " in capsys.readouterr().err

@@ -13,9 +13,13 @@ from credit_jax.evaluation.opening import open_forecasts
 from credit_jax.evaluation.scores import write_scores
 from credit_jax.visualization.choice import choose, truth_of
 from credit_jax.visualization.scene import Scene
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
 from tests.support import assert_close
 from tests.visualization.stores import STARTS, make_store, write_folder
 from tests.visualization.synthetic import make_scores
+
+CASES = Cases("plot")
 
 DATE = ("--init-time", "2004-03-01")
 
@@ -161,51 +165,36 @@ def test_an_animation(store, tmp_path):
         assert image.n_frames == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "--variable NAME is needed"),
-        (("--variable", "t"), "no 't' in the forecasts; there are: SP, T"),
-        (("--variable", "T500"), " (nearest: --variable T --level 500)"),
-        (("--variable", "T"), "--level: T needs one of 500, 850"),
-        (("--variable", "T", "--level", "700"), "no level 700; there are: 500, 850; "),
-        (("--variable", "SP", "--level", "500"), "SP has no levels, got 500"),
-        (
-            ("--variable", "SP", "--lead", "10h"),
-            "no lead time 10h; there are 2 from 6 h to 12 h; the nearest is 12 h",
-        ),
-        (("--variable", "SP", "--lead", "soon"), "'soon' is no duration such as 5d"),
-        (
-            ("--variable", "SP", "--member", "2"),
-            "no member '2'; there are 0 to 1, mean",
-        ),
-        (("--variable", "SP", "--region", "x"), "--region: no region 'x'"),
-        (("--variable", "SP", "--init-time", "noon"), "'noon' is no date"),
-        (
-            ("--variable", "SP", "--init-time", "2004-02-29T00Z"),
-            "no forecast from 2004-02-29 00:00",
-        ),
-        (
-            ("--variable", "SP", "--init-time", "2004-02-29"),
-            "no forecast from 2004-02-29 00:00; there are 2 from 2004-02-28 00:00 to "
-            "2004-03-01 00:00; the nearest is 2004-02-28 00:00",
-        ),
-    ],
-)
-def test_what_is_not_there(store, tmp_path, capsys, arguments, message):
+def of_forecast(*arguments, store, tmp_path):
     given = arguments if "--init-time" in arguments else (*arguments, *DATE)
-    out = tmp_path / "map.png"
-    assert plot(out, "--forecast", store, *given) == USER_ERROR
-    assert message in capsys.readouterr().err
-    assert not out.exists()
+    return lambda: plot(tmp_path / "map.png", "--forecast", store, *given)
 
 
-def test_start_date_and_format_are_needed(store, tmp_path, capsys):
-    options = ("--forecast", store, "--variable", "SP")
-    assert plot(tmp_path / "a.png", *options) == USER_ERROR
-    assert "--init-time: needed, since there are 2 start" in capsys.readouterr().err
-    assert plot(tmp_path / "a.jpg", *options, *DATE) == USER_ERROR
-    assert "one of .png, .svg, .pdf, .gif, got '.jpg'" in capsys.readouterr().err
+CASES.rows(
+    of_forecast,
+    (),
+    ("--variable", "t"),
+    ("--variable", "T500"),
+    ("--variable", "T"),
+    ("--variable", "T", "--level", "700"),
+    ("--variable", "SP", "--level", "500"),
+    ("--variable", "SP", "--lead", "10h"),
+    ("--variable", "SP", "--lead", "soon"),
+    ("--variable", "SP", "--member", "2"),
+    ("--variable", "SP", "--region", "x"),
+    ("--variable", "SP", "--init-time", "noon"),
+    ("--variable", "SP", "--init-time", "2004-02-29T00Z"),
+    ("--variable", "SP", "--init-time", "2004-02-29"),
+    name="map",
+)
+CASES.call(
+    "no start date",
+    lambda store: plot("a.png", "--forecast", store, "--variable", "SP"),
+)
+CASES.call(
+    "a format",
+    lambda store: plot("a.jpg", "--forecast", store, "--variable", "SP", *DATE),
+)
 
 
 @pytest.mark.slow(but=["a.png-options0", "a.html-options5"])
@@ -236,22 +225,13 @@ def test_a_card_beside_another_forecast(scores, tmp_path, capsys):
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ("--channel", "T50"),
-            "--channel 'T50' is not available; there are: T500, U500, t2m, SP",
-        ),
-        (("--region", "tropic"), "(nearest: 'tropics')"),
-        (("--metric", "missing"), "has no missing of these channels; there are: rmse"),
-        (("--kind", "card", "--metric", "acc"), "one of rmse, mae, crps, got acc"),
-        (
-            ("--kind", "card", "--metric", "crps"),
-            "--baseline climatology: the baseline",
-        ),
-    ],
+CASES.rows(
+    lambda *options, scores, tmp_path: plot(
+        tmp_path / "a.png", "--scores", scores, *options
+    ),
+    ("--channel", "T50"),
+    ("--region", "tropic"),
+    ("--metric", "missing"),
+    ("--kind", "card", "--metric", "acc"),
+    ("--kind", "card", "--metric", "crps"),
 )
-def test_scores_that_are_not_there(scores, tmp_path, capsys, options, message):
-    assert plot(tmp_path / "a.png", "--scores", scores, *options) == USER_ERROR
-    assert message in capsys.readouterr().err

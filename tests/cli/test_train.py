@@ -1,22 +1,13 @@
 """The command `train`: a whole run, and one readable error for every mistake."""
 
-import contextlib
 import importlib
-import io
-import json
 import os
-import shutil
-import subprocess
-import sys
-import types
 
 import jax
 import numpy as np
 import pytest
 import xarray as xr
 
-from benchmarks.speed.compile_time import main as compile_time
-from credit_jax.cli.forecast import main as forecast
 from credit_jax.cli.train import main
 from credit_jax.config import ConfigError, load_config
 from credit_jax.parallel.mesh.dims import ParallelDims
@@ -80,52 +71,6 @@ def test_a_whole_run_and_its_continuation(run, tmp_path):
     assert "epoch 3, batch 1" in text
     assert "other contents" not in text
     assert len((folder / "training_log.csv").read_text().splitlines()) == 4
-
-
-@pytest.mark.slow
-def test_files_that_were_changed_since(run, world, tmp_path, capsys):
-    """Static fields, latitudes, which forecasts do not read, and statistics."""
-    files = {
-        "data.source.ERA5.variables.static.path": "static.nc",
-        "loss.latitude_weights": "latitudes.nc",
-        "preblocks.per_step.norm.args.mean_path": "mean.nc",
-    }
-    shutil.copy(world / "mean.nc", tmp_path / "mean.nc")
-    for name in ("static.nc", "latitudes.nc"):
-        shutil.copy(world / "static.nc", tmp_path / name)
-    settings = {
-        "trainer__skip_validation": True,
-        "postblocks": {"per_step": {"reconstruct": {"type": "reconstruct"}}},
-        **{k.replace(".", "__"): f"{tmp_path}/{name}" for k, name in files.items()},
-    }
-    assert run("--set", "trainer.epochs=1", **settings)[0] == 0
-    static, latitudes, mean = files
-
-    def change(name):
-        with xr.open_dataset(tmp_path / name) as opened:
-            again = opened.load() + 1
-        again.to_netcdf(tmp_path / name)
-
-    change("static.nc"), change("latitudes.nc")
-    step = max(int(p.name) for p in (tmp_path / "run/checkpoints").iterdir())
-    note = f"note: not as {tmp_path}/run/checkpoints/{step} was trained: "
-    config = ["--config", str(tmp_path / "config.yml"), "--cache", "none"]
-    options = ["--init-time", "2000-01-01", "--steps", "1", "--out", f"{tmp_path}/out"]
-    assert forecast([*config, *options]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert f"{note}other contents of the files of {static}" in shown
-    code, text = run("--set", "trainer.epochs=2", "--resume", **settings)
-    assert code == 0, text
-    text = " ".join(text.split())
-    assert f"other contents of the files of {static}, {latitudes}" in text
-    assert f"{note}trainer.epochs (1 there, 2 here); " in text
-    change("mean.nc")
-    for code, text in (
-        run("--set", "trainer.epochs=3", "--resume", **settings),
-        (forecast([*config, *options]), capsys.readouterr().err),
-    ):
-        assert code == 2
-        assert f"{mean} ('SHA-256 " in text
 
 
 @pytest.mark.slow
@@ -252,40 +197,6 @@ def test_the_first_step_waits_for_no_climatology(
 
 
 @pytest.mark.slow
-def test_times_of_starts(world, tmp_path, monkeypatch, tiny_model):
-    """The benchmark runs the command for one step, each time with the same cache."""
-    given = []
-
-    class InProcess(contextlib.nullcontext):
-        def __init__(self, command, **_):
-            super().__init__(self)
-            assert command[:3] == [sys.executable, "-m", "credit_jax.train"]
-            given.append(command[command.index("--cache") + 1])
-            changed = command[3:]
-            changed[changed.index("--cache") + 1] = "none"
-            with contextlib.redirect_stdout(io.StringIO()) as printed:
-                self.returncode = main([*changed, "--devices", "1"])
-            self.stdout = printed.getvalue().splitlines()
-
-        def kill(self):
-            """Does nothing, as the process has already ended."""
-
-    # In this module only: others start processes when they are imported.
-    processes = types.SimpleNamespace(Popen=InProcess, PIPE=None)
-    monkeypatch.setattr("benchmarks.speed.compile_time.subprocess", processes)
-    monkeypatch.setattr("benchmarks.speed.compile_time._WARM_STARTS", 2)
-    few = {"trainer__epochs": 1, "trainer__skip_validation": True}
-    config = write_yaml(tmp_path / "c.yml", tiny_config(world, tmp_path / "run", **few))
-    report = compile_time(["--models", "--start", config, "--out", str(tmp_path)])
-    (start,) = json.loads(report.with_suffix(".json").read_text())["starts"]
-    assert start["config"] == config
-    assert start["first"] > 0
-    assert len(start["warm"]) == len(given) - 1 > 1
-    assert all(seconds > 0 for seconds in start["warm"])
-    assert len(set(given)) == 1, "later starts have the cache of the first"
-
-
-@pytest.mark.slow
 def test_resume_with_another_model(run, monkeypatch):
     code, text = run("--set", "trainer.epochs=1", "--set", "trainer.skip_validation=1")
     assert code == 0, text
@@ -294,13 +205,6 @@ def test_resume_with_another_model(run, monkeypatch):
     assert code == 2, text
     assert "checkpoints/6 was trained" in text
     assert "model.hidden (8 there, 16 here)" in text
-
-
-def test_save_loc_can_be_given(run, tmp_path):
-    changes = {"trainer__epochs": 1, "trainer__skip_validation": True}
-    code, text = run("--save-loc", str(tmp_path / "other"), **changes)
-    assert code == 0, text
-    assert (tmp_path / "other" / "model.yml").exists()
 
 
 @pytest.mark.slow
@@ -395,24 +299,6 @@ def test_mistakes_are_one_readable_error(name, run, monkeypatch):
     assert "Traceback" not in text
 
 
-@pytest.mark.parametrize("key", ["loss.latitude_weights", "metrics.args"])
-def test_latitudes_of_another_grid(key, run, tmp_path, monkeypatch):
-    path = os.fspath(tmp_path / "other.nc")
-    latitude = xr.Dataset(coords={"latitude": np.linspace(90.0, -90.0, 5)})
-    latitude.to_netcdf(path, engine="h5netcdf")
-    settings = {"use_latitude_weights": True, "latitude_weights": path}
-    metrics = {"type": "combined", "args": {"metrics": {"rmse": {}}, **settings}}
-    monkeypatch.setattr("jax.jit", forbidden)
-    changes = {"metrics": metrics}
-    if key.startswith("loss"):
-        changes = {f"loss__{name}": value for name, value in settings.items()}
-    code, text = run(**changes)
-    assert code == 2, text
-    text = " ".join(text.split())
-    assert key in text, text
-    assert "has 5 latitudes, expected model.image_height 6" in text
-
-
 def forbidden(*args, **kwargs):
     raise AssertionError("called too early")
 
@@ -422,26 +308,3 @@ def test_save_loc_that_cannot_be_written(run, tmp_path):
     code, text = run("--save-loc", str(tmp_path / "file" / "run"))
     assert code == 2
     assert "save_loc (--save-loc): cannot write to" in text
-
-
-def test_missing_config(capsys):
-    assert main(["--config", "missing.yml", "--cache", "none"]) == 2
-    assert "missing.yml" in capsys.readouterr().err
-
-
-def test_debug_shows_where(run):
-    with pytest.raises(FileNotFoundError):
-        run("--resume", "--debug")
-
-
-@pytest.mark.slow
-def test_help_without_a_config():
-    done = subprocess.run(
-        [sys.executable, "-m", "credit_jax.train", "--help"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        check=False,
-    )
-    assert done.returncode == 0
-    assert "--save-loc" in done.stdout

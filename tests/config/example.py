@@ -1,7 +1,12 @@
 """A small valid config for the tests of this folder."""
 
 import copy
-from typing import Any
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from credit_jax.config import StrictModel
+from credit_jax.config.base import Unavailable
 
 EXAMPLE: dict[str, Any] = {
     "save_loc": "./run",
@@ -53,3 +58,26 @@ def example(**changes: Any) -> dict[str, Any]:
             section = section.setdefault(parent, {})
         section[last] = value
     return config
+
+
+class Inner(StrictModel):
+    """A section nested in another."""
+
+    size: int = Field(1, ge=1)
+    kind: Literal["a", "b"] = "a"
+
+    ignored: ClassVar = {"old": "of no use"}
+
+
+class Outer(StrictModel):
+    """A section with a field of every kind."""
+
+    name: str
+    rate: float = 1.0
+    inner: Inner = Inner()
+    parts: tuple[Inner, ...] = ()
+    named: dict[str, Inner] = Field(default_factory=dict)
+    free: dict[str, Any] = Field(default_factory=dict)
+    maybe: Inner | None = None
+
+    unavailable: ClassVar = {"later": Unavailable("use rate", (0,))}

@@ -17,7 +17,11 @@ from credit_jax.metrics import METRICS
 from credit_jax.models.registry import MODELS
 from credit_jax.transforms import TRANSFORMS
 from tests.config.example import example
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
 from tests.support.custom_objects import no_objects_left
+
+CASES = Cases("custom_objects")
 
 __all__ = ["no_objects_left"]
 pytestmark = pytest.mark.usefixtures("no_objects_left")
@@ -180,48 +184,27 @@ from credit.postblock.base import BasePostblock
 class Block(BasePostblock):
     pass
 """
+
+
+def registered(name, module):
+    text, names = REFUSED[name]
+    path = module("refused", text)
+    register_objects({"custom_objects": section(path, **names)})
+
+
 REFUSED = {
-    "a class of torch": (
-        TORCH,
-        {"Loss": "loss"},
-        r"Loss of .* is a class of PyTorch \(it derives from torch.nn.modules.module."
-        r"Module\); a loss here is a subclass of credit_jax.losses.base.Conf",
-    ),
-    "an object of torch": (
-        TORCH,
-        {"instance": "metric"},
-        "PyTorch.*credit_jax.metrics.scores.ConfiguredMetric",
-    ),
-    "a class of CREDIT": (
-        CREDIT,
-        {"Block": "postblock"},
-        "derives from credit.postblock.base.BasePostblock.*a subclass of credit_jax",
-    ),
-    "torch is not installed": (
-        "import torch.none",
-        {"A": "model"},
-        "code of PyTorch: it imports torch; a model here is an instance",
-    ),
-    "a number": (MODULE, {"number": "loss"}, "number of .* is a int; a loss here is"),
-    "a class": (MODULE, {"Plain": "dataset"}, "is the class Plain; a dataset here is"),
-    "another type": (
-        MODULE,
-        {"my_loss": "metric"},
-        "is the class Mse; a metric here is",
-    ),
-    "no such object": (MODULE, {"other": "loss"}, "module_name: .* has no 'other'"),
-    "an error": ("1 / 0", {"a": "loss"}, "cannot be imported: ZeroDivisionError"),
-    "a missing package": (
-        "import no_such_package",
-        {"a": "loss"},
-        "needs no_such_package, which is not installed",
-    ),
-    "a name of credit_jax": (
-        MODULE + "mse = my_loss",
-        {"mse": "loss"},
-        "credit_jax has a loss mse itself; take another name",
-    ),
-    "a type": (MODULE, {"my_loss": "trainer"}, r"a.object_type|object_type: must be"),
+    "a class of torch": (TORCH, {"Loss": "loss"}),
+    "an object of torch": (TORCH, {"instance": "metric"}),
+    "a class of CREDIT": (CREDIT, {"Block": "postblock"}),
+    "torch is not installed": ("import torch.none", {"A": "model"}),
+    "a number": (MODULE, {"number": "loss"}),
+    "a class": (MODULE, {"Plain": "dataset"}),
+    "another type": (MODULE, {"my_loss": "metric"}),
+    "no such object": (MODULE, {"other": "loss"}),
+    "an error": ("1 / 0", {"a": "loss"}),
+    "a missing package": ("import no_such_package", {"a": "loss"}),
+    "a name of credit_jax": (MODULE + "mse = my_loss", {"mse": "loss"}),
+    "a type": (MODULE, {"my_loss": "trainer"}),
 }
 # Without torch or CREDIT their classes cannot be imported, which is another error.
 INSTALLED = {
@@ -231,15 +214,8 @@ INSTALLED = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=INSTALLED.get(name, ())) for name in REFUSED]
-)
-def test_what_is_refused(module, name):
-    text, names, message = REFUSED[name]
-    path = module("refused", text)
-    with pytest.raises(ConfigError, match=message) as error:
-        register_objects({"custom_objects": section(path, **names)})
-    assert all(line.startswith("custom_objects.") for line in error.value.problems)
+for _name in REFUSED:
+    CASES.rows(registered, _name, marks=INSTALLED.get(_name, ()))
 
 
 def test_files_and_modules_that_are_not_there(tmp_path):

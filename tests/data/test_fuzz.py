@@ -1,4 +1,4 @@
-"""The changes of `tests.data.fuzz`; `tests.forecast.test_fuzz` reads some."""
+"""The changes of `tests.data.fuzz`; `tests.forecast.test_campaign` reads some."""
 
 from tests.data.fuzz import BOMBS, CHANGES, FILES, PLACES, data_set
 

@@ -10,17 +10,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 import yaml
 
 from credit_jax.cli.commands import DIVERGED, FAILED, OK, USER_ERROR
 from credit_jax.config.messages import counted
+from credit_jax.data.schedule import ForecastSchedule
+from credit_jax.evaluation.scores import read_scores
 from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.parallel.processes.watch import RESUME
+from tests.forecast.fuzz import try_seeds
 from tests.forecast.tiny_run import forecast, make_run, read
+from tests.support.processes import on_processes
 from tests.training.tiny import MODEL, write_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -310,3 +315,141 @@ def test_a_model_that_draws_noise(world: Path, tmp_path: Path) -> None:
     variable = next(iter(stores[0].data_vars))
     change = np.abs(stores[0][variable] - stores[2][variable])
     assert float(change.max()) > 0
+
+
+# The record of a folder of forecasts: the coordinates of what it holds.
+
+
+GRID = {
+    "latitude": np.linspace(75, -75, 6),
+    "longitude": np.arange(10) * 36.0,
+    "level": np.array([500.0, 850.0]),
+}
+
+
+@pytest.fixture
+def archive(tmp_path):
+    schedule = ForecastSchedule(
+        np.array(["2000-01-01"], "datetime64[ns]"), 2, pd.Timedelta("6h")
+    )
+    made = Archive(tmp_path, schedule, {"steps": 2}, {}, GRID)
+    made.create()
+    return made
+
+
+def test_the_same_coordinates(archive):
+    archive.check((), resume=True)
+    rounded = {name: np.float32(values) for name, values in GRID.items()}
+    replace(archive, coordinates=rounded).check((), resume=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "text"),
+    [
+        ("latitude", GRID["latitude"][::-1], "latitudes from 75 to -75, this run from"),
+        ("longitude", (GRID["longitude"] + 180) % 360, "in another order"),
+        ("level", np.array([850.0, 500.0]), "levels from 500 to 850"),
+        ("latitude", GRID["latitude"] + 1, r"forecast\.json: 6 latitudes run from 75"),
+        ("level", np.array([500.0, 925.0]), r"has the levels \[500.0, 850.0\]"),
+        ("latitude", np.ones((6, 10)), "in another order"),
+    ],
+)
+def test_other_coordinates_are_refused(archive, name, values, text):
+    other = replace(archive, coordinates={**GRID, name: values})
+    with pytest.raises(ValueError, match=text):
+        other.check((), resume=True)
+
+
+def test_files_that_were_changed_are_refused(archive):
+    names = ("preblocks.per_step.scale.args.mean_path", "model.edge_path")
+    # What the record has no digest of is not compared.
+    replace(archive, digests=dict.fromkeys(names, "1")).check((), resume=True)
+    (archive.folder / "forecast.json").unlink()
+    before = replace(archive, digests=dict.fromkeys(names, "1"))
+    before.create()
+    before.check((), resume=True)
+    with pytest.raises(ValueError, match=rf"the files of {names[1]}: they were"):
+        replace(before, digests={names[0]: "1", names[1]: "2"}).check((), resume=True)
+
+
+def test_a_record_of_an_earlier_version(archive):
+    path = archive.folder / "forecast.json"
+    path.write_text('{"identity": {"steps": 2}, "provenance": {}}')
+    turned = {name: values[::-1] for name, values in GRID.items()}
+    replace(archive, coordinates=turned).check((), resume=True)
+
+
+# Forecasts by several real processes equal those by one bitwise.
+
+
+# Start dates in two groups, the second padded; lagged members run the model, too.
+MEMBERS = (
+    *("--init-time", "1999-12-30", "--init-time", "1999-12-31"),
+    *("--init-time", "2000-01-01", "--steps", "2"),
+    *("--members", "2", "--set", "inference.perturbation.type=lagged"),
+)
+CASES = {
+    "each its own members": ("data=ddp", 2, 2, ("--batch", "2", *MEMBERS)),
+    "one globe": ("data=none,tensor=2,domain=2", 4, 2, ("--format", "netcdf")),
+    "members, each on two": (
+        *("data=ddp,domain=2", 4, 4),
+        ("--batch", "2", *MEMBERS),
+    ),
+    "one globe on four": (
+        *("data=none,tensor=2,domain=2", 4, 4),
+        ("--format", "netcdf"),
+    ),
+}
+
+
+def files(folder: Path) -> list[str]:
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_processes_forecast_as_one(config, tmp_path, name):
+    parallelism, devices, count, options = CASES[name]
+    given = ("--parallelism", parallelism, "--devices", str(devices), *options)
+    one, two = tmp_path / "one", tmp_path / "several"
+    scores = tmp_path / "scores of one", tmp_path / "scores of several"
+    assert forecast(config, one, *given, "--score", str(scores[0])) == OK
+    texts = on_processes(
+        count,
+        "credit_jax.cli.forecast",
+        *("--config", config, "--out", str(two), *given, "--score", str(scores[1])),
+    )
+    assert "made, in" in texts[0]
+    assert all(" made, in " not in text for text in texts[1:]), "process 0 alone speaks"
+    assert files(one) == files(two)
+    if "netcdf" in options:
+        for path in sorted(one.rglob("*.nc")):
+            with (
+                xr.open_dataset(path) as ours,
+                xr.open_dataset(two / path.relative_to(one)) as theirs,
+            ):
+                xr.testing.assert_identical(ours.load(), theirs.load())
+    else:
+        ours, theirs = read(one).drop_attrs(), read(two).drop_attrs()
+        assert ours["T"].notnull().all()
+        xr.testing.assert_identical(ours, theirs)
+    ours, theirs = (read_scores(folder).drop_attrs() for folder in scores)
+    assert ours["rmse"].notnull().any()
+    xr.testing.assert_identical(ours, theirs)
+    # A second run with another number of processes finds all forecasts complete.
+    again = ("--resume", "--score", str(scores[1]))
+    assert forecast(config, two, *given, *again) == OK
+
+
+# Some data sets of `tests.forecast.fuzz`; `benchmarks.fuzz` tries all.
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
+@pytest.mark.usefixtures("tiny_model")
+def test_values_are_those_of_numpy(tmp_path: Path) -> None:
+    results = [*try_seeds(tmp_path, range(34, 40))]
+    wrong = [own for own in results if own[2] not in ("read", "refused")]
+    assert not wrong, "\n".join(map(str, wrong))
+    assert {own[2] for own in results} == {"read", "refused"}

@@ -8,7 +8,7 @@ from credit_jax.data.perturbations import member_keys, spherical_noise
 from credit_jax.data.schedule import ForecastSchedule
 from tests.data.world import MODEL
 from tests.forecast.test_campaign import chunks
-from tests.forecast.test_diffusion import DIFFUSION
+from tests.forecast.test_forecaster import DIFFUSION
 from tests.forecast.tiny_run import forecast, make_run, read
 from tests.support import assert_close
 

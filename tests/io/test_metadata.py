@@ -13,6 +13,10 @@ import zarr
 
 from credit_jax.io.metadata import refuse_links
 from credit_jax.io.open_files import OpenFiles, open_dataset, opened
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
+
+CASES = Cases("metadata")
 
 SPARE = 2**32  # bytes of address space beyond what is in use
 
@@ -55,46 +59,32 @@ def change_v2(path, **values):
     (path / ".zmetadata").write_text(json.dumps(content))
 
 
-V2 = {
-    "huge chunks": ({"chunks": [10**6, 8 * 32 * 64 * 100]}, "smaller chunks"),
-    "pickle": ({"filters": [{"id": "pickle"}]}, "pickle"),
-    "unknown codec": ({"compressor": {"id": "mine"}}, "mine"),
-    "no shape": ({"shape": None}, "cannot be opened as NetCDF or Zarr"),
-    "unknown dtype": ({"dtype": "<q99"}, "cannot be opened as NetCDF or Zarr"),
-}
-
-
-@pytest.mark.parametrize("name", V2)
-def test_metadata_of_v2(name, tmp_path):
-    values, message = V2[name]
-    path = store(tmp_path, 2)
-    change_v2(path, **values)
-    with pytest.raises(ValueError, match=message) as error:
-        OpenFiles().dataset(path)
-    assert str(path) in str(error.value)
+def metadata(version, values, tmp_path):
+    """Opens a store with other metadata of an array."""
+    path = store(tmp_path, version)
+    if version == 2:
+        change_v2(path, **values)
+    else:
+        change(path / "T/zarr.json", **values)
+    return lambda: print(OpenFiles().dataset(path))
 
 
 GRID = {"name": "regular", "configuration": {"chunk_shape": [10**6, 10**6]}}
 INNER = [{"name": "bytes"}, {"name": "numcodecs.pickle"}]
 SHARDS = {"chunk_shape": [1, 1], "codecs": INNER, "index_codecs": [{"name": "bytes"}]}
-V3 = {
-    "huge chunks": ({"chunk_grid": GRID}, "smaller chunks"),
-    "storage transformers": ({"storage_transformers": [{"name": "x"}]}, "storage_tr"),
-    "codec in a shard": (
-        {"codecs": [{"name": "sharding_indexed", "configuration": SHARDS}]},
-        "numcodecs.pickle",
-    ),
-}
 
 
-@pytest.mark.parametrize("name", V3)
-def test_metadata_of_v3(name, tmp_path):
-    values, message = V3[name]
-    path = store(tmp_path, 3)
-    change(path / "T/zarr.json", **values)
-    with pytest.raises(ValueError, match=message) as error:
-        OpenFiles().dataset(path)
-    assert str(path) in str(error.value)
+CASES.rows(
+    metadata,
+    (2, {"chunks": [10**6, 8 * 32 * 64 * 100]}),
+    (2, {"filters": [{"id": "pickle"}]}),
+    (2, {"compressor": {"id": "mine"}}),
+    (2, {"shape": None}),
+    (2, {"dtype": "<q99"}),
+    (3, {"chunk_grid": GRID}),
+    (3, {"storage_transformers": [{"name": "x"}]}),
+    (3, {"codecs": [{"name": "sharding_indexed", "configuration": SHARDS}]}),
+)
 
 
 def test_metadata_that_are_none(tmp_path):

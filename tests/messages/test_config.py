@@ -7,8 +7,7 @@ import yaml
 from credit_jax.config import apply_overrides, build_config, load_config, parse
 from credit_jax.config.dates import date_label
 from credit_jax.config.yaml_file import read_yaml
-from tests.config.example import example
-from tests.config.test_base import Outer
+from tests.config.example import Outer, example
 from tests.data.world import raw_config
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases

@@ -44,6 +44,25 @@ RULES = {
 EXEMPT = {
     "does not exist": "only its user knows which file is meant",
     "could not determine a constructor": "PyYAML's text; the file, line and column",
+    "run write padding_conf": "it is said within a sentence",
+    "can add 0 to": "the range of rows is what is expected",
+    "of its GroupNorm do not divide": "the key stands in brackets",
+    "schedule takes start": "the keys that it takes are expected",
+    "an even number fills the grid": "it is said within a sentence",
+    "channels around the region": "several keys of a section together",
+    "normalizes columns by weights": "the value has no use in CREDIT, either",
+    "dim_head = 3 does not divide": "both keys are named; either can be changed",
+    r": parallelism (tp|domain|etp) (is|must)": "the key comes first",
+    "pbs: missing; it says": "it is followed by the keys to give",
+    r"; an? \w+ here is an?": "what is expected is its last part",
+    "py cannot be imported": "the error is that of the user's own code",
+    "itself; take another name": "any other name is as good",
+    "--data: there is no": "only its user knows which file is meant",
+    "no file matches 'none_": "what the folder holds is left out of the text",
+    "are too few to train": "how many are enough depends on the length of samples",
+    "NAME is needed with|has no levels, got": "the option is named, or is one too many",
+    "the format is that of the suffix|a card compares errors": "one of them is to do",
+    "has no crps beside": "the baseline can be another one",
 }
 
 

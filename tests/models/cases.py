@@ -122,11 +122,11 @@ _UNEVEN = section(
 )
 WXFORMER = {
     # earth padding, spectral norm, a stage of two blocks
-    "earth": Case(BASE, "training keys 2x2x2_float64 domain4_float64 | float64"),
+    "earth": Case(BASE, "training keys | 2x2x2_float64 domain4_float64 float64"),
     # 45 rows, padding of different width at each end, three kernels
     "uneven": Case(
         _UNEVEN,
-        "| float32 keys dp8 tp2 domain2 domain3 domain4 domain8 2x2x2 2x2x2_cpu",
+        "2x2x2 | float32 keys dp8 tp2 domain2 domain3 domain4 domain8 2x2x2_cpu",
         batch=8,
     ),
     # in interpret mode; windows of 4 x 4 and 2 x 2, long and short
@@ -234,7 +234,7 @@ CROSSFORMER = {
             use_spectral_norm=False,
             attention_type="SCSE_standard",
         ),
-        "float32 | keys domain8",
+        "float32 2x2x2 | keys domain8",
     ),
     **{
         kind: Case({**_MIRROR, "attention_type": kind}, "| keys")
@@ -358,7 +358,7 @@ NEXTGEN = {
             local_window_size=[2, 11, 1, 1],
             use_spectral_norm=False,
         ),
-        "float32 keys | domain8",
+        "float32 keys 2x2x2 | domain8",
     ),
 }
 
@@ -373,7 +373,7 @@ _NOISY = section(
 ENSEMBLE = {
     # padding, frozen weights, another latent noise for each layer
     "frozen": Case(
-        {**_NOISY, "image_height": 30}, "keys | float32_xla domain3 domain8"
+        {**_NOISY, "image_height": 30}, "keys 2x2x2 | float32_xla domain3 domain8"
     ),
     # all weights trained, one latent noise for all layers of the decoder
     "trained": Case(
@@ -655,7 +655,7 @@ REGIONS = {
             "window_size": 3,
             "padding_conf": padding("mirror", [1, 1], [0, 0]),
         },
-        "float32 keys | float64 2x2x2 domain3",
+        "float32 keys 2x2x2 | float64 domain3",
     ),
 }
 
@@ -772,7 +772,7 @@ UNET_DIFFUSION = {
                 clip_denoised=False,
             ),
         ),
-        "keys | float32 float32_xla float64 training domain3 domain8 2x2x2_float64",
+        "keys 2x2x2_float64 | float32 float32_xla float64 training domain3 domain8",
     ),
     # keys of CREDIT's unet_diffusion_6hr_CAM.yml: text for the kind of attention, which
     # is full on every level, and no sampler steps
@@ -785,7 +785,7 @@ UNET_DIFFUSION = {
                 10, 12, timesteps=30, sampling_timesteps=0, beta_schedule="linear"
             ),
         ),
-        "keys | float32",
+        "keys float32",
     ),
     # another first width, attention set per level (CREDIT supports no lists), DDPM of
     # v; CREDIT's step embedding is float32 in every dtype

@@ -20,7 +20,10 @@ def edge_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def block(name: str, edge_path: str) -> dict[str, Any]:
     """The `model:` section of the case that the test names."""
+    return section_of(name, edge_path)
+
+
+def section_of(name: str, edge_path: str) -> dict[str, Any]:
+    """Returns the section of a case; that of a graph names a file."""
     section = CASES[name].block
-    if section["type"] == "graph":
-        return section | {"edge_path": edge_path}
-    return section
+    return section | ({"edge_path": edge_path} if section["type"] == "graph" else {})

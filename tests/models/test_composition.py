@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from credit_jax.models.arguments import check_inputs
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.placement import place_batch
@@ -155,17 +154,3 @@ def test_a_whole_program_gets_options_and_cannot_be_a_part() -> None:
     )
     with pytest.raises(ValueError, match="compiler_options"):
         jax.jit(program)(params, model_state, {"x": x})
-
-
-def test_inputs_are_a_mapping_of_the_declared_names() -> None:
-    model, params, model_state, x, _ = _made({})
-    for given, problem in (
-        (x, "the inputs are a ArrayImpl; expected a mapping"),
-        ({"z": x}, "the inputs lack x; the model takes"),
-        ({"x": x, "z": x}, "the inputs have z, which is not known"),
-        ({"x": x[:, :3]}, "input x has 3 channels, the model 5"),
-    ):
-        with pytest.raises(ValueError, match=problem):
-            check_inputs(given, model.model_def.inputs)
-    with pytest.raises(ValueError, match="have z, which is not known"):
-        model.apply(params, model_state, {"x": x, "z": x})

@@ -66,3 +66,17 @@ def test_every_check_is_made() -> None:
     known = {"float32", "float64", "training", "samples", "keys", *MESHES}
     checked = {check for case in CASES.values() for check in case.checks.split()}
     assert {check.partition("_")[0] for check in checked} - {"|"} <= known
+
+
+# Families whose network is that of another one, with other ends.
+SHARED = {"strips", "camulator", "crossformer_downscaling", "diffusion"}
+
+
+def test_every_commit_has_each_architecture_beside_credit_and_on_a_mesh() -> None:
+    quick: dict[str, str] = {}
+    for name, case in CASES.items():
+        family, text = name.split()[0], case.checks.partition("|")[0]
+        quick[family] = f"{quick.get(family, '')} {text}"
+    for family in quick.keys() - SHARED:
+        assert " float" in quick[family], family
+        assert " 2x2x2" in quick[family], family

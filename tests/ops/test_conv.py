@@ -1,13 +1,24 @@
-"""Convolution against torch.nn.functional.conv2d: values and gradients."""
+"""Convolutions beside PyTorch and CREDIT."""
 
 import jax.numpy as jnp
 import pytest
 import torch
 
-from credit_jax.ops import conv
+from credit_jax.ops import (
+    conv,
+    conv_transpose2d,
+    conv_transpose3d,
+    layer_norm,
+    patch_embed2d,
+    patch_embed3d,
+    periodic_conv2d,
+)
 from credit_jax.ops.space_to_depth import conv_out_size
 from tests.ops.conv_cases import CASES, arrays, of_torch
-from tests.support.gradients import assert_same, jax_values
+from tests.ops.conv_transpose_cases import CASES_2D, CASES_3D, check
+from tests.support import assert_close
+from tests.support.credit_modules import credit_attribute
+from tests.support.gradients import assert_same, draw, jax_values, torch_values
 
 
 # torch warns for even kernels with "same" that it copies the input.
@@ -49,3 +60,145 @@ def test_arguments_that_make_no_convolution_are_refused(keywords, message):
     x, kernel = jnp.zeros((1, 6, 6, 1)), jnp.zeros((3, 3, 1, 1))
     with pytest.raises(ValueError, match=message):
         conv.conv2d(x, kernel, **keywords)
+
+
+# Transposed convolution against torch: values and gradients.
+
+
+@pytest.mark.parametrize("name", CASES_2D)
+def test_two_dims_are_those_of_torch(name):
+    reference = torch.nn.functional.conv_transpose2d
+    check(conv_transpose2d, reference, name, CASES_2D[name])
+
+
+@pytest.mark.parametrize("name", CASES_3D)
+def test_three_dims_are_those_of_torch(name):
+    reference = torch.nn.functional.conv_transpose3d
+    check(conv_transpose3d, reference, name, CASES_3D[name])
+
+
+def test_padding_of_one_side_cuts_off_that_side():
+    x = jnp.asarray(draw((1, 5, 4, 2)))
+    kernel = jnp.asarray(draw((4, 3, 2, 3), seed=1))
+    whole = conv_transpose2d(x, kernel, stride=(2, 2))
+    part = conv_transpose2d(x, kernel, stride=(2, 2), padding=((3, 0), (0, 2)))
+    assert_close(part, whole[:, 3:, :-2], 1e-6, "padding of one side")
+    row = conv_transpose2d(x, kernel, stride=(2, 2), padding=((11, 0), (0, 0)))
+    assert_close(row, whole[:, 11:], 1e-6, "all but a row are cut off")
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"output_padding": (1, 0)}, "output_padding is 1; expected 0 to 0"),
+        ({"output_padding": (0, -1)}, "output_padding is -1"),
+        ({"padding": ((-1, 0), (0, 0))}, "cannot be negative"),
+        ({"padding": ((3, 3), (0, 0))}, "4 points make 6, of which"),
+    ],
+)
+def test_arguments_that_make_no_convolution_are_refused_conv_transpose(
+    keywords, message
+):
+    x, kernel = jnp.zeros((1, 4, 4, 2)), jnp.zeros((3, 3, 2, 2))
+    with pytest.raises(ValueError, match=message):
+        conv_transpose2d(x, kernel, **keywords)
+
+
+# PeriodicConv2d and the patch embeddings against CREDIT's own classes.
+
+
+# name: rows, columns, kernel, padding.
+PERIODIC = {
+    "3x3": (7, 8, (3, 3), 1),
+    "7x7": (7, 8, (7, 7), 3),
+    "even": (6, 9, (4, 2), 2),
+    "no padding": (6, 9, (3, 3), 0),
+    "most rows": (4, 9, (2, 3), 3),
+    "once around": (9, 3, (3, 3), 3),
+}
+
+
+def nchw(x):
+    return x.permute(0, 3, 1, 2)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", PERIODIC)
+def test_periodic_convolution_is_that_of_credit(credit, name):
+    import torch
+
+    rows, columns, kernel, padding = PERIODIC[name]
+    conv = credit_attribute("models.unet_diffusion", "PeriodicConv2d")(
+        2, 3, kernel, padding=padding
+    )
+
+    def theirs(x, kernel, bias):
+        weights = {"conv.weight": kernel.permute(3, 2, 0, 1), "conv.bias": bias}
+        out = torch.func.functional_call(conv, weights, nchw(x))
+        return out.permute(0, 2, 3, 1)
+
+    def ours(x, kernel, bias):
+        y = periodic_conv2d(x, kernel, padding=padding)
+        return y + bias.reshape(1, 1, 1, -1)
+
+    arrays = draw((2, rows, columns, 2)), draw((*kernel, 2, 3), 1), draw((3,), 2)
+    assert_same(jax_values(ours, *arrays), torch_values(theirs, *arrays), name)
+
+
+@pytest.mark.parametrize("padding", [-1, 4])
+def test_padding_that_the_field_has_not_is_refused(padding):
+    x, kernel = jnp.zeros((1, 4, 6, 1)), jnp.zeros((3, 3, 1, 1))
+    with pytest.raises(
+        ValueError, match="4 rows and 6 columns can be padded with 0 to 3"
+    ):
+        periodic_conv2d(x, kernel, padding=padding)
+
+
+@pytest.mark.reference
+def test_patches_are_those_of_credits_swin(credit):
+    import torch
+
+    embed = credit_attribute("models.swin", "PatchEmbed")(
+        (9, 8), (4, 2), 2, 6, torch.nn.LayerNorm
+    )
+
+    def theirs(x, kernel, bias, scale, shift):
+        weights = {
+            "proj.weight": kernel.permute(3, 2, 0, 1),
+            "proj.bias": bias,
+            "norm.weight": scale,
+            "norm.bias": shift,
+        }
+        out = torch.func.functional_call(embed, weights, nchw(x))
+        return out.permute(0, 2, 3, 1)
+
+    def ours(x, kernel, bias, scale, shift):
+        return layer_norm(patch_embed2d(x, kernel, bias), scale, shift)
+
+    arrays = [draw((2, 9, 8, 2)), draw((4, 2, 2, 6), 1)]
+    arrays += [draw((6,), seed) for seed in (2, 3, 4)]
+    assert_same(jax_values(ours, *arrays), torch_values(theirs, *arrays), "Swin")
+
+
+@pytest.mark.reference
+def test_cubes_are_those_of_credits_fuxi(credit):
+    import torch
+
+    embed = credit_attribute("models.fuxi", "CubeEmbedding")((2, 9, 8), (2, 4, 2), 3, 6)
+
+    def theirs(x, kernel, bias, scale, shift):
+        weights = {
+            "proj.weight": kernel.permute(4, 3, 0, 1, 2),
+            "proj.bias": bias,
+            "norm.weight": scale,
+            "norm.bias": shift,
+        }
+        out = torch.func.functional_call(embed, weights, x.permute(0, 4, 1, 2, 3))
+        return out.permute(0, 2, 3, 4, 1)
+
+    def ours(x, kernel, bias, scale, shift):
+        return layer_norm(patch_embed3d(x, kernel, bias), scale, shift)
+
+    arrays = [draw((2, 2, 9, 8, 3)), draw((2, 4, 2, 3, 6), 1)]
+    arrays += [draw((6,), seed) for seed in (2, 3, 4)]
+    assert_same(jax_values(ours, *arrays), torch_values(theirs, *arrays), "FuXi")

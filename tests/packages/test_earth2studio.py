@@ -126,12 +126,6 @@ def as_command_has_it(tensor, names, step, expected):
     return worst
 
 
-@pytest.mark.slow
-def test_it_has_the_methods_of_the_protocol(model):
-    assert isinstance(model, PrognosticModel)
-    assert model.to("cpu") is model
-
-
 def test_coordinates(model, world):
     own = model.input_coords()
     assert list(own) == ["batch", "time", "lead_time", "variable", "lat", "lon"]
@@ -184,13 +178,6 @@ def test_the_iterator_gives_the_forecast_of_the_command(model, state, expected):
     assert np.isnan(first[0, 0, -1].numpy()).all()
 
 
-def test_one_step(model, state, expected):
-    y, coords = model(state(START)[:, None], coords_of(model, START))
-    assert coords["lead_time"] == [np.timedelta64(6, "h")]
-    names = list(coords["variable"])
-    assert as_command_has_it(y[0, 0].numpy(), names, 1, expected) == 0
-
-
 def test_members_and_start_dates_side_by_side(model, state):
     """Members of one date differ; each date has its own forcing."""
     times = START, START + np.timedelta64(18, "h")
@@ -240,12 +227,6 @@ def test_forcing_that_ends(model, state):
 def test_two_channels_of_one_name_are_refused(example, model):
     with pytest.raises(ValueError, match="several channels are called t"):
         example.CreditJax(model.forecaster, lambda variable, *_: variable[0].lower())
-
-
-def test_names_of_model_levels(example):
-    assert example.on_model_levels("T", 60.0, 3) == "t3k"
-    assert example.on_model_levels("SP", None, 0) == "sp"
-    assert example.on_pressure_levels("temperature", 500.0, 3) == "t500"
 
 
 @pytest.mark.slow

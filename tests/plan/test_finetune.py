@@ -20,9 +20,13 @@ from credit_jax.plan.finetune import (
     notes_on_base,
 )
 from tests.data.world import MODEL
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
 from tests.training.conftest import tiny_model
 from tests.training.settings import trainer_config
 from tests.training.tiny import write_yaml
+
+CASES = Cases("finetune")
 
 __all__ = ["tiny_model"]
 
@@ -75,35 +79,24 @@ def test_a_model_without_keys_of_credit(tiny_model: None) -> None:
     assert paths == {"dense/up"}
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"freeze": ["stages/9/*"]}, r"freeze: 'stages/9/\*' matches no parameter"),
-        ({"train": ["heads/*"]}, r"train: 'heads/\*' matches no parameter"),
-        ({"freeze": ["*"]}, "freeze: all parameters are frozen"),
-        (
-            {"freeze": ["layers.0.1.layers.1.*"]},
-            "matches 1 of the 2 blocks of 'stages/0/blocks/",
-        ),
-    ],
+CASES.rows(
+    lambda keys: frozen(**keys),
+    ({"freeze": ["stages/9/*"]},),
+    ({"train": ["heads/*"]},),
+    ({"freeze": ["*"]},),
+    ({"freeze": ["layers.0.1.layers.1.*"]},),
+    name="patterns",
 )
-def test_patterns_that_do_not_fit(keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        frozen(**keys)
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"freeze": "stages/*"}, "freeze: must be a list of patterns, got 'stages/"),
-        ({"freeze": ["a"], "train": ["b"]}, "freeze and train are both given"),
-        ({"frieze": ["a"]}, "the nearest known key is 'freeze'"),
-        ({"from": None}, r"trainer\.finetune\.from: missing"),
-    ],
+CASES.rows(
+    lambda keys: finetune(**keys),
+    ({"freeze": "stages/*"},),
+    ({"freeze": ["a"], "train": ["b"]},),
+    ({"frieze": ["a"]},),
+    ({"from": None},),
+    name="finetune",
 )
-def test_sections_that_are_refused(keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        finetune(**keys)
 
 
 def test_a_run_has_one_beginning() -> None:
@@ -157,28 +150,24 @@ def test_bases_that_are_missing(tmp_path: Path) -> None:
         find_base(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"type": "crossformer"}, "has a model of type crossformer, the config has wx"),
-        ({"type": "unknown"}, "has a model of type unknown, the config has wxformer"),
-        ({"surface_channels": 2}, r"model\.surface_channels: 1, in the base 2"),
-        (
-            {"use_spectral_norm": False},
-            r"spectral_norm: of 0 arrays, expected \d+; .*in the base false",
-        ),
-        ({"image_width": 32}, "its grid is 32 x 32, expected 32 x 64"),
-    ],
-)
-def test_bases_of_other_models(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def other_base(tmp_path: Path, **changes: Any) -> None:
     write_yaml(tmp_path / "model.yml", {"model": WXFORMER | changes})
-    base = find_base(tmp_path)
-    with pytest.raises(ConfigError, match=message):
-        check_base(base, build(WXFORMER), finetune())
-    same = replace(base, written={"model": WXFORMER})
-    check_base(same, build(WXFORMER), finetune())
+    check_base(find_base(tmp_path), build(WXFORMER), finetune())
+
+
+CASES.rows(
+    other_base,
+    {"type": "crossformer"},
+    {"type": "unknown"},
+    {"surface_channels": 2},
+    {"use_spectral_norm": False},
+    {"image_width": 32},
+    name="a base with",
+)
+
+
+def test_a_base_of_the_same_model(tmp_path: Path) -> None:
+    other_base(tmp_path)
 
 
 def test_a_base_of_other_sizes_beside_other_channels(tmp_path: Path) -> None:

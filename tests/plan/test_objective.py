@@ -5,10 +5,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.config import build_config, parse
-from credit_jax.config.loss import LossConfig
+from credit_jax.config import build_config
 from credit_jax.io.open_files import OpenFiles
-from credit_jax.losses import build_loss
 from credit_jax.plan import plan_run
 from credit_jax.plan.objective import read_latitude
 from credit_jax.training.rollout import SUSPICION
@@ -227,16 +225,6 @@ SECTIONS = [
         },
     },
 ]
-
-
-@pytest.mark.filterwarnings("ignore:config. ignored here")
-@pytest.mark.parametrize("section", SECTIONS)
-@pytest.mark.parametrize("validation", [False, True])
-def test_sections_of_credits_examples(section, validation):
-    config = parse(LossConfig, section, "loss")
-    channels = {"ERA5/prognostic/3d/T": 2}
-    files = {"latitude": np.zeros(4), "variances": {}}
-    assert build_loss(config, channels, validation=validation, **files)
 
 
 def test_read_latitude(tmp_path):

@@ -194,30 +194,6 @@ def test_a_latitude_file_that_cannot_be_read_is_one_problem(plan, tmp_path, text
     assert reason in found[0]
 
 
-@pytest.mark.parametrize(
-    ("section", "line"),
-    [
-        (["rmse"], "metrics.args.metrics: got ['rmse'], expected"),
-        (3, "metrics.args.metrics: got 3, expected"),
-        ({"rmze": {}}, "metrics.args.metrics: metric type 'rmze' is not available"),
-    ],
-)
-def test_metrics_that_are_no_mapping_of_metrics(plan, section, line):
-    """`metrics` must be a mapping of names to arguments, as in CREDIT."""
-    metrics = {"type": "combined", "args": {"metrics": section}}
-    (problem,) = plan.problems(metrics=metrics)
-    assert problem.startswith(line)
-
-
-def test_a_model_without_levels(plan, world, tmp_path):
-    """The model's defaults are used, without a message about missing keys."""
-    model = tiny_config(world, tmp_path)["model"]
-    sizes = {key: model[key] for key in ("image_height", "image_width", "frames")}
-    first, *others = plan.problems(model={"type": "wxformer", **sizes})
-    assert first.startswith("model.local_window_size[0] is 10, which does not divide")
-    assert not any("missing" in line for line in others)
-
-
 @pytest.mark.parametrize("degree", ["tensor", "domain"])
 def test_huge_degrees_take_no_time(plan, degree):
     sizes = {f"trainer__parallelism__{degree}": 10**9}

@@ -106,21 +106,6 @@ def test_tests_kill_a_mutant_or_it_lives(package, tmp_path):
     ]
 
 
-def test_a_result_is_stale_once_the_file_or_its_tests_change(package):
-    mutant = next(mutants.mutants_of(package))
-    assert mutants.stale(mutant, 1)
-    test = mutants.ROOT / "tests/test_a.py"
-    test.parent.mkdir()
-    for status, by in (("lives", ""), ("killed", "tests/test_a.py::test_f")):
-        for file in (test, package):
-            file.write_text(SOURCE)
-            mutant |= {"status": status, "by": by}
-            mutant["digest"] = mutants.digest(mutant, package, 1)
-            assert not mutants.stale(mutant, 1)
-            file.write_text(f"{SOURCE}\n")
-            assert mutants.stale(mutant, 1)
-
-
 def test_every_mutant_of_the_list_has_an_id_and_a_reason_if_one_is_said():
     each = json.loads(mutants.LIST.read_text())
     assert len({mutant["id"] for mutant in each}) == len(each) == mutants.COUNT

@@ -22,9 +22,8 @@ from tools.touched import mirror_of, nearest, quick_tests, reached
             "credit_torch_bridge/config/convert.py",
             ["tests/bridge/config/test_convert.py"],
         ),
-        ("tests/ops/test_activations.py", ["tests/ops/test_activations.py"]),
+        ("tests/ops/test_pool.py", ["tests/ops/test_pool.py"]),
         ("tools/touched.py", ["tests/tools/test_touched.py"]),
-        ("docs/coming_from.md", ["tests/docs/test_coming_from.py"]),
         ("benchmarks/reports/accuracy.png", []),
     ],
 )

@@ -1,7 +1,8 @@
-"""Runs that begin with the weights of a run or of a package."""
+"""Weights that a run begins with: bases, and earlier runs."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -24,11 +25,15 @@ from credit_jax.models.channel_change import CHANNELS_FIRST
 from credit_jax.models.registry import build
 from credit_jax.packages.package import open_artifact
 from credit_jax.plan.run_record import RunRecord
+from credit_jax.training import earlier_run
+from credit_jax.training.earlier_run import (
+    end_interrupted_move,
+    move_earlier_run,
+    refuse_earlier_run,
+)
 from tests.data.world import EXACT, MODEL
 from tests.forecast.tiny_run import make_run
 from tests.training.tiny import tiny_config, write_yaml
-
-pytestmark = pytest.mark.usefixtures("tiny_model")
 
 FROZEN = "dense/up"
 SETTINGS = {
@@ -72,6 +77,7 @@ def weights_of(folder: Path, weights: str | None = None) -> tuple[Any, Any]:
     return opened.on_host(build({**MODEL, "type": "tiny"}))
 
 
+@pytest.mark.usefixtures("tiny_model")
 def test_a_run_begins_with_another_and_needs_it_no_more(
     run: Run, base: Path, tmp_path: Path
 ) -> None:
@@ -100,6 +106,7 @@ def test_a_run_begins_with_another_and_needs_it_no_more(
     assert np.array_equal(weights_of(folder)[0][FROZEN], before[FROZEN])
 
 
+@pytest.mark.usefixtures("tiny_model")
 def test_other_files_than_those_of_the_base_are_noted(base: Path) -> None:
     raw = read_yaml(base / "model.yml")
     record = open_artifact(base).record
@@ -113,6 +120,7 @@ def test_other_files_than_those_of_the_base_are_noted(base: Path) -> None:
     assert "preblocks.per_step.norm.args.mean_path ('SHA-256 " in note
 
 
+@pytest.mark.usefixtures("tiny_model")
 @pytest.mark.slow
 def test_a_package_and_its_run_are_the_same_base(
     run: Run, base: Path, tmp_path: Path
@@ -129,6 +137,7 @@ def test_a_package_and_its_run_are_the_same_base(
         assert np.array_equal(value, trained[1][path]), path
 
 
+@pytest.mark.usefixtures("tiny_model")
 def test_bases_are_refused_in_one_error(run: Run, base: Path, tmp_path: Path) -> None:
     code, text = run({"from": str(tmp_path / "none")})
     assert code != OK
@@ -160,6 +169,7 @@ def test_bases_are_refused_in_one_error(run: Run, base: Path, tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.usefixtures("tiny_model")
 @pytest.mark.slow
 def test_levels_of_a_base_are_those_of_the_data(
     run: Run, base: Path, tmp_path: Path, capsys: Any
@@ -177,6 +187,7 @@ def test_levels_of_a_base_are_those_of_the_data(
         assert words in " ".join("".join(capsys.readouterr()).split())
 
 
+@pytest.mark.usefixtures("tiny_model")
 @pytest.mark.slow
 def test_channels_in_another_order_are_refused(
     run: Run, base: Path, tmp_path: Path
@@ -208,6 +219,7 @@ def in_unit(file: xr.Dataset, unit: str) -> xr.Dataset:
     return file.assign(T=file["T"].assign_attrs(units=unit))
 
 
+@pytest.mark.usefixtures("tiny_model")
 @pytest.mark.slow
 def test_a_run_that_begins_with_weights_may_have_another_calendar(
     run: Run, base: Path, world: Path, tmp_path: Path
@@ -229,6 +241,7 @@ def test_a_run_that_begins_with_weights_may_have_another_calendar(
     assert "data: the dates are in the calendar standard, expected noleap as in" in text
 
 
+@pytest.mark.usefixtures("tiny_model")
 @pytest.mark.slow
 def test_a_variable_in_another_unit_is_refused(
     run: Run, base: Path, world: Path, tmp_path: Path, capsys: Any
@@ -274,6 +287,7 @@ def test_a_variable_in_another_unit_is_refused(
     assert f"data: variable 'T' has units 'degC', expected 'K' as in {tmp_path}" in text
 
 
+@pytest.mark.usefixtures("tiny_model")
 @pytest.mark.slow
 def test_moments_of_the_base_go_on(run: Run, base: Path, tmp_path: Path) -> None:
     """As with CREDIT's keys, which take weights and optimizer from `save_loc`."""
@@ -308,6 +322,7 @@ def test_moments_of_the_base_go_on(run: Run, base: Path, tmp_path: Path) -> None
     assert check.main(["--config", str(tmp_path / "config.yml")]) != OK
 
 
+@pytest.mark.usefixtures("tiny_model")
 @pytest.mark.slow
 def test_moments_of_a_base_that_was_fine_tuned_itself(
     run: Run, base: Path, tmp_path: Path
@@ -326,6 +341,7 @@ def test_moments_of_a_base_that_was_fine_tuned_itself(
     assert not np.array_equal(*biases), "what both train goes on"
 
 
+@pytest.mark.usefixtures("tiny_model")
 @pytest.mark.slow
 def test_adapters_are_trained_resumed_and_merged(
     run: Run, base: Path, tmp_path: Path
@@ -353,6 +369,7 @@ def test_adapters_are_trained_resumed_and_merged(
             assert np.array_equal(again[path], value), path
 
 
+@pytest.mark.usefixtures("tiny_model")
 @pytest.mark.slow
 def test_new_channels_of_frozen_layers_are_refused(
     run: Run, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -371,6 +388,7 @@ def test_new_channels_of_frozen_layers_are_refused(
     assert "output 3: T 5: new, begins with 0" in text
 
 
+@pytest.mark.usefixtures("tiny_model")
 @pytest.mark.slow
 def test_variables_in_another_order_move_with_their_weights(
     run: Run, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -396,6 +414,7 @@ def test_variables_in_another_order_move_with_their_weights(
         np.testing.assert_allclose(moved[4:], old[4:], atol=1e-6)
 
 
+@pytest.mark.usefixtures("tiny_model")
 @pytest.mark.slow
 def test_the_best_checkpoint_of_a_run_with_adapters_is_scored(
     run: Run, base: Path, tmp_path: Path
@@ -415,3 +434,113 @@ def test_the_best_checkpoint_of_a_run_with_adapters_is_scored(
     assert store.best_step() == 2 < max(store.steps())
     store.close()
     assert "RMSE, global, 1 start date" in " ".join(text.split())
+
+
+# The work of an earlier run is neither written over nor split nor lost.
+
+
+FILES = {
+    "checkpoints/6/weights/d": "w",
+    "training_log.csv": "index,epoch\n0,0\n",
+    "training_steps.jsonl": '{"event": "start"}\n{"step": 1}\n',
+    "scores/scores.csv": "s",
+    "forecast/forecast.zarr/x": "f",
+}
+SHARED = {"jobs/train.sh": "#!/bin/bash", "cache/program": "c"}
+
+
+def fill(folder, files):
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def files_of(folder):
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_text() for path in paths}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["checkpoints/6/x", "training_log.csv", "checkpoint.pt", "best_checkpoint_0.pt"],
+)
+def test_work_is_refused(name, tmp_path):
+    fill(tmp_path, {name: "x"})
+    text = f"holds an earlier run .{name.partition('/')[0]}.*--resume.*--fresh"
+    with pytest.raises(ValueError, match=text):
+        refuse_earlier_run(tmp_path)
+
+
+def test_a_start_without_updates_is_no_work(tmp_path):
+    fill(tmp_path, {"training_steps.jsonl": '{"event": "start"}\n', **SHARED})
+    (tmp_path / "checkpoints").mkdir()
+    refuse_earlier_run(tmp_path)
+    fill(tmp_path, {"training_steps.jsonl": FILES["training_steps.jsonl"]})
+    with pytest.raises(ValueError, match=r"training_steps\.jsonl"):
+        refuse_earlier_run(tmp_path)
+
+
+def test_runs_move_whole_each_to_its_folder(tmp_path):
+    earlier = []
+    for number in range(3):
+        fill(tmp_path, SHARED | {k: f"{v}{number}" for k, v in FILES.items()})
+        earlier.append(move_earlier_run(tmp_path))
+        refuse_earlier_run(tmp_path)
+    assert len(set(earlier)) == 3
+    for number, folder in enumerate(earlier):
+        assert files_of(folder) == {k: f"{v}{number}" for k, v in FILES.items()}
+    assert {p.name for p in tmp_path.iterdir()} - {p.name for p in earlier} == {
+        "jobs",
+        "cache",
+    }
+    assert move_earlier_run(tmp_path) is None
+
+
+def test_what_the_new_run_reads_stays(tmp_path, monkeypatch):
+    """Whatever key of its config names it, and the config itself."""
+    inputs = {
+        "mean.nc": "m",
+        "scalers/deep/s.json": "s",
+        "d_2000.nc": "d",
+        "my.yml": "c",
+    }
+    others = {"model.yml": "o", "e_2000.nc": "e", "forecasts/x": "x", **FILES}
+    fill(tmp_path, {**inputs, **others, **SHARED})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HERE", str(tmp_path))
+    config = {
+        "save_loc": str(tmp_path),
+        "inference": {"save_forecast": str(tmp_path / "forecasts")},
+        "data": {"source": {"A": {"path": str(tmp_path / "d_%Y.nc")}}},
+        "preblocks": [{"args": {"mean_path": "$HERE/mean.nc", "levels": [1]}}],
+        "scaler_path": "scalers/deep/s.json",
+        "run_mode": "forecast",
+    }
+    earlier = move_earlier_run(tmp_path, earlier_run.files_of(config, "my.yml"))
+    assert files_of(earlier) == others
+    for name, text in {**inputs, **SHARED}.items():
+        assert (tmp_path / name).read_text() == text
+    moved = move_earlier_run(tmp_path, earlier_run.files_of(config, "my.yml"))
+    assert moved is None, "there is nothing left to move"
+
+
+@pytest.mark.parametrize("at", range(7))
+def test_a_move_that_is_killed_is_ended(at, tmp_path, monkeypatch):
+    fill(tmp_path, FILES)
+    rename, done = os.rename, []
+
+    def killed(*paths):
+        if len(done) == at:
+            raise SystemExit
+        done.append(rename(*paths))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.rename", killed)
+        if at <= len(FILES):
+            with pytest.raises(SystemExit):
+                move_earlier_run(tmp_path)
+        else:
+            move_earlier_run(tmp_path)
+    end_interrupted_move(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    assert files_of(folder) == FILES

@@ -23,7 +23,7 @@ from credit_jax.training.step import make_train_step
 from credit_jax.transforms import Rollout
 from tests.support import assert_close, assert_trees_close
 from tests.training.noisy import DRAW, Noisy
-from tests.training.test_full_backprop import rollout_of
+from tests.training.test_step import rollout_of
 from tests.training.toy_runs import CONFIG, HEIGHT, WIDTH, toy_model
 
 # Ten times the measured differences.

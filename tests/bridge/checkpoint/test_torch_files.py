@@ -1,10 +1,13 @@
 """Untrusted files: one error, exit code 2, nothing written, and no code run."""
 
+from __future__ import annotations
+
 import json
 import os
 import pickle
 import struct
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from credit_torch_bridge.checkpoint.torch_checkpoint import open_checkpoint
 from credit_torch_bridge.checkpoint.torch_files import load_file
 from tests.bridge.checkpoint.untrusted import Creates
 from tests.reference.training import GEN2_CONFIG
+from tests.support.processes import run_program
 
 CONFIG = yaml.safe_load(GEN2_CONFIG.read_text())
 PLAN = key_map_for(build(CONFIG["model"]))
@@ -284,3 +288,18 @@ def test_a_folder_written_for_pytorch_with_a_changed_file(bridge, state, tmp_pat
     assert set(open_checkpoint(back, verify=False).model) == set(state)
     os.utime(log, (before + 60, before + 60))
     assert set(open_checkpoint(back / "checkpoint.pt").model) == set(state)
+
+
+# Mutated checkpoints are converted, or refused by one error, in bounded time.
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("torch")
+@pytest.mark.parametrize(
+    "seeds",
+    [(0, 10), (10, 130)],
+    ids=["short", "long"],
+)
+def test_mutations(tmp_path: Path, seeds: tuple[int, int]) -> None:
+    program = "tests.bridge.checkpoint.fuzz"
+    print(run_program(program, str(tmp_path), *map(str, seeds)))

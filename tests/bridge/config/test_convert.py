@@ -2,17 +2,31 @@
 
 import copy
 import random
+import sys
 import warnings
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import numpy as np
 import pytest
+import xarray as xr
 import yaml
 
-from credit_jax.config import apply_overrides, build_config
+from credit_jax.config import apply_overrides, build_config, custom_objects, parse
+from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 from credit_jax.config.yaml_file import parse_yaml, read_yaml
+from credit_jax.transforms import Phase, build_pipeline, for_forecast
 from credit_torch_bridge import convert_config
 from credit_torch_bridge.config.convert import dump
 from credit_torch_bridge.config.editor import leaves, same
+from credit_torch_bridge.config.from_gen1_sources import template_of
+from credit_torch_bridge.config.inference_section import complete_inference
+from tests.support import assert_close
+from tests.support.custom_objects import no_objects_left
+from tests.support.processes import ROOT
+
+__all__ = ["no_objects_left"]
+
 
 FOLDER = Path(__file__).parent / "configs"
 NAMES = ("gen1", "gen2", "jax")
@@ -393,3 +407,159 @@ def test_any_value_in_any_place(name):
             counts["refused"] += 1
     print(counts)
     assert min(counts.values()) > 10
+
+
+# Years in names of files.
+
+
+def test_years_in_names(tmp_path):
+    """The position of the year is found from the names of existing files."""
+    for year in (1999, 2000):
+        (tmp_path / f"y_TOTAL_{year}-01-01_{year}-12-31.zarr").mkdir()
+    found, doubt = template_of(f"{tmp_path}/y_TOTAL*")
+    assert (found, doubt) == (f"{tmp_path}/y_TOTAL_%Y*", "")
+    for given, template in {
+        "none/y_*.nc": "none/y_%Y*.nc",
+        "y_????.nc": "y_%Y.nc",
+        "y_????_*.nc": "y_%Y_*.nc",
+        "one.nc": "one.nc",
+    }.items():
+        assert template_of(given)[0] == template
+
+
+# YAML of config files.
+
+
+def test_yaml_of_a_converted_config():
+    """Numbers, dates and strings keep their types, also in CREDIT's YAML reader."""
+    config, _ = convert_config(read_yaml(FOLDER / "gen1.yml"), to="gen2")
+    config["odd"] = {"small": 1e-8, "on": "on", "date": "1999-01-01"}
+    again = yaml.load(dump(config), Loader=yaml.FullLoader)
+    assert again == config
+
+
+# `custom_objects` when a config is converted: entries here, classes in CREDIT.
+
+
+CONFIG = read_yaml(Path(__file__).parent / "configs/gen2.yml")
+OURS = """
+from credit_jax.losses import LOSSES
+from credit_jax.models.registry import MODELS
+crps = LOSSES["mse"]
+net = MODELS["wxformer"]
+"""
+THEIRS = """
+import torch
+class Loss(torch.nn.Module):
+    pass
+"""
+
+
+def with_objects(path, text, **names):
+    path.write_text(text)
+    objects = {
+        name: {"object_type": kind, "module_path": str(path)}
+        for name, kind in names.items()
+    }
+    return {**CONFIG, "custom_objects": objects}
+
+
+@pytest.mark.usefixtures("no_objects_left")
+def test_entries_are_read_here(tmp_path):
+    config = with_objects(tmp_path / "ours.py", OURS, crps="loss")
+    config["loss"] = {"training_loss": "crps"}
+    new, _ = convert_config(config, to="jax")
+    assert new["custom_objects"] == config["custom_objects"]
+
+
+@pytest.mark.usefixtures("no_objects_left")
+def test_classes_of_pytorch_are_refused_here_and_kept_for_credit(tmp_path):
+    config = with_objects(tmp_path / "theirs.py", THEIRS, Loss="loss")
+    with pytest.raises(
+        ValueError, match=r"custom_objects.Loss: .* a loss here is a subclass"
+    ):
+        convert_config(config, to="jax")
+    new, _ = convert_config(config, to="gen2")
+    assert new["custom_objects"] == config["custom_objects"]
+
+
+@pytest.mark.usefixtures("no_objects_left")
+def test_credit_gets_no_entries(tmp_path):
+    """Of a model it has the PyTorch class; of a loss it has nothing."""
+    config = with_objects(tmp_path / "ours.py", OURS, net="model")
+    new, report = convert_config(config, to="gen2")
+    assert "custom_objects" not in new
+    assert any("custom_models names files" in line for line in report.lines())
+    config = with_objects(tmp_path / "ours.py", OURS, crps="loss")
+    with pytest.raises(ValueError, match=r"custom_objects.crps: a loss of credit_jax"):
+        convert_config(config, to="gen2")
+
+
+@pytest.mark.usefixtures("no_objects_left")
+def test_entries_of_installed_packages(tmp_path, monkeypatch):
+    """A config names them without a section; a variable of that name is none."""
+    (tmp_path / "offers.py").write_text(OURS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "offers", raising=False)
+    points = (
+        EntryPoint("crps", "offers", "credit_jax.loss"),
+        EntryPoint("U", "offers:crps", "credit_jax.metric"),
+        EntryPoint("net", "offers", "credit_jax.model"),
+    )
+    monkeypatch.setattr(custom_objects, "_entry_points", lambda: points)
+    config = {**CONFIG, "loss": {"training_loss": "crps"}}
+    with pytest.raises(ValueError, match="crps: a loss of an installed") as caught:
+        convert_config(config, to="gen2")
+    assert "1 problem" in str(caught.value)
+    config = {**CONFIG, "model": {**CONFIG["model"], "type": "net"}}
+    assert [*custom_objects.offered_objects(config)] == [("model", "net")]
+
+
+# Training of several steps feeds back in CREDIT what it feeds back here.
+
+
+KEYS = {"demo/prognostic/3d/T": 2, "demo/prognostic/2d/SP": 1}
+
+
+def built(config):
+    return build_pipeline(
+        parse(PreblocksConfig, config["preblocks"]),
+        parse(PostblocksConfig, config["postblocks"]),
+    )
+
+
+def after_step(pipeline, y):
+    """The named fields of a prediction, from normalized channels."""
+    channels, place = {}, 0
+    for key, count in KEYS.items():
+        channels[key], place = slice(place, place + count), place + count
+    tree = {"y_pred": y, "y": y, "x": y, "channel_map": channels}
+    return pipeline.run(Phase.AFTER_STEP, {**tree, "input_channel_map": channels})
+
+
+def test_training_of_several_steps_has_the_inverse_as_a_postblock(tmp_path):
+    paths = {f"{name}_path": str(tmp_path / f"{name}.nc") for name in ("mean", "std")}
+    for path, scale in zip(paths.values(), (1.0, 0.1), strict=True):
+        fields = {"T": ("level", [250.0 * scale, 280.0 * scale]), "SP": 1e5 * scale}
+        xr.Dataset(fields).to_netcdf(path)
+    config = yaml.safe_load((ROOT / "configs/demo.yaml").read_text())
+    config["preblocks"]["per_step"]["normalize"]["args"] = paths
+    variables = {"prognostic": {"vars_3D": ["T"], "vars_2D": ["SP"]}}
+    config["data"]["source"]["demo"]["variables"] = variables
+    config["model"]["levels"] = 2
+    single = {**config, "data": dict(config["data"])}
+    complete_inference(single, tmp_path, tmp_path)
+    assert single["preblocks"] == config["preblocks"], (
+        "a single step feeds nothing back"
+    )
+
+    several = {**config, "data": {**config["data"], "forecast_len": 2}}
+    complete_inference(several, tmp_path, tmp_path)
+    kinds = [block["type"] for block in several["postblocks"]["per_step"].values()]
+    assert kinds == ["reconstruct", "bridgescaler_transform"] * 2
+    y = np.random.default_rng(0).normal(size=(1, 3, 1, 2, 4)).astype(np.float32)
+    ours = after_step(for_forecast(built(config)), y)["y_processed"]
+    theirs = after_step(built(several), y)
+    for key in KEYS:
+        for entry in ("y_processed", "y_target_processed"):
+            assert_close(theirs[entry]["demo"][key], ours["demo"][key], 1e-6, entry)

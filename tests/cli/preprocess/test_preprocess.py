@@ -20,7 +20,6 @@ from credit_jax.named_fields import read_scalers
 from credit_jax.training import scaler_fitting as fitting
 from credit_jax.training.scaler_fitting import fit_scalers
 from credit_jax.transforms import Normalizer, build_pipeline
-from credit_jax.transforms.scaling import ScalerPreblock
 from tests.cli.preprocess.configs import DEEP, FIRST, config, raw, scaler
 from tests.data.damaged import rewrite
 
@@ -204,26 +203,6 @@ def test_interrupted(world, tmp_path, monkeypatch, capsys):
     assert "interrupted" in capsys.readouterr().err
     assert len(seen) == 3
     assert not list(target.iterdir())
-
-
-@pytest.mark.slow
-def test_interrupted_while_it_writes(world, tmp_path, monkeypatch):
-    target = tmp_path / "files"
-    target.mkdir()
-    (target / "a.json").write_text("mine")
-    blocks = {"a": scaler(target / "a.json"), "b": scaler(target / "b.json", "minmax")}
-    write, calls = ScalerPreblock.write, []
-
-    def second(self, *args):
-        write(self, *args)
-        calls.append(self)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(ScalerPreblock, "write", second)
-    assert main(written(world, blocks, tmp_path, "--overwrite")) == INTERRUPTED
-    assert [p.name for p in target.iterdir()] == ["a.json"]
-    assert (target / "a.json").read_text() == "mine"
 
 
 def test_the_command(world, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Forecasts as functions of their state, tangent-linear models and adjoints."""
+"""Tangents and adjoints of forecasts, their targets and growth."""
 
 import re
 from functools import cache
@@ -9,12 +9,18 @@ import pytest
 
 from credit_jax.extensions.adjoint import (
     adjoint,
+    area_weights,
     forecast_map,
     inner_product,
     linearized,
+    singular_vectors,
     tangent_linear,
 )
+from credit_jax.extensions.adjoint.growth import ENERGY, energy_factors
+from credit_jax.extensions.adjoint.target import parse_target
 from credit_jax.forecast.labeled import open_forecaster
+from credit_jax.forecast.outputs import Outputs
+from credit_jax.named_fields.variables import Variable
 from tests.support import assert_close
 
 START = np.datetime64("2000-01-01", "ns")
@@ -148,3 +154,185 @@ def test_misuse(forecaster, initial):
 def _opened(folder, mesh):
     parallelism, devices = MESHES[mesh]
     return open_forecaster(folder, parallelism=parallelism, devices=devices)
+
+
+# Targets of gradients: the regions that their texts name.
+
+
+LONGITUDES = {
+    "10W..20E": ((350.0, 360.0), (0.0, 20.0)),
+    "170E..170W": ((170.0, 190.0),),
+    "350..10E": ((350.0, 360.0), (0.0, 10.0)),
+    "60..30W": ((300.0, 330.0),),
+    "30..60W": ((300.0, 330.0),),
+    "30W..60W": ((300.0, 330.0),),
+    "0..0E": ((0.0, 0.0),),
+    "0..360E": None,
+    "180W..180E": None,
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), LONGITUDES.items())
+def test_longitudes(text, expected):
+    region = parse_target(f"mean T500 in {text}").region
+    assert region.longitudes == expected
+    assert region.latitudes == ((-90.0, 90.0),)
+
+
+def test_a_variable_named_like_a_level_of_another():
+    """U10, the wind at 10 m, beside U at level 10, in any order."""
+    deep = Variable("era/prognostic/3d/U", np.array([5.0, 10.0]))
+    flat = Variable("era/diagnostic/2d/U10")
+    for variables in ((deep, flat), (flat, deep)):
+        outputs = Outputs(variables, np.zeros(1), np.zeros(1))
+        places = {
+            name: parse_target(f"mean {name}").place(outputs)
+            for name in ("U5", "U10", "U_10")
+        }
+        assert places == {
+            "U5": (deep.key, 0, "U"),
+            "U10": (flat.key, 0, "U10"),
+            "U_10": (deep.key, 1, "U"),
+        }
+    with pytest.raises(ValueError, match="'U_5' is not available"):
+        parse_target("mean U_5").place(outputs)
+
+
+def test_both_in_any_order():
+    one, other = (
+        parse_target(f"mean SP in {text}").region
+        for text in ("60..45S 10W..20E", "10W..20E 45S..60S")
+    )
+    assert one.latitudes == other.latitudes == ((-60.0, -45.0),)
+    assert one.longitudes == other.longitudes
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10N..20E", "the range '10N..20E' is not between two latitudes from 90S"),
+        ("80..95N", "the range '80..95N' is not between"),
+        ("0..400E", "two longitudes from 360W to 360E"),
+        ("10..20N 30..40N", "has two ranges of latitude; expected one of latitudes"),
+        ("10..20N 30..40E 50..60E", "is neither ranges such as"),
+    ],
+)
+def test_misuse_target(text, expected):
+    with pytest.raises(ValueError, match=f"--of: .*{expected}"):
+        parse_target(f"mean T500 in {text}")
+
+
+# Singular vectors beside those of the whole matrix.
+
+
+COUNT, SP = 3, "ERA5/prognostic/2d/SP"
+
+
+@pytest.fixture(scope="module")
+def forecast(forecaster, initial):
+    """Two steps, normalized, and the weights of a mean over the area."""
+    normalized = forecast_map(forecaster, initial, [1, 2], units="normalized")
+    return normalized, area_weights(normalized.state, forecaster.states.latitude)
+
+
+def test_those_of_the_matrix(forecast):
+    forecast, weights = forecast
+    state = forecast.state
+    vectors = singular_vectors(forecast, state, COUNT, weights)
+    matrix = _matrix(forecast, weights)
+    expected = np.linalg.svd(matrix, compute_uv=False)[:COUNT]
+    assert_close(vectors.values, expected, 1e-5, "singular values")
+    for number in range(COUNT):
+        sizes = [
+            sum(
+                (
+                    weights[key] * fields[key][number].reshape(weights[key].shape) ** 2
+                ).sum()
+                for key in weights
+            )
+            for fields in (vectors.initial, vectors.final)
+        ]
+        assert sizes[0] == pytest.approx(1, rel=1e-5)
+        assert np.sqrt(sizes[1]) == pytest.approx(vectors.values[number], rel=1e-5)
+
+
+def _matrix(forecast, weights):
+    """W^1/2 M W^-1/2 of the last step, column by column."""
+    linear = linearized(forecast, forecast.state)
+    roots = {key: np.sqrt(weights[key]) for key in forecast.state}
+    columns = []
+    for key, field in forecast.state.items():
+        for place in range(field.size):
+            unit = {k: np.zeros_like(x) for k, x in forecast.state.items()}
+            unit[key].flat[place] = 1 / roots[key].flat[place]
+            tangents = linear.tangent_linear(unit)
+            columns.append(
+                np.concatenate(
+                    [
+                        np.ravel(np.asarray(tangents[k])[-1, 0] * r)
+                        for k, r in roots.items()
+                    ]
+                )
+            )
+    return np.stack(columns, axis=1)
+
+
+@pytest.mark.parametrize(
+    ("count", "changed", "text"),
+    [
+        (0, {}, "count: got 0, expected 1 to 299"),
+        (1, {"Q": np.ones(1)}, "weights: the variable 'Q' is not available; there are"),
+        (1, {SP: np.zeros(1)}, "weights: .*SP must be positive, got 0"),
+    ],
+)
+def test_misuse_growth(forecast, count, changed, text):
+    forecast, weights = forecast
+    with pytest.raises(ValueError, match=text):
+        singular_vectors(forecast, forecast.state, count, {**weights, **changed})
+
+
+@pytest.mark.parametrize(
+    ("units", "text"),
+    [
+        ({"T": "K", "SP": "Pa"}, None),
+        ({"T": "degC"}, None),
+        ({"SP": "m"}, "--norm energy: SP is in m, expected Pa; name the variables"),
+    ],
+)
+def test_the_energy_is_of_units(units, text):
+    standard = {"T": "air_temperature", "SP": "surface_air_pressure"}
+    described = {
+        f"era/prognostic/2d/{name}": {"standard_name": standard[name], "units": unit}
+        for name, unit in units.items()
+    }
+    variables = tuple(Variable(key) for key in described)
+    outputs = Outputs(variables, np.zeros(1), np.zeros(1), described=described)
+    if text is None:
+        factors = energy_factors(outputs, described)
+        assert factors == {k: ENERGY[x["standard_name"]] for k, x in described.items()}
+        return
+    with pytest.raises(ValueError, match=text):
+        energy_factors(outputs, described)
+
+
+def test_the_energy_of_other_units_is_converted():
+    described = {"P": {"standard_name": "surface_air_pressure", "units": "hPa"}}
+    outputs = Outputs((Variable("P"),), np.zeros(1), np.zeros(1), described=described)
+    expected = 1e4 * ENERGY["surface_air_pressure"]
+    assert energy_factors(outputs, ["P"])["P"] == pytest.approx(expected)
+
+
+def test_variables_without_weights_are_not_perturbed(forecast):
+    forecast, weights = forecast
+    chosen = {key: x for key, x in weights.items() if key != SP}
+    vectors = singular_vectors(forecast, forecast.state, 1, chosen)
+    assert SP not in vectors.initial
+    both = singular_vectors(forecast, forecast.state, 1, weights)
+    assert 0 < vectors.values[0] <= both.values[0] * (1 + 1e-5)
+
+
+def test_samples_that_differ_are_refused(forecast):
+    forecast, weights = forecast
+    two = {key: np.concatenate([x, x + 1]) for key, x in forecast.state.items()}
+    with pytest.raises(ValueError, match=r"the 2 samples of .* differ"):
+        singular_vectors(forecast, two, 1, weights)

@@ -1,21 +1,46 @@
-"""Observations from files, and faulty ones."""
+"""Observations, their operators, and windows that follow each other."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
 
-from credit_jax.extensions.assimilation import read_observations
+from credit_jax.extensions.assimilation import (
+    OperatorEntry,
+    TrajectoryGrid,
+    operators,
+    read_observations,
+)
+from credit_jax.extensions.assimilation.cycling import (
+    background_variance,
+    far_departures,
+)
 from credit_jax.extensions.assimilation.observations import (
     find_faults,
     in_units_of,
     notes_on_units,
     usable,
 )
+from credit_jax.extensions.assimilation.operators import (
+    Interpolation,
+    neighbors,
+    operators_of,
+)
 from credit_jax.named_fields.variables import Variable
-from tests.extensions.assimilation.windows import GRID_OF_RUN
+from tests.extensions.assimilation.conftest import *  # noqa: F403
+from tests.extensions.assimilation.windows import (
+    GRID_OF_RUN,
+    START,
+    STEP,
+    VARIABLES,
+    drawn,
+    observing,
+    window,
+)
 
 TEXT = """time, latitude, longitude, level, variable, value, error, station
 2000-01-01T03:00, 10.5, -20, 2.5, T, 281.5, 1.0, a
@@ -223,8 +248,8 @@ def test_units_that_can_be_converted_are(path):
     assert row["value"] == pytest.approx((281.5 - 32) / 1.8 + 273.15)
     assert row["error"] == pytest.approx(1 / 1.8)
     pd.testing.assert_frame_equal(table[:2], table_of(path, **changes)[:2])
-    for name, operators in (("J", ()), ("degF", ["T"])):
-        table = in_units_of(table_of(path, units=name), grid, operators)
+    for name, of in (("J", ()), ("degF", ["T"])):
+        table = in_units_of(table_of(path, units=name), grid, of)
         assert table["units"][2] == name
 
 
@@ -302,3 +327,90 @@ def test_misuse(path, tmp_path):
     xr.Dataset({"a": (("x", "y"), np.ones((1, 1)))}).to_netcdf(tmp_path / "two.nc")
     with pytest.raises(ValueError, match="must have one dim, of observations, got x"):
         read_observations([str(tmp_path / "two.nc")])
+
+
+# Observation operators.
+
+
+T = VARIABLES[1]
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_interpolation_is_that_of_xarray(flipped):
+    """Linear along every dim, rows in any order, across 0 and 360 degrees."""
+    table = drawn(200)
+    table["variable"] = "T"
+    table["level"] = np.random.default_rng(0).uniform(1, 5, 200)
+    latitude = GRID_OF_RUN.latitude[:: -1 if flipped else 1]
+    longitude = GRID_OF_RUN.longitude - (180 if flipped else 0)
+    grid = TrajectoryGrid({"T": T}, latitude, longitude, GRID_OF_RUN.times)
+    field = np.random.default_rng(0).normal(0, 1, (4, 2, 6, 10)).astype(np.float32)
+    around = np.concatenate([field] * 3, -1)
+    expected = xr.DataArray(
+        around,
+        {
+            "time": (GRID_OF_RUN.times - START) / STEP,
+            "level": T.levels,
+            "latitude": latitude,
+            "longitude": np.concatenate([longitude + k for k in (-360, 0, 360)]),
+        },
+        ("time", "level", "latitude", "longitude"),
+    ).interp(
+        time=("obs", (table["time"].to_numpy() - START) / STEP),
+        level=("obs", table["level"]),
+        latitude=("obs", table["latitude"]),
+        longitude=("obs", table["longitude"]),
+    )
+    operator = Interpolation(T.key, "T")
+    values = operator(operator.prepare(table, grid), {T.key: jax.numpy.asarray(field)})
+    np.testing.assert_allclose(values, expected, atol=2e-6)
+
+
+def test_neighbors():
+    places, weights = neighbors(np.array([5.0, 1.0]), np.array([1.0, 2.0, 5.0]))
+    assert places.tolist() == [[1, 1, 1], [0, 0, 0]]
+    assert weights.tolist() == [[1.0, 0.75, 0.0], [0.0, 0.25, 1.0]]
+    circle = np.array([10.0, 130.0, 250.0])
+    places, weights = neighbors(circle, np.array([-50.0, 370.0]), period=360.0)
+    assert places[:, 0].tolist() == [2, 0]
+    assert weights[:, 0].tolist() == [0.5, 0.5]
+    assert (places[0, 1], weights[0, 1]) == (0, 1.0)
+    places, weights = neighbors(np.array([3.0]), np.zeros(1))
+    assert places.tolist() == [[0], [0]]
+
+
+def test_operators_of_the_user(monkeypatch):
+    class Mine(SimpleNamespace):
+        prepare = __call__ = print
+
+    entry = OperatorEntry(lambda variable, grid: Mine(variable=variable, grid=grid))
+    monkeypatch.setitem(operators.OPERATORS, "mine", entry)
+    chosen = operators_of({"TB": "mine"}, GRID_OF_RUN)
+    assert chosen["TB"] == Mine(variable="TB", grid=GRID_OF_RUN)
+    assert chosen["SP"] == Interpolation("ERA5/prognostic/2d/SP", "SP")
+    text = r"assimilation.operators.TB: the operator 'mien' is not available; .*'mine'"
+    with pytest.raises(ValueError, match=text):
+        operators_of({"TB": "mien"}, GRID_OF_RUN)
+    no_operator = OperatorEntry(lambda variable, grid: abs)
+    monkeypatch.setitem(operators.OPERATORS, "mine", no_operator)
+    text = "TB: 'mine' builds a builtin_function_or_method; expected .* prepare"
+    with pytest.raises(ValueError, match=text):
+        operators_of({"TB": "mine"}, GRID_OF_RUN)
+
+
+# Windows one after another: what is said of them.
+
+
+def test_observations_far_from_the_background_are_said(forecaster, initial):
+    """Those in another unit, by variable, with the first row."""
+    problem = window(forecaster, initial, drawn(40))
+    table = problem.observed.table.assign(value=problem.first.values)
+    celsius = table.index[table["variable"] == "T"][2:4]
+    table.loc[celsius, "value"] -= 273.15
+    table.loc[table["variable"] == "U", "value"] += 3.0
+    first = observing(problem, table).first
+    (line,) = far_departures(first, background_variance(first, 0))
+    count, row = (table["variable"] == "T").sum(), table.loc[celsius[0]]
+    assert line.startswith(f"T: 2 of {count} observations more than 10 standard")
+    assert f"the first is row {row['row']} of drawn.csv: {row['value']:.6g}, " in line
+    assert float(line.rpartition(" ")[2]) == pytest.approx(row["value"] + 273.15)

@@ -26,7 +26,11 @@ from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.fsdp import ShardingRules, gather
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.params.spec import ParamSpec
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
 from tests.parallel.mesh.cases import MODEL
+
+CASES = Cases("dims")
 
 
 def degrees(dims: ParallelDims) -> dict[str, int]:
@@ -100,119 +104,62 @@ def test_the_constructor_fills_in_the_rest_and_nothing_else():
         dims.tp = 2  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    ("further", "lost"),
-    [
-        ({"domain": 2, "ulysses_degree": 2}, "ulysses_degree is 2, which"),
-        ({"tp": 2, "etp": 1}, "etp is 1, which"),
-        (
-            {"tp": 2, "domain": 4, "etp": 1, "ulysses_degree": 2},
-            "ulysses_degree is 2 and etp is 1, which",
-        ),
-    ],
-)
-def test_a_mesh_would_lose_what_is_no_axis(further, lost):
-    dims = ParallelDims(dp_shard=-1, **further, world_size=8)
-    with pytest.raises(ValueError, match=f"^{lost} a Mesh cannot carry; pass the"):
-        dims.build_mesh()
+def test_degrees_that_are_no_axes_are_left_out_of_a_mesh():
     whole = ParallelDims(tp=2, domain=4, etp=2, ulysses_degree=1, world_size=8)
     assert dict(whole.build_mesh().shape) == {TP: 2, DOMAIN: 4}
 
 
-ONE = [
-    ({"tp": 2, "domain": 3}, r"world_size=8 not divisible by tp\*domain=6 \(tp 2 x "),
-    ({"tensor": 2, "cp": 3}, r"by tensor\*cp=6 \(tensor 2 x cp 3\); with 8 devices "),
-    ({"tensor": 2, "domain": 3}, r"8 devices tensor\*domain can be 1, 2, 4, 8$"),
-    ({"dp_replicate": 3}, r"by dp_replicate\*tp\*domain=3 \(dp_replicate 3 x tp 1"),
-    ({"data": "none", "tensor": 3}, r"world_size=8 not divisible by tensor\*domain=3"),
-    ({"tp": 16}, r"world_size=8 not divisible by tp\*domain=16"),
-    (
-        {"dp_shard": 3, "tp": 2},
-        "dp_shard 3 x tp 2 = 6 devices, but world_size is 8; dp_shard would fit with "
-        r"4, or -1 \(the rest\)",
-    ),
-    (
-        {"dp": 2, "tensor": 3},
-        "dp 2 x tensor 3 = 6 devices, but world_size is 8; the degrees beside dp, 3 "
-        "together, must divide 8: 1, 2, 4, 8 would fit",
-    ),
-    ({"tp": 0}, "tp must be an integer >= 1, got 0"),
-    ({"cp": "two"}, "cp must be an integer >= 1, got 'two'"),
-    ({"domain": 1.5}, "domain must be an integer >= 1, got 1.5"),
-    ({"dp_shard": 0}, r"dp_shard must be -1 \(the rest\) or an integer >= 1, got 0"),
-    ({"dp_shard": -2}, r"dp_shard must be -1 .* got -2"),
-    ({"tp": 2, "tensor": 4}, "tp is 2 and tensor is 4, but they name one degree"),
-    ({"domain": 2, "cp": 4}, "domain is 2 and cp is 4, but they name one degree"),
-    ({"dp": 2, "dp_shard": 8}, "dp_shard is 8 and dp is 2, but they name one degree"),
-    ({"tensr": 2}, "tensr: unknown key; the nearest known key is 'tensor'"),
-    ({"data": "fsdp"}, "data must be 'fsdp2', 'ddp', or 'none', got 'fsdp'"),
-    (
-        {"data": "ddp", "dp_shard": 8},
-        "data is 'ddp', which keeps every parameter whole, but dp_shard is 8; use",
-    ),
-    (
-        {"data": "none", "dp_replicate": 2, "dp_shard": 4},
-        "one replica, but dp_replicate is 2 and dp_shard is 4; use data: fsdp2",
-    ),
-    ({"tp": 4, "etp": 2}, "etp is 2; expected tp or 1, that is 4 or 1"),
-    ({"etp": 2}, "etp is 2; expected tp or 1, that is 1"),
-    (
-        {"domain": 4, "ulysses_degree": 8},
-        "ulysses_degree is 8, which is more than domain 4; would fit: 1, 2, 4",
-    ),
-    (
-        {"cp": 8, "ulysses_degree": 3},
-        "ulysses_degree is 3, which does not divide cp 8; would fit: 1, 2, 4, 8",
-    ),
-]
+CASES.rows(
+    lambda section: ParallelDims.from_config(section, 8),
+    ({"tp": 2, "domain": 3},),
+    ({"tensor": 2, "cp": 3},),
+    ({"tensor": 2, "domain": 3},),
+    ({"dp_replicate": 3},),
+    ({"data": "none", "tensor": 3},),
+    ({"tp": 16},),
+    ({"dp_shard": 3, "tp": 2},),
+    ({"dp": 2, "tensor": 3},),
+    ({"tp": 0},),
+    ({"cp": "two"},),
+    ({"domain": 1.5},),
+    ({"dp_shard": 0},),
+    ({"dp_shard": -2},),
+    ({"tp": 2, "tensor": 4},),
+    ({"domain": 2, "cp": 4},),
+    ({"dp": 2, "dp_shard": 8},),
+    ({"tensr": 2},),
+    ({"data": "fsdp"},),
+    ({"data": "ddp", "dp_shard": 8},),
+    ({"data": "none", "dp_replicate": 2, "dp_shard": 4},),
+    ({"tp": 4, "etp": 2},),
+    ({"etp": 2},),
+    ({"domain": 4, "ulysses_degree": 8},),
+    ({"cp": 8, "ulysses_degree": 3},),
+    ({"pp": 4},),
+    ({"tensor": 3, "domain": 2, "etp": 2, "ulysses_degree": 4, "pp": 5, "x": 1},),
+)
+CASES.rows(
+    lambda **degrees: ParallelDims(**degrees),
+    {"tp": 4, "world_size": 8},
+    {"domain": 2, "cp": 4, "world_size": 4},
+    {"world_size": 0},
+    {"pp": 4, "world_size": 8},
+    {"pp": 4, "world_size": 8, "dp_shard": 2},
+    name="ParallelDims",
+)
+CASES.rows(
+    lambda **degrees: ParallelDims(**degrees, world_size=8).build_mesh(),
+    {"dp_shard": -1, "domain": 2, "ulysses_degree": 2},
+    {"dp_shard": -1, "tp": 2, "etp": 1},
+    {"dp_shard": -1, "tp": 2, "domain": 4, "etp": 1, "ulysses_degree": 2},
+    name="mesh",
+)
 
 
-@pytest.mark.parametrize(("section", "message"), ONE)
-def test_a_mistake_is_told_with_the_arithmetic(section, message):
-    with pytest.raises(ValueError, match=message):
-        ParallelDims.from_config(section, 8)
-
-
-def test_the_constructor_says_the_same():
-    message = "dp_shard 1 x tp 4 = 4 devices, but world_size is 8; dp_shard would fit"
-    with pytest.raises(ValueError, match=message):
-        ParallelDims(tp=4, world_size=8)
-    with pytest.raises(ValueError, match="domain is 2 and cp is 4"):
-        ParallelDims(domain=2, cp=4, world_size=4)
-    with pytest.raises(ValueError, match="world_size must be an integer >= 1, got 0"):
-        ParallelDims(world_size=0)
-
-
-@pytest.mark.parametrize("given", [{}, {"dp_shard": 2}, {"dp_shard": -1}])
-def test_pipeline_stages_are_refused_first_and_with_the_reason(given):
-    why = r"pp is 4, but no model .* idle 3 / \(m \+ 3\) of .* 75% .*fsdp"
-    with pytest.raises(ValueError, match=r"parallelism: (\d problems?\s+)?" + why):
-        ParallelDims(pp=4, world_size=8, **given)
-    with pytest.raises(ValueError, match=why):
-        ParallelDims.from_config({"pp": 4}, 8)
-
-
-def test_one_error_lists_all_that_is_wrong(monkeypatch):
+def test_no_device_is_asked_for_before_an_error(monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: pytest.fail("a device is asked for"))
-    section = {"tensor": 3, "domain": 2, "etp": 2, "ulysses_degree": 4, "pp": 5, "x": 1}
-    with pytest.raises(ValueError, match="parallelism: ") as caught:
-        ParallelDims.from_config(section, 8, model=build(MODEL))
-    expected = [
-        "parallelism: 9 problems",
-        "x: unknown key",
-        "pp is 5, but no model has pipeline stages: with m micro-batches they would ",
-        "etp is 2; expected tensor or 1, that is 3 or 1",
-        "ulysses_degree is 4, which is more than domain 2; would fit: 1, 2",
-        "world_size=8 not divisible by pp*tensor*domain=30 (pp 5 x tensor 3 x domain 2",
-        "stage 0 has 2 heads, which tensor = 3 of the parallelism does not",
-        "stage 1 has 4 heads",
-        "stage 2 has 8 heads",
-        "stage 3 has 16 heads",
-    ]
-    lines = str(caught.value).split("\n")
-    assert len(lines) == len(expected), str(caught.value)
-    for line, start in zip(lines, expected, strict=True):
-        assert line.strip().startswith(start), line
+    with pytest.raises(ValueError, match="stage 3 has 16 heads"):
+        ParallelDims.from_config({"tensor": 3, "pp": 5}, 8, model=build(MODEL))
 
 
 @pytest.mark.parametrize(

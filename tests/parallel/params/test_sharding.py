@@ -1,17 +1,39 @@
-"""Parameter specs, sharding rules and packing."""
+"""Parameters on meshes: their first values, sharding and gathers."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.sharding import PartitionSpec as P
 
 from credit_jax.parallel.mesh.device_mesh import DOMAIN, DP_SHARD, TP, MeshAxes
-from credit_jax.parallel.params.fsdp import ShardingRules, matrix_specs
+from credit_jax.parallel.params import fsdp, init
+from credit_jax.parallel.params.fsdp import (
+    ShardingRules,
+    gather_over_domain,
+    matrix_specs,
+)
+from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.packing import PACKED, Packing
-from credit_jax.parallel.params.spec import ParamSpec
+from credit_jax.parallel.params.precision import Precision
+from credit_jax.parallel.params.spec import (
+    ParamSpec,
+    constant,
+    icnr,
+    torch_uniform,
+    xavier_normal,
+)
 from tests.support import make_mesh
+from tests.support.errors import relative_error
 from tests.support.gradients import draw
 
 QKV = ParamSpec(
@@ -151,3 +173,261 @@ def test_parts_have_the_type_of_the_vector():
     vector = jax.device_put(jnp.arange(packing.size, dtype=jnp.float32), whole)
     parts = packing.unpack({PACKED: vector})
     assert all(part.sharding == whole for part in parts.values())
+
+
+# Initial values: distributions, equality on every mesh, creation by shards.
+
+
+KEY = jax.random.key(7)
+DECLARATIONS = {
+    "uniform": ParamSpec((128, 256), ("embed", "mlp"), torch_uniform(128)),
+    "bias": ParamSpec((256,), ("mlp",), torch_uniform(128)),
+    "normal": ParamSpec(
+        (3, 3, 64, 64), (None, None, "conv_in", "conv_out"), xavier_normal(576, 576)
+    ),
+    "icnr": ParamSpec(
+        (3, 3, 32, 64), (None, None, "conv_in", "conv_out"), icnr(288, 2)
+    ),
+    "stacked": ParamSpec(
+        (64, 3, 4, 8), ("embed", None, "heads", "head_dim"), torch_uniform(64)
+    ).stack(3),
+    "ones": ParamSpec((64,), ("embed",), constant(1.0)),
+}
+
+
+def sharded(**degrees):
+    """Returns the compiled initialization on a mesh."""
+    mesh = make_mesh(**degrees)
+    specs = ShardingRules().specs(DECLARATIONS, MeshAxes.from_mesh(mesh))
+    degrees = dict(mesh.shape)
+
+    def body(key):
+        return initialize(DECLARATIONS, key, specs, degrees)
+
+    run = jax.shard_map(
+        body, mesh=mesh, in_specs=jax.sharding.PartitionSpec(), out_specs=specs
+    )
+    return jax.jit(run).lower(KEY).compile()
+
+
+@pytest.fixture(scope="module")
+def whole():
+    values = jax.jit(lambda key: initialize(DECLARATIONS, key))(KEY)
+    return {path: np.asarray(value) for path, value in values.items()}
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {"dp": 2},
+        {"dp": 8},
+        {"tp": 4},
+        {"domain": 3},
+        {"dp": 2, "tp": 2, "domain": 2},
+    ],
+)
+def test_values_are_the_same_on_every_mesh(whole, degrees):
+    values = sharded(**degrees)(KEY)
+    assert set(values) == set(whole)
+    for path, value in values.items():
+        assert np.array_equal(value, whole[path]), f"{path} on {degrees}"
+
+
+@pytest.mark.parametrize("degrees", [{"dp": 8}, {"dp": 2, "tp": 2}])
+def test_no_array_is_larger_than_the_local_shards(monkeypatch, degrees):
+    monkeypatch.setattr(init, "CHUNK", 4096)
+    program = sharded(**degrees)
+    mesh = make_mesh(**degrees)
+    specs = ShardingRules().specs(DECLARATIONS, MeshAxes.from_mesh(mesh))
+    local = 0
+    for path, param_spec in DECLARATIONS.items():
+        names = [name for name in specs[path] if name]
+        local += param_spec.size // math.prod(mesh.shape[name] for name in names)
+    shapes = re.findall(r"[a-z]+\d+\[([\d,]+)\]", program.as_text())
+    largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
+    total = sum(d.size for d in DECLARATIONS.values())
+    print(f"{degrees}: {total} elements, {local} local, largest array {largest}")
+    assert largest <= local + 4096
+    assert "all-gather" not in program.as_text()
+
+
+def test_uniform(whole):
+    values, bound = whole["uniform"], 1 / math.sqrt(128)
+    assert np.abs(values).max() < bound
+    assert np.abs(values).max() > 0.999 * bound
+    assert values.mean() == pytest.approx(0, abs=4 * bound / math.sqrt(3 * values.size))
+    assert values.std() == pytest.approx(bound / math.sqrt(3), rel=0.02)
+
+
+def test_normal(whole):
+    values, std = whole["normal"] / math.sqrt(2 / 1152), 1.0
+    assert values.std() == pytest.approx(std, rel=0.02)
+    assert values.mean() == pytest.approx(0, abs=4 / math.sqrt(values.size))
+    assert (values**4).mean() == pytest.approx(3, rel=0.1), "the tails are not normal"
+    assert np.isfinite(values).all()
+
+
+def test_icnr_repeats_one_draw_for_every_subpixel(whole):
+    values = whole["icnr"].reshape(3, 3, 32, 16, 4)
+    assert (values == values[..., :1]).all()
+    assert len(np.unique(values[..., 0])) > 0.99 * values[..., 0].size
+    assert values.std() == pytest.approx(math.sqrt(2 / 288), rel=0.05)
+
+
+def test_no_two_parameters_or_blocks_are_alike(whole):
+    flat = np.concatenate([whole["uniform"].ravel(), whole["bias"]])
+    assert len(np.unique(flat)) > 0.99 * flat.size
+    blocks = whole["stacked"]
+    assert not (blocks[0] == blocks[1]).any()
+    other = initialize(DECLARATIONS, jax.random.key(8))
+    assert not (np.asarray(other["uniform"]) == whole["uniform"]).any()
+    assert (whole["ones"] == 1).all()
+
+
+# Parameters that are stored sharded over the domain axis, gathered for a forward.
+
+
+# Of 2**17 elements, which are gathered block by block, and of few.
+LARGE = ParamSpec((256, 512), ("embed", "mlp"), matrix_out=(1,))
+SMALL_FSDP = ParamSpec((64, 32), ("embed", "mlp"), matrix_out=(1,))
+# Sharded over dp and domain along the same dim, and along two.
+ONE_DIM = ParamSpec((192, 32), ("embed", "mlp"), matrix_out=(1,))
+TWO_DIMS = ParamSpec((3, 3, 64, 30), (None, None, None, None), matrix_out=(3,))
+PARAM_SPECS = {"large": LARGE.stack(3), "small": SMALL_FSDP.stack(3), "alone": LARGE}
+RULES = ShardingRules(over_domain=True)
+
+
+def draw_of_fsdp(rng: np.random.Generator, calls: int) -> dict[str, np.ndarray]:
+    """Returns whole parameters; with `calls`, with a dim of calls before the matrix."""
+    shapes = {path: spec.shape for path, spec in PARAM_SPECS.items()}
+    dims = (calls,) if calls else ()
+    return {
+        path: rng.normal(size=(*shape[:-2], *dims, *shape[-2:])).astype(np.float32)
+        for path, shape in shapes.items()
+    }
+
+
+def gather(
+    whole: dict[str, np.ndarray], precision: Precision, num_unrolled: int
+) -> tuple[Any, Any, str]:
+    """Returns what shards gather, the gradients of a function of it, and the trace."""
+    mesh = make_mesh(domain=4)
+    axes = MeshAxes.from_mesh(mesh)
+    specs = {
+        path: PartitionSpec(*[None] * (array.ndim - 2), DOMAIN)
+        for path, array in whole.items()
+    }
+
+    @jax.jit
+    @partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(specs,),
+        out_specs=(PartitionSpec(DOMAIN), specs),
+    )
+    def run(local: Any) -> Any:
+        def loss(local: Any) -> Any:
+            gathered = gather_over_domain(
+                local, PARAM_SPECS, RULES, axes, precision, num_unrolled=num_unrolled
+            )
+            factor = lax.axis_index(DOMAIN) + 1.0
+            terms = [
+                jnp.sin(factor * array.astype(jnp.float32)).sum()
+                for array in gathered.values()
+            ]
+            return lax.psum(sum(terms), DOMAIN), gathered
+
+        gradient, gathered = jax.grad(loss, has_aux=True)(local)
+        return gathered, gradient
+
+    gathered, gradient = jax.device_get(run(whole))
+    return gathered, gradient, str(jax.make_jaxpr(run)(whole))
+
+
+@pytest.mark.parametrize("calls", [0, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_block_by_block_or_at_once(
+    dtype: str, calls: int, rng: np.random.Generator
+) -> None:
+    whole, precision = draw_of_fsdp(rng, calls), Precision.of(dtype)
+    at_once, gradient, trace = gather(whole, precision, 0)
+    blocks, same_gradient, longer = gather(whole, precision, 3)
+    for path, array in whole.items():
+        expected = np.concatenate([array.astype(at_once[path].dtype)] * 4)
+        np.testing.assert_array_equal(at_once[path], expected, path)
+        np.testing.assert_array_equal(blocks[path], expected, path)
+        np.testing.assert_array_equal(same_gradient[path], gradient[path], path)
+    rounded = at_once["large"][: len(whole["large"])].astype(np.float64)
+    exact = sum(n * np.cos(n * rounded) for n in (1, 2, 3, 4))
+    error = relative_error(gradient["large"], exact)
+    print(f"{dtype}, {calls} calls: gradient {error:.1e} from its formula")
+    # Gradients of values in bfloat16 are in bfloat16 before they are summed.
+    assert error < {"float32": 2e-7, "bfloat16": 3e-3}[dtype]
+    gathers = [text.count("= all_gather[") for text in (trace, longer)]
+    assert gathers == [3, 5], "one for each of the three large blocks"
+
+
+def test_longer_stages_are_gathered_at_once(rng: np.random.Generator) -> None:
+    *_, trace = gather(draw_of_fsdp(rng, 0), Precision(), 2)
+    assert trace.count("= all_gather[") == 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("param_spec", [ONE_DIM, TWO_DIMS], ids=["one dim", "two dims"])
+def test_over_dp_and_then_over_domain(
+    param_spec: ParamSpec, dtype: str, rng: np.random.Generator
+) -> None:
+    """The gathers over dp are of the shards of domain, the sums of gradients, too."""
+    mesh, precision = make_mesh(dp=2, domain=3), Precision.of(dtype)
+    axes, spec = (
+        MeshAxes.from_mesh(mesh),
+        RULES.spec(param_spec, MeshAxes.from_mesh(mesh)),
+    )
+    whole = rng.normal(size=param_spec.shape).astype(np.float32)
+
+    @jax.jit
+    @partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=spec,
+        out_specs=(PartitionSpec(("dp_shard", DOMAIN)), spec),
+    )
+    def run(local: Any) -> Any:
+        before = gather_over_domain(
+            {"w": local}, {"w": param_spec}, RULES, axes, precision
+        )
+
+        def loss(local: Any) -> Any:
+            gathered = fsdp.gather(local, param_spec, RULES, axes, precision)
+            factor = 3 * lax.axis_index("dp_shard") + lax.axis_index(DOMAIN) + 1.0
+            terms = jnp.sin(factor * gathered.astype(jnp.float32)).sum()
+            return lax.psum(terms, ("dp_shard", DOMAIN)), gathered
+
+        gradient, gathered = jax.grad(loss, has_aux=True)(before["w"])
+        return gathered, gradient
+
+    gathered, gradient = jax.device_get(run(whole))
+    rounded = whole.astype(gathered.dtype)
+    np.testing.assert_array_equal(gathered, np.concatenate([rounded] * 6))
+    wide = rounded.astype(np.float64)
+    exact = sum(n * np.cos(n * wide) for n in range(1, 7))
+    error = relative_error(gradient, exact)
+    print(f"{dtype}: gradient {error:.1e} from its formula")
+    assert error < {"float32": 3e-7, "bfloat16": 3e-3}[dtype]
+    text = str(jax.make_jaxpr(run)(whole))
+    moved = re.findall(
+        r"\w+\[([\d,]+)\][^=\n]* = (all_gather|reduce_scatter)\[.*?"
+        r"axis_name=\('(\w+)',\)",
+        text,
+        re.S,
+    )
+    sizes = [
+        (kind, axis, math.prod(map(int, dims.split(",")))) for dims, kind, axis in moved
+    ]
+    size = whole.size
+    assert sizes == [
+        ("all_gather", "dp_shard", size // 3),
+        ("all_gather", DOMAIN, size),
+        ("reduce_scatter", DOMAIN, size // 3),
+        ("reduce_scatter", "dp_shard", size // 6),
+    ]

@@ -1,0 +1,275 @@
+"""Fields of the sphere: harmonics, filters, files, and blocks before a model."""
+
+import dataclasses
+import importlib
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import xarray as xr
+
+from benchmarks.trajectory import atmosphere
+from credit_jax.physics.files import centers, read_arrays, read_coefficients, read_grid
+from credit_jax.physics.harmonics import (
+    legendre_functions,
+    legendre_slopes,
+    neighbor_ratio,
+)
+from credit_jax.physics.laplace_filter import filter_scalar, filter_wind
+from credit_jax.transforms.conservation import MassFixer
+from credit_torch_bridge.compare.jax_side import import_credit
+from tests.physics import world
+from tests.physics.runs import build
+from tests.support import assert_close
+
+COUNT = 12
+LATITUDE = np.linspace(-80.0, 80.0, 9)
+
+
+def test_slopes_are_those_of_differences():
+    step = 1e-4
+    above, below = (legendre_functions(LATITUDE + d, COUNT) for d in (step, -step))
+    differences = (above - below) / (2 * np.deg2rad(step))
+    slopes = legendre_slopes(legendre_functions(LATITUDE, COUNT + 1))
+    expected = np.cos(np.deg2rad(LATITUDE)) * differences
+    assert_close(slopes, expected, 1e-8, "cos(lat) dP/dlat")
+
+
+def test_the_sine_times_a_function_is_a_sum_of_its_neighbors():
+    whole = legendre_functions(LATITUDE, COUNT + 1)
+    ratio = neighbor_ratio(COUNT + 1)[..., None]
+    products = ratio[2:] * whole[2:] + ratio[1:-1] * whole[:-2]
+    expected = np.sin(np.deg2rad(LATITUDE)) * whole[1:-1]
+    inner = slice(None, COUNT)
+    assert_close(products[:, inner], expected[:, inner], 1e-13, "sin(lat) P")
+
+
+# gen1's Laplace filter beside CREDIT's class, in the functions that it consists of.
+
+
+# With fewer columns no wave is filtered near the poles; 151 have no Nyquist wave.
+GRIDS = [(24, 150), (22, 151)]
+
+
+def drawn(rows: int, columns: int) -> np.ndarray:
+    """Three fields (1, 1, 1, row, column)."""
+    rng = np.random.default_rng(rows)
+    return 10 * rng.normal(size=(3, 1, 1, 1, rows, columns))
+
+
+@pytest.mark.reference
+@pytest.mark.filterwarnings("ignore:__array_wrap__ must accept")
+@pytest.mark.parametrize(("rows", "columns"), GRIDS)
+def test_as_credit(credit, torch, rows, columns):
+    theirs = import_credit("pol_lapdiff_filt").Diffusion_and_Pole_Filter(rows, columns)
+    fields = drawn(rows, columns)
+    x, u, v = (torch.from_numpy(field[0, 0, 0].copy()) for field in fields)
+    for steps, strength, function in (
+        (5, 1e8, theirs.polefilt_lap2d_V1),
+        (8, 0.5e8, theirs.polefilt_lap2d_QV1),
+    ):
+        expected = function(x.clone(), substeps=steps).numpy()
+        ours = filter_scalar(fields[0], steps, strength)[0, 0, 0]
+        # CREDIT's ramp is of float32.
+        assert_close(ours, expected, 1e-9, f"{steps} steps of a scalar")
+        waves = filter_scalar(fields[0], 0, strength)[0, 0, 0]
+        assert_close(ours - waves, expected - waves, 1e-6, "of it diffusion")
+        assert abs(waves - fields[0, 0, 0, 0]).max() > 1.0, "of it the poles"
+    expected = theirs.polefilt_lap2d_V2(u.clone(), v.clone(), substeps=6)
+    ours, waves = (filter_wind(fields[1], fields[2], steps) for steps in (6, 0))
+    for own, plain, other, name in zip(ours, waves, expected, "uv", strict=True):
+        assert_close(own[0, 0, 0], other.numpy(), 1e-9, name)
+        rest = other.numpy() - plain[0, 0, 0]
+        assert_close((own - plain)[0, 0, 0], rest, 1e-6, f"{name}, of it diffusion")
+
+
+def test_traced_as_on_the_host():
+    rows, columns = GRIDS[0]
+    x, u, v = drawn(rows, columns).astype(np.float32)
+    found = jax.jit(lambda x: filter_scalar(x, 5, 1e8))(x)
+    assert found.dtype == np.float32
+    assert_close(np.asarray(found), filter_scalar(x, 5, 1e8), 1e-6, "scalar")
+    both = jax.jit(lambda u, v: filter_wind(u, v, 6))(u, v)
+    for ours, expected, name in zip(both, filter_wind(u, v, 6), "uv", strict=True):
+        assert_close(np.asarray(ours), expected, 1e-6, name)
+
+
+# Files of constants: those in the package, and errors.
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", ["ERA5_Lev_Info.nc", "cesm_level_info.nc"])
+def test_files_that_come_with_the_package(credit, name):
+    import credit.metadata
+
+    theirs = xr.open_dataset(Path(credit.metadata.__file__).parent / name)
+    wanted = [str(key) for key in theirs.variables]
+    wanted = [
+        key for key in wanted if not {key} & {"time", "utc_date", "weight", "zero"}
+    ]
+    for key, ours in zip(wanted, read_arrays(name, wanted), strict=True):
+        assert np.array_equal(ours, theirs[key].values), key
+
+
+def test_levels_of_the_data():
+    a, b = read_coefficients("ERA5_Lev_Info.nc", "a_half", "b_half")
+    some = read_coefficients(
+        "ERA5_Lev_Info.nc", "a_half", "b_half", (1, 5, 137), interfaces=True
+    )
+    assert np.array_equal(some[0], a[[0, 4, 136, 137]])
+    assert np.array_equal(some[1], b[[0, 4, 136, 137]])
+    middle = centers("ERA5_Lev_Info.nc", "a_half", "b_half", (137,))
+    assert middle[0] == 0.5 * (a[136] + a[137])
+    text = "a_half is of levels 1 to 137, but `levels` (counted from 1) asks for [0]"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        centers("ERA5_Lev_Info.nc", "a_half", "b_half", (0,))
+
+
+def test_errors_name_what_there_is(tmp_path):
+    paths = world.write_files(tmp_path, 5)
+    with pytest.raises(
+        FileNotFoundError, match=r"come with it: ERA5_Lev_Info\.nc, cesm"
+    ):
+        read_arrays("ERA5_lev_info.nc", ["a_half"])
+    with pytest.raises(ValueError, match="no variable hyam; there are: lon2d, lat2d"):
+        read_arrays(paths["physics"], ["hyai", "hyam"])
+    names = ["lon2d", "lat2d", "plev"]
+    with pytest.raises(ValueError, match="expected longitude, latitude, a, b"):
+        read_grid(paths["physics"], names, hybrid=True, midpoint=True)
+    with pytest.raises(ValueError, match=r"plev, hyai, hybi have shapes .*; expected"):
+        read_grid(
+            paths["physics"],
+            ["lon2d", "plev", "hyai", "hybi"],
+            hybrid=True,
+            midpoint=True,
+        )
+
+
+# The mass fixer in float32 against CREDIT's in float32 and in float64.
+
+
+ARGS = atmosphere.fixers()["mass"]["args"]
+Q, SP = ARGS["q_var"], ARGS["sp_var"]
+NUM_TIMES = 12
+PAIRS = (slice(None, -1), slice(1, None))
+
+
+def states(fields, dtype):
+    """Returns the state before and after each of several steps, in a dtype."""
+    humidity = fields["Q"].values[: NUM_TIMES + 1, :, None].astype(dtype)
+    pressure = fields["SP"].values[: NUM_TIMES + 1, None, None].astype(dtype)
+    both = {Q: humidity, SP: pressure}
+    before, after = ({k: x[own] for k, x in both.items()} for own in PAIRS)
+    return {"x_physical": {"ERA5": before}, "y_processed": {"ERA5": after}}
+
+
+def credit_fixed(tree, dtype):
+    """Returns surface pressure after CREDIT's fixer, computed in a dtype."""
+    import torch
+    from credit.postblock.conservation import GlobalMassFixer
+
+    wide = getattr(torch, dtype)
+    fixer = GlobalMassFixer(**ARGS).to(wide)
+    for owner in (fixer, fixer.core):
+        for name, value in list(vars(owner).items()):
+            if torch.is_tensor(value) and value.is_floating_point():
+                setattr(owner, name, value.to(wide))
+    tensors = {
+        part: {"ERA5": {k: torch.tensor(x) for k, x in own["ERA5"].items()}}
+        for part, own in tree.items()
+    }
+    return fixer(tensors)["y_processed"]["ERA5"][SP].numpy()
+
+
+@pytest.mark.reference
+def test_mean_surface_pressure_is_nearer_to_float64_than_credit(
+    credit, tmp_path, monkeypatch
+):
+    """CREDIT subtracts global sums in float32, which biases the fixed field."""
+    monkeypatch.chdir(tmp_path)
+    atmosphere.write(tmp_path)
+    with xr.open_dataset("d_2000.nc") as fields:
+        exact = credit_fixed(states(fields, np.float64), "float64")
+        theirs = credit_fixed(states(fields, np.float32), "float32")
+        tree = states(fields, np.float32)
+    fixer = MassFixer(**ARGS)
+    fixer.open()
+    ours = fixer(tree)["y_processed"]["ERA5"][SP]
+    assert exact.dtype == np.float64
+    assert ours.dtype == theirs.dtype == np.float32
+
+    def away(values):
+        """Returns the largest difference of global means, in Pa."""
+        return np.abs((values - exact).mean((1, 2, 3, 4))).max()
+
+    print(f"mean of surface pressure: {away(ours):.1e} Pa, CREDIT {away(theirs):.1e}")
+    one_bit = np.spacing(np.float32(1e5))
+    assert away(ours) <= one_bit
+    assert away(theirs) > away(ours)
+
+
+# Blocks that can run before the model, on the host, against CREDIT's.
+
+
+LAT = 13
+NAMES = ("hybrid levels", "hybrid levels from below", "advection")
+CREDIT = {
+    "hybrid_level_interp": ("credit.preblock.hybrid_interp", "HybridLevelInterpPre"),
+    "semilagrangian_advection": (
+        "credit.preblock.advect",
+        "SemiLagrangianAdvectionPre",
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable:
+    """A variable of a channel layout."""
+
+    var_key: str
+    n_levels: int
+    levels: tuple[float, ...] | None = None
+
+
+@pytest.mark.reference
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+@pytest.mark.parametrize("parts", [("input", "target"), ("input",)])
+@pytest.mark.parametrize("name", NAMES)
+def test_as_credit_preblocks(name, parts, credit, tmp_path):
+    import torch
+
+    kind, args = world.blocks(world.write_files(tmp_path, LAT))[name]
+    args = args | {"data_types": list(parts)}
+    tree = {
+        part: {"S": world.state(LAT, seed, np.float32)}
+        for seed, part in enumerate(("input", "target"))
+    }
+    given = {
+        part: {"S": {key: torch.from_numpy(x.copy()) for key, x in own["S"].items()}}
+        for part, own in tree.items()
+    }
+    module, attribute = CREDIT[kind]
+    theirs = getattr(importlib.import_module(module), attribute)(**args)(given)
+    ours = build(kind, args, "preblocks")(tree, None)
+    for part in tree:
+        assert list(ours[part]["S"]) == list(theirs[part]["S"]), "order of variables"
+        for key, expected in theirs[part]["S"].items():
+            field = ours[part]["S"][key]
+            assert isinstance(field, np.ndarray)
+            assert field.dtype == np.float32
+            assert_close(field, expected.numpy(), 1e-6, f"{name}: {part} {key}")
+
+
+def test_layout_and_levels(tmp_path):
+    kind, args = world.blocks(world.write_files(tmp_path, LAT))["hybrid levels"]
+    block = build(kind, args, "preblocks")
+    layout = {"input": [Variable(world.T, world.LEVELS), Variable(world.SP, 1)]}
+    block.check(layout)
+    assert block.schema_after(layout) == {
+        "input": [Variable(world.T, 3), Variable(world.SP, 1)]
+    }
+    text = rf"{world.T} of input has 4 levels, .*levels\.nc: a_half, b_half\) are of 6"
+    with pytest.raises(ValueError, match=text):
+        block.check({"input": [Variable(world.T, 4)]})
