@@ -12,6 +12,7 @@ from .losses import build_loss as build_loss
 from .models.conversion import credit_key as credit_key
 from .models.conversion import from_state_dict as from_state_dict
 from .models.conversion import to_state_dict as to_state_dict
+from .models.function import wrap as wrap
 from .models.model_def import ModelDef as ModelDef
 from .models.parallel_model import ParallelModel as ParallelModel
 from .models.parallel_model import build_parallel_model as build_parallel_model

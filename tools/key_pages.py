@@ -23,6 +23,7 @@ from credit_jax.extensions.submit.job_section import OTHER_NAMES, JobSection
 from credit_jax.losses import LOSSES
 from credit_jax.losses.by_variable import BaseLoss
 from credit_jax.metrics import METRICS
+from credit_jax.models.function import FunctionConfig
 from credit_jax.models.registry import MODELS
 from credit_jax.transforms import TRANSFORMS
 from tools.docstrings import sectioned
@@ -49,7 +50,10 @@ _PRECISION = """Parameters, statistics, softmax, losses and the optimizer are fl
 See [trainer](#trainer) and [numerics](numerics.md)."""
 # Registry -> the classes of its components, whose fields are their keys.
 _REGISTRIES: Mapping[str, Mapping[str, Any]] = {
-    "Models (`model.type`)": {k: MODELS[k].config for k in sorted(MODELS)},
+    "Models (`model.type`)": {
+        **{k: MODELS[k].config for k in sorted(MODELS)},
+        "module:factory": FunctionConfig,
+    },
     "Sources (`data.source.NAME.dataset_type`)": {
         k: source_config(k) for k in source_types()
     },

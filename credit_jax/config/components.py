@@ -9,6 +9,7 @@ is in the layer of its components, which register themselves there by a decorato
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -112,6 +113,8 @@ class Registry(dict[str, Entry], Generic[Entry]):
     def __init__(self, kind: str, entry: type) -> None:
         super().__init__()
         self.kind, self.entry = kind, entry
+        # Makes a component of a plain function, of kinds that have such components.
+        self.of_function: Callable[[Callable[..., Any]], Entry] | None = None
         REGISTRIES.setdefault(kind, self)
 
     def register(self, *names: str) -> Callable[[type[Section]], type[Section]]:
@@ -138,6 +141,8 @@ class Registry(dict[str, Entry], Generic[Entry]):
 
     def accepts(self, component: Any) -> bool:
         """Whether an object is a component, or describes one."""
+        if self.of_function is not None and inspect.isfunction(component):
+            return True
         if not issubclass(self.entry, StrictModel):
             return isinstance(component, self.entry)
         return isinstance(component, type) and issubclass(component, self.entry)

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -232,6 +233,8 @@ def _register(kind: str, name: str, reference: _Reference) -> None:
     taken = name in registry and (is_included or registry[name] is not component)
     if earlier is None and (taken or name in extensions(kind)):
         raise ValueError(f"credit_jax has a {kind} {name} itself; take another name")
+    if registry.of_function is not None and inspect.isfunction(component):
+        component = registry.of_function(component)
     registry[name] = component
     _REGISTERED[kind, name] = reference
 

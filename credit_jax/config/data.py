@@ -9,7 +9,12 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from credit_jax.config.credit_keys import IGNORED_DATA
 from credit_jax.config.dates import Calendar, Dates, Timestep, date_label, duration
 from credit_jax.config.sources.registry import parse_source
-from credit_jax.config.sources.source import MAIN_INPUT, SourceConfig
+from credit_jax.config.sources.source import (
+    INPUT_TYPES,
+    MAIN_INPUT,
+    OUTPUT_TYPES,
+    SourceConfig,
+)
 
 DateRange = tuple[str, str]
 
@@ -130,6 +135,22 @@ class DataConfig(_Window):
     def sources_of(self, name: str = MAIN_INPUT) -> dict[str, SourceConfig]:
         """The sources of one input of the model, by name."""
         return {k: source for k, source in self.source.items() if source.input == name}
+
+    def channel_counts(self, file_levels: int) -> dict[str, int]:
+        """Numbers of channels of a frame, by key of a model's section.
+
+        Args:
+            file_levels: number of levels of the files, for sources without `levels`.
+        """
+        counts = {"input_channels": 0, "output_channels": 0}
+        for source in self.sources_of().values():
+            levels = source.level_values
+            each = file_levels if levels is None else len(levels)
+            for key, kinds in zip(counts, (INPUT_TYPES, OUTPUT_TYPES), strict=True):
+                for kind in kinds:
+                    if (field := getattr(source.variables, kind)) is not None:
+                        counts[key] += each * len(field.vars_3D) + len(field.vars_2D)
+        return counts
 
     @property
     def further_inputs(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from credit_jax.config.base import ConfigError, ConfigWarning, StrictModel, pars
 from credit_jax.config.config import Config, section_conflicts
 from credit_jax.config.credit_keys import NEVER_READ
 from credit_jax.config.custom_objects import SECTION, register_objects
+from credit_jax.config.data import DataConfig
 from credit_jax.config.messages import got
 from credit_jax.config.yaml_file import parse_yaml, read_yaml
 from credit_jax.io.atomic import new_file
@@ -222,6 +223,7 @@ def build_config(
     """
     if is_gen1(mapping):
         raise ConfigError([_GEN1], source)
+    mapping = _with_function(mapping)
     register_objects(mapping, source=source)
     mapping = _as_gen2_reads(mapping, source)
     config = parse(Config, mapping, source=source)
@@ -247,6 +249,25 @@ def frames_of_data(mapping: Mapping[str, Any]) -> int | None:
         return None
     length, frames = data.get("history_len") or 1, model.get("frames") or 2
     return length if model.get("type") in FRAMES_OF_DATA and length != frames else None
+
+
+def _with_function(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config whose `model.type` is `module:factory`, as one of a custom object.
+
+    Channels and frames that its section lacks are those of the data.
+    """
+    model = mapping.get("model")
+    kind = model.get("type") if isinstance(model, Mapping) else None
+    if not (isinstance(kind, str) and ":" in kind):
+        return mapping
+    module, _, name = kind.rpartition(":")
+    keys = {"object_type": "model", "module_path": module, "module_name": name}
+    objects = {kind: keys, **(mapping.get(SECTION) or {})}
+    if mapping.get("data"):
+        data = parse(DataConfig, mapping["data"], "data")
+        counts = data.channel_counts(model.get("levels") or 1)
+        model = {**counts, "frames": data.history_len, **model}
+    return {**mapping, "model": model, SECTION: objects}
 
 
 def _as_gen2_reads(mapping: Mapping[str, Any], source: str) -> Mapping[str, Any]:
@@ -373,7 +394,7 @@ def read_with_objects(path: str | Path) -> dict[str, Any]:
         FileNotFoundError: there is no such file.
         ConfigError: the file is not a YAML mapping, or an object cannot be registered.
     """
-    mapping = read_yaml(path)
+    mapping = _with_function(read_yaml(path))
     register_objects(mapping, source=str(path))
     return {key: value for key, value in mapping.items() if key != SECTION}
 

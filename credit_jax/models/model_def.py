@@ -271,6 +271,19 @@ class ModelDef:
         """
         return self.config.auxiliary_losses(batch_stats) if batch_stats else {}
 
+    @property
+    def initial(self) -> Weights:
+        """Values that parameters begin with instead of draws, by path, on the host."""
+        return getattr(self._abstract, "initial", {})
+
+    def tree(self, weights: Mapping[str, Array]) -> Any:
+        """Returns weights as the tree of parameters that `wrap` was given.
+
+        Args:
+            weights: all parameters by path, whole arrays or shards.
+        """
+        return self._abstract.function.tree(weights)  # type: ignore[attr-defined]
+
     def init(
         self,
         key: Array,

@@ -137,7 +137,10 @@ class ParallelModel:
             (`nn.parameters`), sharded by `model_state_specs`. `apply` of both is of
             the size of a trained model's output.
         """
-        return self._init[is_outermost(key)](key)
+        params, model_state = self._init[is_outermost(key)](key)
+        to = shardings(self.specs, self.mesh)
+        initial = self.model_def.initial.items()
+        return params | {k: jax.device_put(x, to[k]) for k, x in initial}, model_state
 
     def apply(
         self,

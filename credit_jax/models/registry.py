@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from credit_jax.config import ConfigError, not_available, parse
-from credit_jax.models import debugger
+from credit_jax.models import debugger, function
 from credit_jax.models.common.config import MODELS, ModelConfig, ModelEntry
 from credit_jax.models.crossformer import crossformer, diffusion, ensemble, nextgen
 from credit_jax.models.graph import graph
@@ -21,7 +21,7 @@ __all__ = ["MODELS", "ModelEntry", "build", "parse_model", "torch_model"]
 # The modules whose models register themselves as they are imported.
 FAMILIES = (
     *(crossformer, diffusion, ensemble, nextgen),
-    *(debugger, fuxi, graph, swin, unet, unet_diffusion),
+    *(debugger, function, fuxi, graph, swin, unet, unet_diffusion),
 )
 
 

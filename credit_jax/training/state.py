@@ -248,6 +248,8 @@ def init_state(
     (0, ['linear/kernel'])
     """
     alone = is_outermost(key)
+    if weights is None and model.model_def.initial:
+        weights = model.init(key)
 
     def init(key: Array, weights: Any) -> TrainState:
         noise_key = key

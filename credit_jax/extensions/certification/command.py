@@ -22,8 +22,7 @@ from typing import Any, Literal
 import yaml
 
 from credit_jax.cli.commands import FAILED, OK, ConfigOptions, option, print_line
-from credit_jax.config import Config, apply_overrides, build_config
-from credit_jax.config.custom_objects import register_objects
+from credit_jax.config import Config, apply_overrides, build_config, dump_config
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.extensions.certification.certify import (
     Certificate,
@@ -121,9 +120,9 @@ class Certify(ConfigOptions):
         for name in _names(self) or ():
             dims_of(name)
         mapping = apply_overrides(read_yaml(self.config), self.set)
-        register_objects(mapping, source=self.config)
-        parse_model(mapping.get("model") or {})
         config = build_config(mapping, source=self.config)
+        parse_model(config.model)
+        mapping = dump_config(config)
         for note in [] if weights is None else weights.compare(config):
             print_line(f"note: {note}", "yellow")
         with tempfile.TemporaryDirectory() as folder:

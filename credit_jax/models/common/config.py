@@ -215,6 +215,9 @@ class ModelConfig(StrictModel):
     # If so, `geometry` must give the heads of its attentions.
     trades_heads: ClassVar[bool] = False
 
+    # Whether the model can only run on meshes that split nothing but samples.
+    only_data_parallel: ClassVar[bool] = False
+
     # Keys of a form of which a step takes seconds; none for a model that stays as large
     # as it is. Whether the grid of this form is padded where the config pads none.
     small_keys: ClassVar[Mapping[str, Any]] = MappingProxyType({})

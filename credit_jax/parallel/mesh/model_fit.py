@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from credit_jax.config.messages import divisors
-from credit_jax.parallel.mesh.device_mesh import EP, TP
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, EP, TP
 
 # Keys that a model may have, and the axis whose degree must divide them.
 _DIVIDED = {
@@ -30,6 +30,8 @@ class ModelSizes(Protocol):
     type: Any
     # Whether domain shards can exchange heads for rows.
     trades_heads: ClassVar[bool]
+    # Whether the model can only run on meshes that split nothing but samples.
+    only_data_parallel: ClassVar[bool]
 
     def problems(self) -> Iterable[str]:
         """Errors of sizes that do not fit each other, one line each."""
@@ -62,6 +64,13 @@ def model_problems(
     config = _config(model)
     tp, ep = (degrees.get(axis) or 1 for axis in (TP, EP))
     problems = [*config.problems()]
+    split = [axis for axis in (TP, DOMAIN, EP) if (degrees.get(axis) or 1) > 1]
+    if config.only_data_parallel and split:
+        problems.append(
+            f"model.type {config.type!r} is a function of complete samples: got "
+            f"{split[0]} {degrees[split[0]]}, expected 1; split samples and parameters "
+            "(data: fsdp2), or use layers of credit_jax (docs/adding_a_model.md)"
+        )
     # The sizes of stages are those of a config without problems.
     for index, stage in enumerate(() if problems else _stages(config)):
         if stage.depth and stage.heads % tp:

@@ -29,10 +29,12 @@ class Remat:
             them again in the backward pass; False saves the gathered copies; a number
             saves those of that many blocks at the end of the forward pass, which the
             backward pass uses first.
+        saved: names (`checkpoint_name`) of further values that "full" saves.
     """
 
     activations: str = "none"
     reshard_after_forward: bool | int = True
+    saved: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.activations not in ACTIVATIONS:
@@ -83,7 +85,7 @@ class Remat:
                 backward pass.
         """
         if self.activations == "full":
-            names = [GATHERED, MOVED] if keep else [MOVED]
+            names = [*([GATHERED] if keep else []), MOVED, *self.saved]
             policy = jax.checkpoint_policies.save_only_these_names(*names)
         elif not keep:
             policy = _save_all_but_parameters

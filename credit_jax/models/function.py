@@ -1,0 +1,286 @@
+"""Functions of other libraries as models: `wrap`, and `model.type: module:factory`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+from pydantic import Field, PositiveInt
+
+from credit_jax.models.common.config import MODELS, ModelConfig, ModelEntry
+from credit_jax.models.model_def import ModelDef, Weights
+from credit_jax.nn.context import Context
+from credit_jax.nn.parameters import Parameter, from_param_spec, named_variables
+from credit_jax.nn.run_blocks import run_block
+from credit_jax.parallel.params.spec import ParamSpec
+
+# Collections of Linen and variables of NNX that a forward pass in training changes.
+_CHANGING = ("batch_stats", "BatchStat", "RngKey", "RngCount", "Cache")
+
+
+class FunctionConfig(ModelConfig):
+    """The `model:` section of a function: `type: module:factory`, or `FILE.py:factory`.
+
+    `factory(x, y, **args)` gets shapes of one sample, `x` and `y` of (channel, time,
+    lat, lon), and returns (apply, params), as `wrap` takes them.
+
+    Attributes:
+        args: further arguments of the factory.
+        image_height, image_width: grid of input and output.
+        frames, output_frames: time steps of input and output.
+        input_channels, output_channels: channels of a frame; by default those of the
+            data.
+        levels: levels of the sources of data whose `levels` is null.
+        noise: whether `apply` gets a key in evaluation, too: each member of an
+            ensemble has its own.
+        saved: names (`jax.ad_checkpoint.checkpoint_name`) of values in `apply` that
+            `trainer.activation_checkpoint` saves; all others are recomputed.
+    """
+
+    only_data_parallel: ClassVar[bool] = True
+
+    type: str
+    args: dict[str, Any] = Field(default_factory=dict)
+    image_height: PositiveInt
+    image_width: PositiveInt
+    frames: PositiveInt = 1
+    output_frames: PositiveInt = 1
+    input_channels: PositiveInt
+    output_channels: PositiveInt
+    levels: PositiveInt = 1
+    noise: bool = False
+    saved: tuple[str, ...] = ()
+
+    @property
+    def draws_noise(self) -> bool:  # type: ignore[override]
+        """Whether a forward pass draws noise, in evaluation, too."""
+        return self.noise
+
+
+def wrap(
+    apply: Callable[..., Array],
+    params: Any,
+    x: Sequence[int],
+    y: Sequence[int],
+    *,
+    saved: Sequence[str] = (),
+    noise: bool = False,
+) -> ModelDef:
+    """Makes a model of a function, whatever library it is written with.
+
+    The model trains on data-parallel meshes as those of this package do: its parameters
+    and the state of their optimizer may be sharded (FSDP), frozen, averaged, or adapted
+    (LoRA) by path. Meshes that split fields or layers (domain, tp) need layers that
+    exchange halos and sums; see docs/adding_a_model.md.
+
+    Args:
+        apply: function (params, x) or (params, x, rng) -> y of local samples, each of
+            which must not depend on the others of its batch. `rng` is a key in training
+            (dropout) and None in evaluation, but with `noise`; such a function is
+            applied to each sample alone, so that draws are equal on every mesh.
+        params: tree of initial parameters. An array at two paths is one parameter.
+            Leaves that are no floating-point arrays are constants.
+        x, y: shapes of one sample, (channel, time, lat, lon).
+        saved: names (`jax.ad_checkpoint.checkpoint_name`) of values in `apply` that
+            activation checkpointing saves; all others are recomputed.
+        noise: whether `rng` is a key in evaluation, too.
+
+    Returns:
+        A model for `build_parallel_model`, whose `init` gives the values of `params`;
+        its `tree` makes such a tree of weights by path.
+
+    Raises:
+        ValueError: a leaf is a running statistic or the state of a random generator,
+            which a function cannot change; or two leaves have one path.
+
+    >>> def apply(params, x):
+    ...     return jnp.einsum("bctij,cd->bdtij", x, params["kernel"])
+    >>> shape = (3, 1, 4, 8)
+    >>> wrapped = credit_jax.wrap(apply, {"kernel": jnp.eye(3)}, shape, shape)
+    >>> list(wrapped.param_specs)
+    ['kernel']
+    """
+    keys = ("input_channels", "frames", "image_height", "image_width")
+    sizes = dict(zip(keys, x, strict=True))
+    sizes |= {"output_channels": y[0], "output_frames": y[1]}
+    section = {"type": "function", "saved": tuple(saved), "noise": noise}
+    config = FunctionConfig(**section, **sizes)
+    function = Function(apply, params)
+    return ModelDef(config, partial(FunctionModule, lambda: function))
+
+
+class Function:
+    """A function and its tree of parameters, taken apart by path."""
+
+    def __init__(self, apply: Callable[..., Array], params: Any) -> None:
+        self.apply = apply
+        leaves, self.structure = jax.tree_util.tree_flatten_with_path(params)
+        self.initial: Weights = {}
+        # A path of `initial`, or (constant,).
+        self.leaves: list[str | tuple[Any]] = []
+        _check_variables(params)
+        paths: dict[int, str] = {}
+        for keys, leaf in leaves:
+            path = jax.tree_util.keystr(keys, simple=True, separator="/")
+            path = path.removesuffix("/value").removesuffix("/raw_value")
+            if not _is_trained(leaf):
+                self.leaves.append((leaf,))
+                continue
+            # Tied parameters are one array at several places.
+            path = paths.setdefault(id(leaf), path)
+            if path in self.initial and self.initial[path] is not leaf:
+                raise ValueError(f"params: two leaves have the path {path!r}")
+            self.initial[path] = leaf
+            self.leaves.append(path)
+
+    @cached_property
+    def takes_rng(self) -> bool:
+        """Whether the function has a third argument, the random key."""
+        kinds = (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        )
+        arguments = inspect.signature(self.apply).parameters.values()
+        return sum(argument.kind in kinds for argument in arguments) >= 3
+
+    def tree(self, weights: Mapping[str, Array]) -> Any:
+        """Returns the tree of parameters with these arrays."""
+        return self.structure.unflatten(
+            weights[leaf] if isinstance(leaf, str) else leaf[0] for leaf in self.leaves
+        )
+
+
+def _is_trained(leaf: Any) -> bool:
+    is_array = isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+    return is_array and jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def _check_variables(params: Any) -> None:
+    """Checks that no variable of Linen or NNX changes in a forward pass."""
+
+    def is_variable(node: Any) -> bool:
+        return isinstance(node, nnx.Variable)
+
+    flat = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_variable)[0]
+    for keys, leaf in flat:
+        path = jax.tree_util.keystr(keys, simple=True, separator="/")
+        names = {path.partition("/")[0], type(leaf).__name__}
+        if changing := names.intersection(_CHANGING):
+            raise ValueError(
+                f"params has {path}, of {changing.pop()}: a function cannot change it; "
+                "expected parameters alone (NNX: nnx.split(model, nnx.Param, ...)); "
+                "give statistics to `apply` as constants, in evaluation mode, and draw "
+                "with its argument rng"
+            )
+
+
+def _param_spec(leaf: Any) -> ParamSpec:
+    """The spec of a leaf; of a matrix, so that it can have adapters."""
+    out = (leaf.ndim - 1,) if leaf.ndim in (2, 3) else None
+    return ParamSpec(
+        leaf.shape, (None,) * leaf.ndim, matrix_out=out, dtype=jnp.dtype(leaf.dtype)
+    )
+
+
+class _Body(nnx.Module):
+    """The whole function as one block: its parameters are gathered at once."""
+
+    def __init__(self, function: Function, variables: Mapping[str, Parameter]) -> None:
+        self.function = function
+        for path, variable in variables.items():
+            setattr(self, path, variable)
+
+    def __call__(self, x: Array, context: Context, *, noise: bool) -> Array:
+        function = self.function
+        weights = {path: v[...] for path, v in named_variables(self, Parameter)}
+        params = function.tree(weights)
+        if not function.takes_rng:
+            return function.apply(params, x)
+        key = context.key
+        if noise and context.noise is not None:
+            key = context.noise.key
+        if key is None:
+            return function.apply(params, x, None)
+
+        def of_sample(x: Array, key: Array) -> Array:
+            return function.apply(params, x[None], key)[0]
+
+        samples = context.samples(len(x))
+        if not key.ndim:
+            key = jax.vmap(partial(jax.random.fold_in, key))(samples)
+        return jax.vmap(of_sample)(x, key)
+
+
+class FunctionModule(nnx.Module):
+    """A wrapped function as a module: `apply` of "x" with its parameters by path."""
+
+    def __init__(self, make: Callable[[], Function], config: FunctionConfig) -> None:
+        for path, leaf in _abstract(make).items():
+            setattr(self, path, from_param_spec(_param_spec(leaf)))
+        self.make, self.config = functools.cache(make), config
+
+    @property
+    def function(self) -> Function:
+        """The function and the values of its parameters."""
+        # Not inside of a trace, whose values it would keep.
+        with jax.ensure_compile_time_eval():
+            return self.make()
+
+    @property
+    def initial(self) -> Weights:
+        """The values that the parameters begin with, by path."""
+        return self.function.initial
+
+    def __call__(
+        self, inputs: Mapping[str, Array], context: Context
+    ) -> Float[Array, "batch channel_out time rows lon"]:
+        """Applies the function to the local samples."""
+        x, config = inputs["x"], self.config
+        block = _Body(self.function, dict(named_variables(self, Parameter)))
+        context = replace(context, remat=replace(context.remat, saved=config.saved))
+        data = context.precision.cast(x)
+        y = run_block(context, block, data, noise=config.noise)
+        shape = (len(x), *config.output.shape(1)[1:])
+        if y.shape != shape:
+            raise ValueError(
+                f"model.type {config.type!r}: apply returns {y.shape} of x {x.shape}; "
+                f"expected {shape}, (batch, channel, time, lat, lon)"
+            )
+        return y.astype(x.dtype)
+
+
+def _abstract(make: Callable[[], Function]) -> Mapping[str, Any]:
+    """Shapes and dtypes of the parameters, without a device where that is possible."""
+    try:
+        return jax.eval_shape(lambda: make().initial)
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
+        return make().initial
+
+
+def _of_factory(factory: Callable[..., Any]) -> ModelEntry:
+    """The entry of a factory that a config names."""
+
+    def module(config: FunctionConfig) -> FunctionModule:
+        shapes = [
+            jax.ShapeDtypeStruct(spec.shape(1)[1:], jnp.float32)
+            for spec in (config.x, config.output)
+        ]
+
+        def make() -> Function:
+            return Function(*factory(*shapes, **config.args))
+
+        return FunctionModule(make, config)
+
+    return ModelEntry(FunctionConfig, module)
+
+
+MODELS.of_function = _of_factory

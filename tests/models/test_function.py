@@ -1,0 +1,423 @@
+"""Functions of other libraries as models, on data-parallel meshes and in whole runs."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import yaml
+from flax import linen, nnx
+
+import credit_jax
+from credit_jax.cli.forecast import main as forecast
+from credit_jax.cli.train import main as train
+from credit_jax.config import load_config
+from credit_jax.config.custom_objects import register_objects
+from credit_jax.nn.context import Noise
+from credit_jax.nn.low_rank import LowRank
+from credit_jax.ops.compensated import joint_error
+from credit_jax.parallel.mesh.dims import ParallelDims
+from tests.data.world import NUM_LAT, NUM_LON, raw_config, write_world
+from tests.support.custom_objects import no_objects_left
+from tests.support.meshes import dealt
+
+__all__ = ["no_objects_left"]
+
+X, Y = (3, 1, 6, 16), (2, 1, 6, 16)
+WIDTH, SAMPLES, UPDATES = 64, 8, 20
+MESHES = {
+    "dp8": (ParallelDims(dp_replicate=8, world_size=8), 1),
+    "fsdp8": (ParallelDims(dp_shard=8, world_size=8), 1),
+    "fsdp4 twice": (ParallelDims(dp_shard=4, world_size=4), 2),
+}
+
+
+def channels_last(x):
+    return jnp.moveaxis(x[:, :, 0], 1, -1)
+
+
+def channels_first(y):
+    return jnp.moveaxis(y, -1, 1)[:, :, None]
+
+
+def plain():
+    keys = jax.random.split(jax.random.key(0), 3)
+    sizes = (3, WIDTH), (WIDTH, WIDTH), (WIDTH, 2)
+    params = [
+        {"w": 0.3 * jax.random.normal(key, size), "b": jnp.zeros(size[1])}
+        for key, size in zip(keys, sizes, strict=True)
+    ]
+
+    def apply(params, x):
+        h = channels_last(x)
+        for layer in params[:-1]:
+            h = jax.nn.gelu(h @ layer["w"] + layer["b"][None, None, None])
+        return channels_first(h @ params[-1]["w"] + params[-1]["b"][None, None, None])
+
+    return apply, params
+
+
+def of_nnx():
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.conv = nnx.Conv(3, WIDTH, (3, 3), rngs=rngs)
+            self.norm = nnx.LayerNorm(WIDTH, rngs=rngs)
+            self.out = nnx.Linear(WIDTH, 2, rngs=rngs)
+
+        def __call__(self, x):
+            return self.out(jax.nn.gelu(self.norm(self.conv(x))))
+
+    graph, params = nnx.split(Model(nnx.Rngs(0)), nnx.Param)
+
+    def apply(params, x):
+        return channels_first(nnx.merge(graph, params)(channels_last(x)))
+
+    return apply, params
+
+
+def of_linen():
+    class Model(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            h = jax.nn.gelu(linen.Conv(WIDTH, (3, 3))(x))
+            return linen.Dense(2)(linen.LayerNorm()(h))
+
+    model = Model()
+    variables = model.init(jax.random.key(0), jnp.zeros((1, 6, 16, 3)))
+
+    def apply(params, x):
+        return channels_first(model.apply(params, channels_last(x)))
+
+    return apply, variables
+
+
+def of_equinox():
+    eqx = pytest.importorskip("equinox")
+    # A tree with a static leaf: the activation is a function.
+    mlp = eqx.nn.MLP(3, 2, WIDTH, 2, activation=jax.nn.gelu, key=jax.random.key(0))
+
+    def apply(mlp, x):
+        of_points = jax.vmap(jax.vmap(jax.vmap(mlp)))
+        return channels_first(of_points(channels_last(x)))
+
+    return apply, mlp
+
+
+def of_haiku():
+    hk = pytest.importorskip("haiku")
+
+    def forward(x):
+        h = jax.nn.gelu(hk.Conv2D(WIDTH, 3)(x))
+        return hk.Linear(2)(hk.LayerNorm(-1, True, True)(h))
+
+    model = hk.without_apply_rng(hk.transform(forward))
+    params = model.init(jax.random.key(0), jnp.zeros((1, 6, 16, 3)))
+
+    def apply(params, x):
+        return channels_first(model.apply(params, channels_last(x)))
+
+    return apply, params
+
+
+LIBRARIES = {
+    "plain": plain,
+    "nnx": of_nnx,
+    "linen": of_linen,
+    "equinox": of_equinox,
+    "haiku": of_haiku,
+}
+
+
+def mse(tree, context):
+    return context.mean(jnp.square(tree["y_pred"] - tree["y"]))
+
+
+def batches(num, accumulate=1, ranks=1):
+    """Samples of each update; rank r of n reads samples r, r + n, ... of a batch."""
+    rng = np.random.default_rng(0)
+    for _ in range(num):
+        fields = {"x": rng.standard_normal((SAMPLES, *X), np.float32)}
+        fields["y"] = fields["x"][:, :2] * 0.5 + 0.1
+        yield {
+            name: x.reshape(accumulate, -1, *x.shape[1:])[
+                :, dealt(SAMPLES // accumulate, ranks)
+            ]
+            for name, x in fields.items()
+        }
+
+
+def trained(wrapped, dims, accumulate=1, updates=UPDATES):
+    """Losses, weights and bytes of the optimizer on the first device."""
+    model = credit_jax.build_parallel_model(wrapped, dims)
+    optimizer = optax.adamw(1e-2)
+    step = credit_jax.make_train_step(model, optimizer, mse, accumulate=accumulate)
+    state = credit_jax.init_state(model, optimizer, jax.random.key(0))
+    specs, losses = model.batch_specs(stacked=True), []
+    for batch in batches(updates, accumulate, dims.batch_size):
+        placed = {
+            name: jax.device_put(x, jax.NamedSharding(model.mesh, specs[name]))
+            for name, x in batch.items()
+        }
+        state, info = step(state, placed)
+        losses.append(float(jnp.mean(info["loss"])))
+    arrays = jax.tree.leaves(state.opt_state)
+    num_bytes = sum(x.addressable_shards[0].data.nbytes for x in arrays)
+    return np.array(losses), jax.tree.map(np.asarray, state.params), num_bytes
+
+
+@cache
+def of_library(library):
+    return credit_jax.wrap(*LIBRARIES[library](), X, Y)
+
+
+@cache
+def on_one_device(library):
+    return trained(of_library(library), ParallelDims())
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_updates_equal_those_of_one_device(library, mesh):
+    dims, accumulate = MESHES[mesh]
+    losses, weights, _ = trained(of_library(library), dims, accumulate)
+    expected, weights_of_one, _ = on_one_device(library)
+    assert expected[-1] < 0.5 * expected[0]
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    assert joint_error(weights, weights_of_one) < 1e-5
+
+
+def test_the_function_and_its_gradient_are_those_without_a_mesh():
+    apply, params = of_nnx()
+    wrapped = credit_jax.wrap(apply, params, X, Y)
+    dims = ParallelDims(dp_shard=8, world_size=8)
+    model = credit_jax.build_parallel_model(wrapped, dims)
+    weights, state = model.init(jax.random.key(1))
+    assert wrapped.tree(weights).keys() == params.keys()
+    batch = {name: x[0] for name, x in next(batches(1)).items()}
+    placed = credit_jax.place_batch(batch, model.mesh)
+
+    def of_mesh(weights):
+        y = model.apply(weights, state, {"x": placed["x"]})
+        return jnp.mean(jnp.square(y - placed["y"]))
+
+    def alone(params):
+        return jnp.mean(jnp.square(apply(params, batch["x"]) - batch["y"]))
+
+    value, gradient = jax.value_and_grad(of_mesh)(weights)
+    expected, expected_gradient = jax.value_and_grad(alone)(params)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    flat = credit_jax.wrap(apply, expected_gradient, X, Y).initial
+    assert joint_error(gradient, flat) < 1e-6
+
+
+def test_the_state_of_the_optimizer_is_split_over_devices():
+    shape = (3, 1024), (1024, 2)
+    keys = jax.random.split(jax.random.key(0))
+    params = [0.1 * jax.random.normal(k, s) for k, s in zip(keys, shape, strict=True)]
+
+    def apply(params, x):
+        return channels_first(jnp.tanh(channels_last(x) @ params[0]) @ params[1])
+
+    wrapped = credit_jax.wrap(apply, params, X, Y)
+    whole, split = (
+        trained(wrapped, ParallelDims(dp_shard=n, world_size=n), updates=1)[2]
+        for n in (1, 8)
+    )
+    assert split < 1.01 * whole / 8
+
+
+def test_draws_are_equal_on_every_mesh():
+    """Each sample has its own key, in training; `noise` gives one in evaluation."""
+    keys = []
+
+    def apply(params, x, rng):
+        keys.append(rng)
+        h = channels_last(x)
+        if rng is not None:
+            h = h * jax.random.bernoulli(rng, 0.5, h.shape)
+        return channels_first(h @ params)
+
+    params = jnp.ones((3, 2)) / 3
+    wrapped = credit_jax.wrap(apply, params, X, Y)
+    losses = [
+        trained(wrapped, ParallelDims(dp_replicate=n, world_size=n), updates=3)[0]
+        for n in (1, 4)
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+    model = credit_jax.build_parallel_model(wrapped, ParallelDims())
+    x = next(batches(1))["x"][0]
+    y = model.apply(*model.init(jax.random.key(0)), {"x": x})
+    assert keys[-1] is None
+    np.testing.assert_allclose(y, apply(params, x, None), rtol=1e-6)
+    noisy = credit_jax.wrap(apply, params, X, Y, noise=True)
+    model = credit_jax.build_parallel_model(noisy, ParallelDims())
+    weights = model.init(jax.random.key(0))
+    members = [
+        model.apply(*weights, {"x": x}, Noise(jax.random.key(i))) for i in (1, 2)
+    ]
+    assert np.abs(members[0] - members[1]).max() > 0.1
+
+
+def test_tied_arrays_are_one_parameter_and_other_leaves_constants():
+    matrix = 0.1 * jnp.ones((3, 3))
+    params = {"a": matrix, "b": matrix, "steps": np.int32(2), "act": jnp.tanh}
+
+    def apply(params, x):
+        h = channels_last(x)
+        for _ in range(int(params["steps"])):
+            h = params["act"](h @ params["a"])
+        return channels_first((h @ params["b"])[..., :2])
+
+    wrapped = credit_jax.wrap(apply, params, X, Y)
+    assert list(wrapped.param_specs) == ["a"]
+    _, weights, _ = trained(wrapped, ParallelDims(), updates=2)
+    tree = wrapped.tree(weights)
+    assert tree["a"] is tree["b"]
+    assert np.abs(tree["a"] - matrix).max() > 1e-3
+
+
+def test_activation_checkpointing_recomputes_all_but_saved_values():
+    calls = []
+
+    def apply(params, x):
+        h = jnp.sin(channels_last(x) @ params)
+        h = jax.ad_checkpoint.checkpoint_name(h, "hidden")
+        jax.debug.callback(lambda: calls.append(1))
+        return channels_first(jnp.sin(h)[..., :2])
+
+    params = jnp.ones((3, 4))
+    gradients = []
+    for mode, saved in (("none", ()), ("full", ()), ("full", ("hidden",))):
+        wrapped = credit_jax.wrap(apply, params, X, Y, saved=saved)
+        model = credit_jax.build_parallel_model(wrapped, ParallelDims(), ac_mode=mode)
+        weights, state = model.init(jax.random.key(0))
+        x = jnp.asarray(next(batches(1))["x"][0])
+
+        def loss(weights, model=model, state=state, x=x):
+            return jnp.sum(jnp.square(model.apply(weights, state, {"x": x})))
+
+        program = jax.jit(jax.grad(loss)).lower(weights).as_text()
+        gradients.append((jax.grad(loss)(weights), program.count("stablehlo.sine")))
+    (first, plain), (second, full), (third, partly) = gradients
+    for other in (second, third):
+        jax.tree.map(np.testing.assert_array_equal, first, other)
+    assert plain == partly < full
+
+
+def test_adapters_leave_the_matrices():
+    wrapped = of_library("plain")
+    low_rank = LowRank(2, 1.0, frozenset({"1/w"}))
+    others = frozenset(wrapped.param_specs) - {"1/w"}
+    adapted = credit_jax.ModelDef(
+        wrapped.config, wrapped.make, frozen=others | {"1/w"}, low_rank=low_rank
+    )
+    _, weights, _ = trained(adapted, ParallelDims(dp_shard=2, world_size=2), updates=2)
+    for path, value in wrapped.initial.items():
+        np.testing.assert_array_equal(weights[path], value)
+    assert np.abs(weights["1/w/lora_b"]).max() > 0
+
+
+def zeros(params, x):
+    return jnp.zeros((len(x), *Y))
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"params": 1.0, "batch_stats": {"mean": np.ones(2)}}, "of batch_stats: a fun"),
+        ({"n": nnx.BatchStat(jnp.ones(2))}, "params has n, of BatchStat"),
+        ({"a/b": np.ones(2), "a": {"b": np.ones(2)}}, "two leaves have the path 'a/b'"),
+    ],
+)
+def test_params_that_a_function_cannot_have(params, message):
+    with pytest.raises(ValueError, match=message):
+        credit_jax.wrap(zeros, params, X, Y)
+
+
+@pytest.mark.parametrize("axis", ["tp", "domain"])
+def test_meshes_that_split_samples_or_layers(axis):
+    dims = ParallelDims(**{axis: 2}, world_size=2)
+    with pytest.raises(ValueError, match=rf"samples: got {axis} 2, expected 1"):
+        credit_jax.build_parallel_model(of_library("plain"), dims)
+
+
+def test_an_output_of_another_shape():
+    wrapped = credit_jax.wrap(lambda params, x: x, {"w": jnp.ones(2)}, X, Y)
+    model = credit_jax.build_parallel_model(wrapped, ParallelDims())
+    with pytest.raises(ValueError, match=r"returns \(8, 3, 1.*expected \(8, 2"):
+        model.apply(*model.init(jax.random.key(0)), {"x": jnp.zeros((8, *X))})
+
+
+FILE = """
+import jax
+import jax.numpy as jnp
+
+
+def make(x, y, width=8):
+    keys = jax.random.split(jax.random.key(0))
+    shapes = {"in": (x.shape[0], width), "out": (width, y.shape[0])}
+    params = {n: jax.random.normal(k, shapes[n]) for n, k in zip(shapes, keys)}
+
+    def apply(params, x):
+        h = jnp.tanh(jnp.moveaxis(x, 1, -1) @ params["in"])
+        return jnp.moveaxis(h @ params["out"], -1, 1)
+
+    return apply, params
+"""
+
+
+@pytest.mark.usefixtures("no_objects_left")
+def test_a_factory_that_a_config_names(tmp_path):
+    """Trained, killed at an epoch and resumed, forecast; channels are of the data."""
+    write_world(tmp_path)
+    (tmp_path / "mine.py").write_text(FILE)
+    section = {"type": f"{tmp_path}/mine.py:make", "args": {"width": 16}}
+    section |= {"image_height": NUM_LAT, "image_width": NUM_LON}
+    trainer = {"epochs": 2, "batches_per_epoch": 2, "skip_validation": True}
+    config = raw_config(tmp_path, model=section)
+    config["postblocks"] = {"per_step": {"named": {"type": "reconstruct"}}}
+    config["trainer"] |= trainer | {"num_devices": 2}
+    config["trainer"]["parallelism"] |= {"data": "fsdp2"}
+    runs = []
+    for name, options in {"one": [], "two": ["--set", "trainer.num_epoch=1"]}.items():
+        run, path = tmp_path / name, tmp_path / f"{name}.yml"
+        path.write_text(
+            yaml.safe_dump({**config, "save_loc": str(run)}, sort_keys=False)
+        )
+        assert train(["--config", str(path), *options]) == 0
+        if options:
+            assert train(["--config", str(path), "--resume"]) == 0
+        runs.append(credit_jax.restore(str(run), ParallelDims(), weights="last")[1])
+    jax.tree.map(np.testing.assert_array_equal, *runs)
+    written = load_config(tmp_path / "one" / "model.yml").model
+    assert (written["input_channels"], written["output_channels"]) == (7, 6)
+    out = tmp_path / "forecast"
+    arguments = ["--checkpoint", str(tmp_path / "one"), "--out", str(out)]
+    arguments += ["--init-time", "2000-01-01", "--steps", "1", "--format", "zarr"]
+    assert forecast(["--config", str(tmp_path / "one/model.yml"), *arguments]) == 0
+    assert list(out.iterdir())
+
+
+@pytest.mark.usefixtures("no_objects_left")
+def test_the_page_of_docs(tmp_path, monkeypatch):
+    """Its file is a factory; its lines of Python run."""
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "any_model.md").read_text()
+    file, lines = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "my_model.py").write_text(file)
+    keys = {"object_type": "model", "module_path": "my_model.py", "module_name": "make"}
+    register_objects({"custom_objects": {"mine": keys}})
+    sizes = {"image_height": 6, "image_width": 16, "input_channels": 3}
+    sizes |= {"output_channels": 2, "args": {"width": 4}}
+    model = credit_jax.build_parallel_model({"type": "mine", **sizes}, ParallelDims())
+    weights = model.init(jax.random.key(0))
+    assert model.apply(*weights, {"x": jnp.ones((2, *X))}).shape == (2, *Y)
+    names = {}
+    exec(lines, names)
+    assert names["params_as_given"]["mix"].shape == (4, 4)
