@@ -21,6 +21,9 @@ import pytest
 
 from tools.touched import changed, reached
 
+# Slow tests of a file that run after a change.
+MOST = 10
+
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     """Says which slow tests run."""
@@ -54,9 +57,17 @@ def pytest_collection_modifyitems(
     refuse_unknown_cases(config, items)
     if (base := config.getoption("slow_since")) is None:
         return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    chosen = reached(changes(base) or (), {file_of(item) for item in slow})
-    out = [item for item in slow if file_of(item) not in chosen]
+    slow: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("slow"):
+            slow.setdefault(file_of(item), []).append(item)
+    files = changes(base) or []
+    words = {w for file in files for w in (file.stem, file.parent.name) if len(w) > 2}
+    for file in reached(files, slow.keys()):
+        # Of many cases those that name what changed come first.
+        slow[file].sort(key=lambda item: not any(w in case_of(item) for w in words))
+        del slow[file][:MOST]
+    out = [item for left in slow.values() for item in left]
     config.hook.pytest_deselected(items=out)
     items[:] = [item for item in items if item not in out]
 

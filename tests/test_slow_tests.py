@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.slow_tests import (
+    MOST,
     pytest_collection_modifyitems,
     pytest_itemcollected,
     pytest_report_header,
@@ -72,3 +73,8 @@ def test_slow_tests_that_a_change_reaches_run(tmp_path: Path, monkeypatch: Any) 
         commit(name)
     assert collect(marks, "HEAD~1") == collect(marks, "no such commit") == []
     assert collect(marks, "HEAD~2") == [conv]
+    named = "tests/ops/test_conv.py::test_b[conv]"
+    marks |= {f"tests/ops/test_conv.py::test_b[{n}]": [SLOW] for n in range(MOST)}
+    few = collect(marks | {named: [SLOW]}, "HEAD~2")
+    assert len(few) == MOST
+    assert named in few

@@ -29,7 +29,7 @@ COMMANDS = ("main", "command")
 # Test files of a file without a mirror.
 FEW = 4
 # Slow test files of each changed file, and of a change.
-EACH, ALL = 3, 12
+EACH, ALL = 2, 8
 # Of these, whose faults show only in other runs, all slow tests run.
 ROOMS = tuple(
     map(Path, ("credit_jax/kernels", "credit_jax/parallel", "credit_torch_bridge"))

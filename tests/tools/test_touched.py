@@ -36,7 +36,7 @@ def test_a_module_without_a_mirror_has_the_nearest_tests():
     assert not (ROOT / mirror_of(path)).exists()
     tests = quick_tests(path)
     assert len(tests) == touched.FEW
-    nearest = ("tests/models/unet/test_", "tests/models/crossformer/test_")
+    nearest = ("tests/models/test_", "tests/models/crossformer/test_")
     assert all(test.startswith(nearest) for test in tests)
 
 
