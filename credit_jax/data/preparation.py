@@ -170,7 +170,7 @@ def channel_parts(
         channels: entry -> key after them -> channels.
     """
 
-    def key_after(entry: str, group: Group) -> str:
+    def key_after(entry: str, group: ChannelGroup) -> str:
         (after,) = pipeline.schema_after({entry: [group]})[entry]
         return after.var_key
 

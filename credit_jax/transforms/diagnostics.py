@@ -16,7 +16,13 @@ from pydantic import PrivateAttr
 from credit_jax.config.components import FilePath, PackagedFile
 from credit_jax.io.errors import errors_of
 from credit_jax.named_fields.coordinates import CoordinateValues
-from credit_jax.physics.arrays import GRAVITY, by_level, namespace
+from credit_jax.physics.arrays import (
+    GRAVITY,
+    by_level,
+    fill_padding,
+    local_rows,
+    namespace,
+)
 from credit_jax.physics.files import (
     Coefficients,
     level_numbers,

@@ -21,7 +21,7 @@ from credit_jax.named_fields.coordinates import (
     as_values,
     on_grid,
 )
-from credit_jax.physics.arrays import namespace
+from credit_jax.physics.arrays import all_rows, namespace
 from credit_jax.physics.laplace_filter import (
     SMALLEST_GRID,
     Kernel,
