@@ -169,14 +169,14 @@ def run_at(
     config = folder / CONFIG_NAME
     written = read_yaml(config) if config.is_file() else {}
     progress, origin = store.progress(step), f"checkpoint {store.path(step)}"
-    at = progress.coordinates
+    at, units = progress.coordinates, progress.units
     return RunArtifact(
         files=Base(folder, "run", written),
         path=store.path(step),
         average=average,
         step=step,
-        coordinates=None if at is None else Coordinates.from_json(at, origin),
-        units={key: (unit, origin) for key, unit in progress.units.items()},
+        coordinates=None if at is None else Coordinates.from_json(at, origin, units),
+        units={key: (unit, origin) for key, unit in units.items()},
         run=store,
     )
 

@@ -41,6 +41,8 @@ def arrange(
     grid = GridCoordinates() if like is None or not shared_grid else like.grid
     arranged: dict[str, Source] = {}
     for name, source in sources.items():
+        if like is not None and isinstance(source, FileSource):
+            source = replace(source, of_run=like.units, read_in={})
         expected = (
             GridCoordinates()
             if like is None
@@ -143,7 +145,10 @@ class OpenedData:
         grid = GridCoordinates()
         for source_axes in axes.values():
             grid = grid.over(source_axes.grid)
-        return Coordinates(**vars(grid), calendar=self.calendar, sources=axes)
+        units = {key: unit for key, (unit, _) in self.units().items()}
+        return Coordinates(
+            **vars(grid), calendar=self.calendar, sources=axes, units=units
+        )
 
     def units(self) -> dict[str, tuple[str, str]]:
         """Key -> unit and file, for the variables whose files have a unit."""

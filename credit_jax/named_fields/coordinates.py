@@ -97,10 +97,14 @@ UNKNOWN = GridCoordinates()
 
 @dataclass(frozen=True)
 class Coordinates(GridCoordinates):
-    """The coordinates of x and y, without levels, and of the sources of a run."""
+    """The coordinates of x and y, without levels, and of the sources of a run.
+
+    Beside them are the units of its variables by key, which checkpoints record apart.
+    """
 
     calendar: str | None = None
     sources: Mapping[str, GridCoordinates] = field(default_factory=dict)
+    units: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the coordinates as JSON values."""
@@ -133,7 +137,9 @@ class Coordinates(GridCoordinates):
             )
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any], origin: str) -> Coordinates:
+    def from_json(
+        cls, values: Mapping[str, Any], origin: str, units: Mapping[str, str]
+    ) -> Coordinates:
         """The inverse of `to_json`."""
         sources = {
             name: GridCoordinates(
@@ -149,7 +155,7 @@ class Coordinates(GridCoordinates):
         }
         latitude, longitude = map(as_values, map(values.get, ("latitude", "longitude")))
         calendar = values.get("calendar")
-        return cls(latitude, longitude, None, origin, calendar, sources)
+        return cls(latitude, longitude, None, origin, calendar, sources, units)
 
 
 def as_values(array: Any) -> CoordinateValues | None:

@@ -232,17 +232,18 @@ def open_package(folder: str | Path, base: str | Path | None = None) -> Package:
         )
     at = manifest.provenance.get(file_names.COORDINATES)
     origin = str(path / file_names.CHANNELS)
+    units = {
+        entry["key"]: entry["units"]
+        for entry in chain.from_iterable(channels.values())
+        if isinstance(entry["units"], str)
+    }
     return Package(
         files=Base(path, "package", written),
         path=path,
         average=manifest.average,
         step=manifest.step,
-        coordinates=None if at is None else Coordinates.from_json(at, str(path)),
-        units={
-            entry["key"]: (entry["units"], origin)
-            for entry in chain.from_iterable(channels.values())
-            if isinstance(entry["units"], str)
-        },
+        coordinates=at and Coordinates.from_json(at, str(path), units),
+        units={key: (unit, origin) for key, unit in units.items()},
         described={entry["key"]: descriptive(entry) for entry in channels["output"]},
         manifest=manifest,
         channels=channels,

@@ -190,6 +190,9 @@ def plan_forecast(
     )
 
     num_earlier = max(*perturbation.states(dates), earlier_state or 0)
+    if like is not None and inference.preblocks is not None:
+        # Its own blocks may convert units.
+        like = replace(like, units={})
     opened = open_forecast_data(
         data,
         dates.before(num_earlier),

@@ -1,5 +1,7 @@
 """Errors in data raised before compilation: variables, times, grids, units."""
 
+import shutil
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -264,14 +266,65 @@ def test_complex_numbers(folder):
     refused(folder, "w_1999.zarr: variable 'SP' is of dtype complex128", raw=raw)
 
 
-def test_units_of_two_files(folder):
-    for year, unit in ((1999, "Pa"), (2000, "hPa")):
-        change = {"units": unit}
-        rewrite(
-            folder / f"w_{year}.nc",
-            lambda d, change=change: d.assign(SP=d["SP"].assign_attrs(change)),
+def in_units(folder, name, units):
+    """A copy of some files, in each of which a variable has a unit and values in it."""
+    copy = folder.with_name("_".join((folder.name, name, *units)).replace(" ", ""))
+    shutil.copytree(folder, copy)
+    for year, unit in zip((1999, 2000), units, strict=True):
+        with xr.open_dataset(folder / f"w_{year}.nc") as file:
+            dataset = file.load()
+        factor, offset = {"hPa": (0.01, 0), "degC": (1, -273.15)}.get(unit, (1, 0))
+        values = (dataset[name] * factor + offset).assign_attrs(units=unit)
+        dataset.assign({name: values}).to_netcdf(copy / f"w_{year}.nc")
+    return copy
+
+
+def dates_of(data, name, like=None):
+    """A variable at a date of each file, and the notes."""
+    source = open_data(data, like=like).sources["ERA5"]
+    dates = np.array(["1999-12-26", "2000-01-02"], "datetime64[ns]")
+    source.check("prognostic", dates)
+    fields = source.read("prognostic", dates)
+    (field,) = (field for key, field in fields.items() if key.endswith(f"/{name}"))
+    return field, source.notes()
+
+
+@pytest.mark.parametrize(("name", "units"), [("SP", "Pa hPa"), ("T", "K degC")])
+def test_units_that_are_converted(folder, name, units):
+    """To that of the first file, or to that of a run."""
+    unit, other = units.split()
+    first, *further = (
+        parsed(raw_config(in_units(folder, name, pair))).data
+        for pair in ((unit, unit), (unit, other), (other, other))
+    )
+    like = open_data(first).coordinates()
+    expected, notes = dates_of(first, name, like)
+    assert not any("read in" in note for note in notes)
+    for data, of_run, year in zip(further, (None, like), (2000, 1999), strict=True):
+        field, notes = dates_of(data, name, of_run)
+        np.testing.assert_allclose(field, expected, rtol=1e-6, atol=1e-4)
+        (note,) = (note for note in notes if "read in" in note)
+        assert note.endswith(
+            f"w_{year}.nc: {name} is in {other!r}, and read in {unit!r}"
         )
-    refused(folder, "'SP' has units 'hPa', but in", "'Pa'; bring all files to one")
+        units_read = open_data(data, like=of_run).units()
+        assert [u for k, (u, _) in units_read.items() if k.endswith(f"/{name}")] == [
+            unit
+        ]
+
+
+def test_units_that_are_not_converted(folder):
+    """An accumulation is no rate; a run compares its units by itself."""
+    copy = in_units(folder, "SP", ("J m-2", "W m-2"))
+    refused(copy, "'SP' has units 'W m-2', but in", "'J m-2', to which they cannot")
+    first, second = (
+        parsed(raw_config(in_units(folder, "SP", (unit, unit)))).data
+        for unit in ("J m-2", "W m-2")
+    )
+    field, notes = dates_of(first, "SP")
+    other, notes = dates_of(second, "SP", open_data(first).coordinates())
+    np.testing.assert_array_equal(field, other)
+    assert not any("read in" in note for note in notes)
 
 
 def with_units(folder, **units):

@@ -202,7 +202,9 @@ def test_coordinates_of_a_checkpoint_are_read_back():
     axes = GridCoordinates(as_values(ROWS), as_values(COLUMNS), levels, where="here")
     sources = {"A": axes, "B": GridCoordinates()}
     written = Coordinates(**vars(axes.grid), calendar="noleap", sources=sources)
-    found = Coordinates.from_json(json.loads(json.dumps(written.to_json())), "there")
+    found = Coordinates.from_json(
+        json.loads(json.dumps(written.to_json())), "there", {}
+    )
     assert found.sources == written.sources
     assert attributes_of(found.sources["A"].levels) == attributes_of(levels)
     assert (found.grid, found.calendar) == (written.grid, "noleap")

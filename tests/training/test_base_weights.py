@@ -216,7 +216,8 @@ def changed_files(
 
 
 def in_unit(file: xr.Dataset, unit: str) -> xr.Dataset:
-    return file.assign(T=file["T"].assign_attrs(units=unit))
+    values = file["T"] - 273.15 * (unit == "degC")
+    return file.assign(T=values.assign_attrs(units=unit))
 
 
 @pytest.mark.usefixtures("tiny_model")
@@ -243,20 +244,20 @@ def test_a_run_that_begins_with_weights_may_have_another_calendar(
 
 @pytest.mark.usefixtures("tiny_model")
 @pytest.mark.slow
-def test_a_variable_in_another_unit_is_refused(
+def test_a_variable_in_another_unit_is_converted_or_refused(
     run: Run, base: Path, world: Path, tmp_path: Path, capsys: Any
 ) -> None:
     """By the checkpoint of a run and by the channels of its package."""
     units = {
         unit: changed_files(world, tmp_path / unit, partial(in_unit, unit=unit))
-        for unit in ("K", "degC")
+        for unit in ("K", "m", "degC")
     }
     code, text = run({"from": str(base)}, **units["K"])
     assert code == OK, text
     trained, packed = tmp_path / "trained", tmp_path / "package"
     shutil.move(tmp_path / "run", trained)
     assert package.main(["--checkpoint", str(trained), "--out", str(packed)]) == OK
-    data, paths = tmp_path / "data.yml", {"path": f"{tmp_path}/degC/w_%Y.nc"}
+    data, paths = tmp_path / "data.yml", {"path": f"{tmp_path}/m/w_%Y.nc"}
     variables = dict.fromkeys(("prognostic", "dynamic_forcing"), paths)
     write_yaml(data, {"source": {"ERA5": {"variables": variables}}})
     for place, where in (
@@ -264,9 +265,9 @@ def test_a_variable_in_another_unit_is_refused(
         (packed, f"{packed}/channels.json"),
     ):
         section = {"from": str(place)}
-        code, text = run(section, "--fresh", **units["degC"])
+        code, text = run(section, "--fresh", **units["m"])
         problem = (
-            f"{tmp_path}/degC/w_1999.nc: variable 'T' has units 'degC', expected 'K' "
+            f"{tmp_path}/m/w_1999.nc: variable 'T' has units 'm', expected 'K' "
             f"as in {where}; bring the file to that unit"
         )
         assert code != OK
@@ -280,11 +281,14 @@ def test_a_variable_in_another_unit_is_refused(
         options = [*given, "--init-time", "2000-01-01", "--steps", "1"]
         assert forecast.main([*options, "--out", str(tmp_path / "no")]) != OK
         assert problem in " ".join("".join(capsys.readouterr()).split())
+        code, text = run(section, "--fresh", **units["degC"])
+        assert code == OK, text
+        assert "T is in 'degC', and read in 'K'" in " ".join(text.split())
         code, text = run(section, "--fresh", **units["K"])
         assert code == OK, text
-    code, text = run(section, "--resume", "--set", "trainer.epochs=2", **units["degC"])
+    code, text = run(section, "--resume", "--set", "trainer.epochs=2", **units["m"])
     assert code != OK
-    assert f"data: variable 'T' has units 'degC', expected 'K' as in {tmp_path}" in text
+    assert f"data: variable 'T' has units 'm', expected 'K' as in {tmp_path}" in text
 
 
 @pytest.mark.usefixtures("tiny_model")

@@ -37,7 +37,7 @@ from credit_jax.data.sources.source import (
 )
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.coordinates import UNKNOWN, GridCoordinates, as_values
-from credit_jax.named_fields.units import comparable, differ, text_of, unit_of
+from credit_jax.named_fields.units import comparable, conversion, text_of, unit_of
 
 # Number of files of a field type that `check` opens; of more, it opens every n-th.
 MANY_FILES = 200
@@ -61,6 +61,9 @@ class FileSource:
         orders: (path, dims of a variable) -> order of its rows and columns, of the
             files that were read or checked.
         rounded: path -> note, of the checked files with rounded times.
+        converted: variable -> note, of those whose checked files have another unit.
+        of_run: key -> unit of the variables of a run, in which they are read.
+        read_in: key -> unit in which fields are read, of variables that were opened.
     """
 
     name: str
@@ -75,6 +78,9 @@ class FileSource:
         default_factory=dict, compare=False
     )
     rounded: dict[str, str] = dataclasses.field(default_factory=dict, compare=False)
+    converted: dict[str, str] = dataclasses.field(default_factory=dict, compare=False)
+    of_run: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    read_in: dict[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     def read(
         self,
@@ -158,8 +164,15 @@ class FileSource:
         self, opened: OpenFile, field_type: str, dims: str, name: str
     ) -> FileVariable:
         """Returns a variable of an open file."""
+        key = field_key(self.name, field_type, dims, name)
+        if key not in self.read_in:
+            # All files are read in the unit of the first one, or of a run.
+            first = self._first_file(field_type, name).dataset.data_vars.get(name)
+            stored = "" if first is None else text_of(first.attrs, "units")
+            unit = self.of_run.get(key, "")
+            self.read_in[key] = unit if conversion(stored, unit) else stored
         section = self.name, self.config, self.conventions, self.requested
-        return FileVariable(opened, field_type, dims, name, *section)
+        return FileVariable(opened, field_type, dims, name, *section, self.read_in[key])
 
     def _first_file(self, field_type: str, name: str) -> OpenFile:
         return self.reader.open(self.files[field_type, name].first_path)
@@ -223,12 +236,14 @@ class FileSource:
 
     def units(self) -> dict[str, tuple[str, str]]:
         """See `Source.units`."""
-        units = ((v, descriptive(v.array.attrs).get("units")) for v in self.variables())
-        return {v.key: (unit, v.opened.path) for v, unit in units if unit is not None}
+        return {v.key: (v.unit, v.opened.path) for v in self.variables() if v.unit}
 
     def attributes(self) -> dict[str, dict[str, str]]:
         """See `Source.attributes`; of levels, if they are values of a coordinate."""
-        described = {v.key: descriptive(v.array.attrs) for v in self.variables()}
+        described = {
+            v.key: descriptive({**v.array.attrs, "units": v.unit})
+            for v in self.variables()
+        }
         first_3d = next((v for v in self.variables() if v.is_3d), None)
         if first_3d is not None and first_3d.level_values is not None:
             coordinate = first_3d.opened.dataset.coords[first_3d.level_dim]
@@ -263,6 +278,7 @@ class FileSource:
         """See `Source.notes`."""
         # One reordered file and one with rounded times stand for all.
         notes = [*self._notes_on_order()][:1] + [*self.rounded.values()][:1]
+        notes += self.converted.values()
         nameless = [x.opened.path for x in self.variables() if x.lacks_axes]
         if nameless:
             notes.append(
@@ -349,6 +365,10 @@ class FileSource:
                 count = np.unique(times[indices == path]).size
                 check_timed(variable, is_dated=count == 1)
                 _check_units(variable, units)
+                if variable.unit_change is not None:
+                    unit = text_of(variable.array.attrs, "units")
+                    note = f"{path}: {name} is in {unit!r}, and read in"
+                    self.converted.setdefault(name, f"{note} {variable.unit!r}")
                 grid = self._grid(variable)
                 first = first or grid
                 check_same_files(grid, first)
@@ -458,7 +478,7 @@ def check_timed(variable: FileVariable, *, is_dated: bool) -> None:
 
 
 def _check_units(variable: FileVariable, units: dict[str, tuple[str, str]]) -> None:
-    """Checks that a variable has the same units in all files.
+    """Checks that a variable has units in all files that can be converted.
 
     Args:
         variable: the variable in one of the files.
@@ -469,10 +489,10 @@ def _check_units(variable: FileVariable, units: dict[str, tuple[str, str]]) -> N
         return
     here, name = variable.opened.path, variable.name
     path, first = units.setdefault(name, (here, unit))
-    if differ(unit, first) or not comparable(unit, first):
+    if not (comparable(unit, first) and conversion(unit, first)):
         raise ValueError(
-            f"{here}: variable {name!r} has units {unit!r}, but in {path} "
-            f"{first!r}; bring all files to one unit"
+            f"{here}: variable {name!r} has units {unit!r}, but in {path} {first!r}, "
+            "to which they cannot be converted; bring all files to one unit"
         )
 
 

@@ -36,6 +36,7 @@ from credit_jax.named_fields.coordinates import (
     indices_of,
     is_numbered,
 )
+from credit_jax.named_fields.units import conversion, text_of
 
 # Positions in a file of the rows and columns to read; None keeps its order.
 Order: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
@@ -79,6 +80,7 @@ class FileVariable:
         conventions: conventions of its files.
         requested: coordinates at which fields are read; unknown ones are those of the
             file.
+        unit: unit in which fields are read; "" if that of the file is unknown.
     """
 
     opened: OpenFile
@@ -89,6 +91,7 @@ class FileVariable:
     config: SourceConfig
     conventions: FileConventions
     requested: GridCoordinates = UNKNOWN
+    unit: str = ""
 
     @property
     def array(self) -> xr.Variable:
@@ -99,6 +102,12 @@ class FileVariable:
     def key(self) -> str:
         """Its key in the samples of the source."""
         return field_key(self.source, self.field_type, self.dims, self.name)
+
+    @property
+    def unit_change(self) -> tuple[float, float] | None:
+        """Factor and offset to the unit in which it is read; None if it is kept."""
+        change = conversion(text_of(self.array.attrs, "units"), self.unit)
+        return None if change == (1.0, 0.0) else change
 
     @property
     def is_3d(self) -> bool:
@@ -381,6 +390,10 @@ class FileVariable:
             to = to[0]
         to = to.transpose([dims.index(str(dim)) for dim in self.array.dims])
         self.opened.read(self.name, chosen, index if self.has_time_dim else None, to)
+        if self.unit_change is not None:
+            factor, offset = map(np.float32, self.unit_change)
+            to *= factor
+            to += offset
 
     def check(self) -> int:
         """Checks that it holds numbers, with dims in order and the requested levels.

@@ -556,7 +556,7 @@ FAULTS = {
         reductions.Layout,
         "local",
         padding_in_the_mean,
-        "gradient",
+        "loss of each update",
     ),
     "dropout by rank": ("domain2", layers, "keep_mask", mask_of_the_rank, "gradient"),
     "samples by rank": ("fsdp2", Context, "samples", samples_by_rank, "head/conv"),
