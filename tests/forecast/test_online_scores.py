@@ -19,6 +19,10 @@ from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.plan.forecast import plan_forecast
 from tests.forecast.tiny_run import forecast, make_run, read
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
+
+CASES = Cases("online_scores")
 
 BOUND = 1e-6
 # Signed metrics, and the metric that gives their scale.
@@ -143,22 +147,16 @@ def test_values_that_are_not_finite(world, tmp_path, capsys):
     assert float(missing.max()) > 0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--members", "2", "--score", "there"), "choose --batch so that batch x 1"),
-        (("--format", "none"), "it needs --score DIR"),
-        (("--regions", "tropics"), "--regions belongs to --score DIR"),
-        (
-            ("--init-time", "2000-01-09T18", "--steps", "2", "--score", "there"),
-            "2000-01-10T06:00",
-        ),
-        (("--score", "there", "--variables", "Z500"), "Z500: not in both"),
-    ],
+def scores_of(*options, config, tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "device_get", None)
+    return lambda: forecast(config, tmp_path / "out", *options)
+
+
+CASES.rows(
+    scores_of,
+    ("--members", "2", "--score", "there"),
+    ("--format", "none"),
+    ("--regions", "tropics"),
+    ("--init-time", "2000-01-09T18", "--steps", "2", "--score", "there"),
+    ("--score", "there", "--variables", "Z500"),
 )
-def test_what_cannot_be_scored(config, tmp_path, capsys, monkeypatch, options, message):
-    compiled = []
-    monkeypatch.setattr(jax, "device_get", compiled.append)
-    assert forecast(config, tmp_path / "out", *options) == USER_ERROR
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

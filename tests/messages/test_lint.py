@@ -63,6 +63,12 @@ EXEMPT = {
     "NAME is needed with|has no levels, got": "the option is named, or is one too many",
     "the format is that of the suffix|a card compares errors": "one of them is to do",
     "has no crps beside": "the baseline can be another one",
+    "is a multiple of it, so that": "any number of steps is as good",
+    "needs a block of type": "what lacks is all that it got",
+    "; reconcile them in": "it is said with a verb that no other message has",
+    "belongs to --score": "the option is one too many",
+    "Z500: not in both": "those of both are listed",
+    "name one file, x.json": "two keys are named, which must differ",
 }
 
 

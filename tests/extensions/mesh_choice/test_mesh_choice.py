@@ -13,7 +13,7 @@ import yaml
 
 from benchmarks.compiled_step import SMALL_MODEL
 from benchmarks.scale.comm_volume import TENSOR, least_volume
-from credit_jax.cli.commands import OK, USER_ERROR
+from credit_jax.cli.commands import OK
 from credit_jax.config import build_config, load_config
 from credit_jax.extensions.mesh_choice import command as mesh
 from credit_jax.extensions.mesh_choice import search as mesh_search
@@ -36,6 +36,10 @@ from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan import plan_model
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
+
+CASES = Cases("mesh_choice")
 
 ROOT = Path(__file__).parents[3]
 REASONS = {
@@ -445,18 +449,13 @@ def test_the_document(config, capsys):
     assert {"batch"} < {choice["loses_by"] for choice in others}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--devices", "0"], "--devices: must be greater than 0, got 0"),
-        (["--nodes", "3"], "--nodes: 3 nodes cannot share 4 devices equally"),
-        (["--memory", "-1"], "--memory: must be greater than 0.0, got -1.0"),
-        (["--batch", "0"], "--batch: must be at least 1, got 0"),
-        (["--out", "nowhere/mesh.yaml"], "--out: there is no folder nowhere"),
-        (["--set", "model.levels=-1"], "levels -1"),
-        (["--memory", "1e-9"], "no mesh of 4 devices fits"),
-    ],
+CASES.rows(
+    lambda options, config: main(["--config", str(config), "--devices", "4", *options]),
+    (["--devices", "0"],),
+    (["--nodes", "3"],),
+    (["--memory", "-1"],),
+    (["--batch", "0"],),
+    (["--out", "nowhere/mesh.yaml"],),
+    (["--set", "model.levels=-1"],),
+    (["--memory", "1e-9"],),
 )
-def test_errors(config, capsys, options, message):
-    assert main(["--config", str(config), "--devices", "4", *options]) == USER_ERROR
-    assert message in capsys.readouterr().err
