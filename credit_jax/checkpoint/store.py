@@ -233,10 +233,8 @@ class CheckpointStore:
 
     @cached_property
     def _temporary(self) -> set[int]:
-        """The checkpoints from within an epoch, and unreadable ones.
-
-        Existing ones are read once, and only by a store that saves.
-        """
+        """The checkpoints from within an epoch, and unreadable ones."""
+        # Existing ones are read once, and only by a store that saves.
         by_step = {step: self._readable_progress(step) for step in self.steps()}
         return {
             step

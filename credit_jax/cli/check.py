@@ -284,10 +284,8 @@ def _read_inference(config: Config, report: CheckReport) -> None:
 
 
 def _too_large(plan: RunPlan, device: str | None, with_data: bool) -> list[str]:
-    """A problem for each stage that does not fit the memory of a device.
-
-    Without the name of one it is that of the machine, where the data are looked for.
-    """
+    """A problem for each stage that does not fit the memory of a device."""
+    # Without the name of one it is that of the machine, where the data are looked for.
     limit = free_memory(plan.num_devices) if with_data and device is None else None
     if device is not None:
         limit = DEVICES[device].memory, DEVICES[device].name

@@ -351,11 +351,9 @@ def _run(command: Command, prog: str) -> int:
 
 
 def _silence(*, debug: bool) -> None:
-    """Silences what libraries log and print about errors that they also raise.
-
-    XLA's alarms, such as "Very slow compile?", are logged as errors, too. (JAX's option
-    `jax_logging_level` would also silence its own warnings.)
-    """
+    """Silences what libraries log and print about errors that they also raise."""
+    # XLA's alarms, such as "Very slow compile?", are logged as errors, too. (JAX's
+    # option `jax_logging_level` would also silence its own warnings.)
     if not debug:
         jaxlib_utils.absl_set_min_log_level(_FATAL)
     level = logging.ERROR if debug else logging.CRITICAL

@@ -403,10 +403,8 @@ def _assign_roles(
     example: Mapping[str, Any],
     chosen: Mapping[str, Sequence[str]],
 ) -> dict[str, str]:
-    """Finds out which variables with time are predicted, forced or diagnosed.
-
-    Others have no role: what is on levels and derived, and fields of unknown names.
-    """
+    """Finds out which variables with time are predicted, forced or diagnosed."""
+    # Others have no role: what is on levels and derived, and fields of unknown names.
     deep, flat = (
         [name for group in groups for name in group.timed[key]] for key in _DIMS
     )
@@ -540,10 +538,8 @@ def _model_section(
     shape: tuple[int, int],
     num_levels: int,
 ) -> dict[str, Any]:
-    """The model of the example for other variables and rows and columns.
-
-    Padding is the smallest with which its windows and strides divide the grid.
-    """
+    """The model of the example for other variables and rows and columns."""
+    # Padding is the smallest with which its windows and strides divide the grid.
     deep, flat = (
         Counter(
             role

@@ -287,10 +287,8 @@ def join(path: str, key: object) -> str:
 
 
 def _expanded(value: Any, path: str, problems: list[str]) -> Any:
-    """A value with environment variables and a first `~/` in its texts expanded.
-
-    Values that no key can have are problems: NUL in texts, huge integers.
-    """
+    """A value with environment variables and a first `~/` in its texts expanded."""
+    # Values that no key can have are problems: NUL in texts, huge integers.
     if isinstance(value, str):
         if "\0" in value:
             problems.append(f"{path}: must have no character NUL, got {got(value)}")

@@ -240,12 +240,7 @@ def _register(kind: str, name: str, reference: _Reference) -> None:
 
 
 def _load(kind: str, reference: _Reference) -> Any:
-    """The object of a reference.
-
-    Raises:
-        ValueError: the module cannot be imported, has no such object, or the object is
-            no component of the kind.
-    """
+    """The object of a reference."""
     module, attribute, digest = reference
     try:
         loaded = (

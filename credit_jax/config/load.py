@@ -189,11 +189,9 @@ def for_forecasts(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unread(override: str) -> Iterator[str]:
-    """Yields an error if an override sets a key that nothing reads.
-
-    In a file such keys are CREDIT's and only cause a warning; on the command line they
-    are typing errors.
-    """
+    """Yields an error if an override sets a key that nothing reads."""
+    # In a file such keys are CREDIT's and only cause a warning; on the command line
+    # they are typing errors.
     section: type[StrictModel] | None = Config
     path = override.partition("=")[0].split(".")
     for index, part in enumerate(path, 1):
@@ -252,10 +250,8 @@ def frames_of_data(mapping: Mapping[str, Any]) -> int | None:
 
 
 def _with_function(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A config whose `model.type` is `module:factory`, as one of a custom object.
-
-    Channels and frames that its section lacks are those of the data.
-    """
+    """A config whose `model.type` is `module:factory`, as one of a custom object."""
+    # Channels and frames that its section lacks are those of the data.
     model = mapping.get("model")
     kind = model.get("type") if isinstance(model, Mapping) else None
     if not (isinstance(kind, str) and ":" in kind):

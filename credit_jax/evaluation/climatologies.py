@@ -59,11 +59,10 @@ class FileClimatology:
         return self.file.channels(self._indices(pd.Timestamp(time)), selected)
 
     def _indices(self, time: Any) -> dict[str, int]:
-        """Positions of the fields of a time, by dim.
-
-        The label is that of its month and day, and the last hour at or before it. In a
-        file of 365 days 29 February is 28 February, and all later days are one less.
-        """
+        """Positions of the fields of a time, by dim."""
+        # The label is that of its month and day, and the last hour at or before it. In
+        # a file of 365 days 29 February is 28 February, and all later days are one
+        # less.
         indices = {}
         for dim, labels in self.labels.items():
             day = time.day_of_year

@@ -213,10 +213,8 @@ def _power(
 
 
 def _blocks(values: Array, dim: int) -> Array:
-    """Splits a dim into blocks of `_BLOCK`, padded with zeros at the end.
-
-    Blockwise summation reduces rounding errors, which grow with the length of a sum.
-    """
+    """Splits a dim into blocks of `_BLOCK`, padded with zeros at the end."""
+    # Blockwise summation reduces rounding errors, which grow with the length of a sum.
     dim %= values.ndim
     size = values.shape[dim]
     pads = [(0, -size % _BLOCK if i == dim else 0) for i in range(values.ndim)]

@@ -221,11 +221,7 @@ def read_record(folder: Path) -> ForecastRecord:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """What a record holds.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """What a record holds."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         sections = {name: dict(content[name]) for name in ("identity", "provenance")}

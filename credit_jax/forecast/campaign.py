@@ -402,10 +402,8 @@ class _Batch:
 
     @classmethod
     def of(cls, group: Sequence[Task], share: Share) -> _Batch:
-        """A group, padded with copies of its last task.
-
-        Every batch has the same size, so that there is one compiled step.
-        """
+        """A group, padded with copies of its last task."""
+        # Every batch has the same size, so that there is one compiled step.
         full = [*group, *[group[-1]] * (share.size - len(group))]
         return cls(group, full, [full[index] for index in share.positions])
 
@@ -435,10 +433,8 @@ class _Threads:
     clock: DeviceClock = field(default_factory=DeviceClock)
 
     def perturb(self, batch: _Batch) -> None:
-        """Computes the perturbations of a batch, if they need the model.
-
-        The reader waits for them before it reads the initial states.
-        """
+        """Computes the perturbations of a batch, if they need the model."""
+        # The reader waits for them before it reads the initial states.
         if self.prepared is not None:
             with self.clock.spin_up():
                 self.prepared.prepare(batch.full, batch.mine)
@@ -514,11 +510,9 @@ class _Results:
             threads.host.submit(partial(self._deliver, step, counts, full))
 
     def finish(self) -> None:
-        """Submits what follows the last step.
-
-        `host` is one thread in order: sums are saved, and forecasts marked as done,
-        after all of their steps.
-        """
+        """Submits what follows the last step."""
+        # `host` is one thread in order: sums are saved, and forecasts marked as done,
+        # after all of their steps.
         if self.scored is not None:
             self.threads.host.submit(self.scored.save)
         self.threads.host.submit(partial(self.delivery.finish, self.tasks))

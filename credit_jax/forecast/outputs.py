@@ -271,11 +271,9 @@ def _levels_of(
     levels: Mapping[str, Sequence[float] | None],
     pipeline: Pipeline,
 ) -> tuple[str, np.ndarray]:
-    """Name and values of the level coordinate of a field.
-
-    Differs from CREDIT: fields on pressure levels have a separate coordinate; CREDIT
-    fails if their number differs from that of `data.source.*.levels`.
-    """
+    """Name and values of the level coordinate of a field."""
+    # Differs from CREDIT: fields on pressure levels have a separate coordinate; CREDIT
+    # fails if their number differs from that of `data.source.*.levels`.
     of_block = pipeline.output_levels.get(key)
     if of_block is not None:
         dim, coordinate = of_block

@@ -120,11 +120,9 @@ def _check_array(
     free: tuple[str, ...] = (),
     repeats: int = 1,
 ) -> None:
-    """Checks the shape and the dtype of one field or vector.
-
-    The lengths of `free` dims may be any, those of time or size also `repeats` times
-    that of the model.
-    """
+    """Checks the shape and the dtype of one field or vector."""
+    # The lengths of `free` dims may be any, those of time or size also `repeats` times
+    # that of the model.
     dims = _FIELD if isinstance(spec, FieldSpec) else _VECTOR
     lengths: list[Any] = ["batch", *spec.shape(1)[1:]]
     if stacked:

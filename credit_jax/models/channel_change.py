@@ -274,11 +274,9 @@ def _vectors(
     dims: Sequence[_ChannelDim],
     change: ChannelChange,
 ) -> dict[str, np.ndarray]:
-    """U and v of a changed matrix: 0 for new entries, so that sigma is as before.
-
-    Where entries were removed, power iterations find those of the rest: with parts of
-    unit vectors sigma would be too small, and the weights too large.
-    """
+    """U and v of a changed matrix: 0 for new entries, so that sigma is as before."""
+    # Where entries were removed, power iterations find those of the rest: with parts of
+    # unit vectors sigma would be too small, and the weights too large.
     vectors = dict(pair)
     sides = {"u": spec.matrix_out or (), "v": spec.matrix_in}
     for dim in dims:

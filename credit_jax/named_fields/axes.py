@@ -123,11 +123,7 @@ def _angle(unit: str) -> str:
 
 
 def _degrees(array: xr.DataArray, kind: Horizontal, path: str) -> xr.DataArray:
-    """A coordinate in degrees.
-
-    Raises:
-        ValueError: it is in another unit, or out of range.
-    """
+    """A coordinate in degrees."""
     unit = text_of(array.attrs, "units")
     is_spelled = re.fullmatch(_UNITS[kind], unit, re.IGNORECASE)
     if _angle(unit) == "radian":
@@ -151,11 +147,7 @@ def _degrees(array: xr.DataArray, kind: Horizontal, path: str) -> xr.DataArray:
 def _check_degrees(
     latitude: xr.DataArray, longitude: xr.DataArray | None, path: str
 ) -> None:
-    """Checks that rows and columns are degrees, which their spacings tell.
-
-    Raises:
-        ValueError: they only number rows, or are radians or shares of a circle.
-    """
+    """Checks that rows and columns are degrees, which their spacings tell."""
     rows = np.asarray(latitude.values, float)
     columns = np.empty(0) if longitude is None else np.asarray(longitude.values, float)
     high, wide = (

@@ -268,11 +268,9 @@ def is_numbered(levels: np.ndarray) -> bool:
 
 
 def _one_is_numbered(levels: np.ndarray, other: np.ndarray | None) -> bool:
-    """Whether levels are numbers on one side.
-
-    Of some levels of a forecast, all of which the other side has by number, they are on
-    both.
-    """
+    """Whether levels are numbers on one side."""
+    # Of some levels of a forecast, all of which the other side has by number, they are
+    # on both.
     if other is None or np.isin(levels, other).all():
         return False
     both = is_numbered(levels), is_numbered(other)

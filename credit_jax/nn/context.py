@@ -125,11 +125,9 @@ def _fold_in(key: Array, data: Array | int) -> Array:
 
 
 def _varying_as(position: Array, drawn: Array) -> Array:
-    """Casts draws to varying over the mesh axes of their positions.
-
-    The random bits lack this type. Without it, the gradient of a parameter that
-    multiplies the noise would be summed over devices before it is multiplied by it.
-    """
+    """Casts draws to varying over the mesh axes of their positions."""
+    # The random bits lack this type. Without it, the gradient of a parameter that
+    # multiplies the noise would be summed over devices before it is multiplied by it.
     return pvary(drawn, sorted(varying_axes(position)))
 
 

@@ -461,11 +461,9 @@ class BatchNorm(nnx.Module):
 
 
 def _as_invarying(x: Array) -> Array:
-    """Casts an array with equal values on all devices from varying to invarying.
-
-    Weights have a varying type in a training step, so statistics computed from them
-    are varying, too, although their values are equal.
-    """
+    """Casts an array with equal values on all devices from varying to invarying."""
+    # Weights have a varying type in a training step, so statistics computed from them
+    # are varying, too, although their values are equal.
     axes = tuple(sorted(varying_axes(x)))
     return lax.pmax(x, axes) if axes else x
 

@@ -140,10 +140,8 @@ def _sides(spec: ParamSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _part(spec: ParamSpec, dims: tuple[int, ...], rank: int) -> ParamSpec:
-    """The spec of an adapter with some dims of its matrix, the rank first.
-
-    Blocks come before the rank.
-    """
+    """The spec of an adapter with some dims of its matrix, the rank first."""
+    # Blocks come before the rank.
     lead = (0,) if spec.is_stacked else ()
     return ParamSpec(
         (*(spec.shape[d] for d in lead), rank, *(spec.shape[d] for d in dims)),

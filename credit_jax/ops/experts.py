@@ -149,11 +149,9 @@ class Dispatch:
 def _permuted(
     rows: Shaped[Array, "places channel"], order: Int[Array, " places"]
 ) -> Shaped[Array, "places channel"]:
-    """Returns rows in another order, each of them once.
-
-    XLA sorts what the gradient of a gather adds, on GPUs, unless it knows that no two
-    values are added to one.
-    """
+    """Returns rows in another order, each of them once."""
+    # XLA sorts what the gradient of a gather adds, on GPUs, unless it knows that no two
+    # values are added to one.
     return rows.at[order].get(unique_indices=True, mode="promise_in_bounds")
 
 

@@ -107,12 +107,10 @@ def accepted_options(options: Options) -> dict[str, bool | int | str]:
 
 @cache
 def _is_accepted(option: str) -> bool:
-    """Whether XLA's library contains the name of an option.
-
-    XLA itself can be asked only after it has read XLA_FLAGS. The null byte at the end
-    distinguishes options from what else has their names: the description of XLA's
-    protocol buffers contains those that were removed, too.
-    """
+    """Whether XLA's library contains the name of an option."""
+    # XLA itself can be asked only after it has read XLA_FLAGS. The null byte at the end
+    # distinguishes options from what else has their names: the description of XLA's
+    # protocol buffers contains those that were removed, too.
     for path in Path(jaxlib.version.__file__).parent.glob("*jax_common.*"):
         with (
             path.open("rb") as file,

@@ -100,11 +100,9 @@ def failed_collective(error: BaseException | None) -> str | None:
 
 @cache
 def _connect(mesh: Mesh) -> None:
-    """Opens gloo's connections of all groups of devices along axes of a mesh.
-
-    Later collectives other than reduce-scatters wait for half an hour, also where the
-    shards of a program take different times.
-    """
+    """Opens gloo's connections of all groups of devices along axes of a mesh."""
+    # Later collectives other than reduce-scatters wait for half an hour, also where the
+    # shards of a program take different times.
     axes = [name for name, size in mesh.shape.items() if size > 1]
     counts = range(1, len(axes) + 1)
     groups = [g for n in counts for g in itertools.combinations(axes, n)]

@@ -153,12 +153,7 @@ def _wind_matrices(rows: int, columns: int, steps: int) -> Matrices:
 def _harmonics(
     rows: int, columns: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Harmonics of each order: (degree, row) matrices.
-
-    Yields:
-        Analysis of scalars, that is Legendre functions times weights; factor of `i`
-        that gives the derivative along longitude; derivative by colatitude.
-    """
+    """Harmonics of each order: (degree, row) matrices."""
     nodes, weights = np.polynomial.legendre.leggauss(rows)
     cosine, orders = nodes[::-1], min(columns // 2 + 1, rows)
     previous: np.ndarray = np.zeros((rows + 1, rows))

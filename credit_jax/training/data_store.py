@@ -311,11 +311,7 @@ def write_store(
 
 
 def _agree(path: Path, request: Mapping[str, Any], folder: Path) -> None:
-    """Checks that a store is the requested one, and records it if there is none.
-
-    Raises:
-        ValueError: it is another one.
-    """
+    """Checks that a store is the requested one, and records it if there is none."""
     if path.parent == folder or path.exists():
         earlier = json.loads(path.read_text()) if path.exists() else {}
         differ = [key for key in request if earlier.get(key) != request[key]]
@@ -332,12 +328,7 @@ def _agree(path: Path, request: Mapping[str, Any], folder: Path) -> None:
 def _open_groups(
     config: Config, folder: Path, display: Display
 ) -> tuple[tuple[Group, ...], dict[str, Any]]:
-    """Opens and checks the data of a config.
-
-    Returns:
-        The groups of the store, in order of the channels, and the sections of the
-        config that reads them.
-    """
+    """Opens and checks the data of a config."""
     blocks = (*config.preblocks.ic_only.values(), *config.preblocks.per_step.values())
     shared_grid = "regrid" not in [block.type for block in blocks]
     datasets = {"data": open_dataset(config.data, shared_grid=shared_grid)}
@@ -426,11 +417,9 @@ def _section(data: DataConfig, source: Source, clock: SourceClock, folder: Path)
 
 
 def _groups_of(dataset: Dataset, prefix: str) -> Iterator[Group]:
-    """Yields the groups of a data set, with the times that its samples read.
-
-    A variable has all times of its source that its files have: forecasts are compared
-    with the truth at their first time, which no sample has as a target.
-    """
+    """Yields the groups of a data set, with the times that its samples read."""
+    # A variable has all times of its source that its files have: forecasts are compared
+    # with the truth at their first time, which no sample has as a target.
     sources, clocks = _sources_of(dataset)
     every = common_starts(dataset.data, clocks, dataset.calendar)
     everything = dataclasses.replace(dataset, starts=every)
@@ -503,15 +492,7 @@ class _Writer:
         return self.work / "store"
 
     def write(self, folder: Path, text: str) -> bool:
-        """Writes this job's part, and renames the store if it is complete.
-
-        Args:
-            folder: the store.
-            text: YAML of the config that reads it.
-
-        Returns:
-            Whether it is complete.
-        """
+        """Writes this job's part, and renames the store if it is complete."""
         packings: dict[str, dict[str, Packing]] = {}
         if self.bits == 16:
             if not self._record("statistics", "statistics", self._statistics):
@@ -547,11 +528,7 @@ class _Writer:
             yield group, json.loads(self._path(kind, index).read_text())
 
     def _record(self, kind: str, title: str, content_of: Any) -> bool:
-        """Makes the records of this job's shards that are missing.
-
-        Returns:
-            Whether all jobs have made theirs.
-        """
+        """Makes the records of this job's shards that are missing."""
         job, jobs = self.shard
         # Neighbors in time, which the chunks of the sources hold together.
         first, end = (len(self.units) * number // jobs for number in (job - 1, job))

@@ -67,13 +67,8 @@ def held_out_starts(dataset: Dataset, num_steps: int) -> tuple[np.ndarray, int]:
 def _usable(
     loader: Loader, starts: np.ndarray, num_steps: int
 ) -> tuple[np.ndarray, str]:
-    """The start dates whose data can be used, and a note on the others.
-
-    A forecast of several steps reads the samples of all its steps.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The start dates whose data can be used, and a note on the others."""
+    # A forecast of several steps reads the samples of all its steps.
     dataset = loader.dataset
     if not dataset.replaces:
         return starts, ""

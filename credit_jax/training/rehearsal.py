@@ -69,11 +69,7 @@ def _evaluations(plan: RunPlan, objective: Objective) -> Iterator[Callable[[], A
 
 
 def _check_base(plan: RunPlan) -> None:
-    """Compares the data of a run with its base, if it has one.
-
-    Raises:
-        ValueError: see `base_of_run`, `build_loader` and `Artifact.match`.
-    """
+    """Compares the data of a run with its base, if it has one."""
     finetune, config = plan.config.trainer.finetune, plan.config
     base = base_of_run(config)
     if finetune is None or base is None:

@@ -309,15 +309,7 @@ def _with_rate(
     optimizer: Progress = FRESH,
     schedule: Progress = FRESH,
 ) -> Progress:
-    """The progress with the rate and the plateau that the run begins with.
-
-    Args:
-        progress: position of the run.
-        trainer: the trainer section.
-        optimizer: optimizer of the checkpoint whose optimizer is loaded, and so its
-            rate.
-        schedule: schedule of the checkpoint whose schedule is loaded.
-    """
+    """The progress with the rate and the plateau that the run begins with."""
     if not trainer.keeps_rate:
         return dataclasses.replace(progress, learning_rate=None, plateau=None)
     rate = None if trainer.update_learning_rate else optimizer.learning_rate

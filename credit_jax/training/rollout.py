@@ -152,11 +152,9 @@ class ForecastLoss:
     ) -> tuple[
         Scalar, tuple[ModelState, PlacedBatch, dict[str, Scalar], dict[str, Scalar]]
     ]:
-        """Returns the scaled loss of one step, and auxiliary values.
-
-        The latter are the model state, the carried fields, numbers to sum, and
-        metrics.
-        """
+        """Returns the scaled loss of one step, and auxiliary values."""
+        # The latter are the model state, the carried fields, numbers to sum, and
+        # metrics.
         index, target, forcing = inputs
         weights, loss_parameters = trained
         rollout, model = self.rollout, self.model

@@ -222,12 +222,10 @@ class MapFigure:
 
 @cache
 def _lines() -> list[np.ndarray]:
-    """Lines (point, 2) of degrees east, from -180 to 180, and north.
-
-    Natural Earth's of 1:110 million, which is public domain, in a file made by
-    tools/coastline.py: accurate to about 20 km, enough for maps of continents and of
-    the globe.
-    """
+    """Lines (point, 2) of degrees east, from -180 to 180, and north."""
+    # Natural Earth's of 1:110 million, which is public domain, in a file made by
+    # tools/coastline.py: accurate to about 20 km, enough for maps of continents and of
+    # the globe.
     file = files("credit_jax.visualization").joinpath("coastline.npz")
     with as_file(file) as path, np.load(path) as stored:
         points, lengths = stored["points"] / 100.0, stored["lengths"]

@@ -83,11 +83,9 @@ def failures_of_credit(subject: str) -> Iterator[None]:
 
 
 def _process(network: torch.nn.Module, arguments: Mapping[str, Any]) -> torch.nn.Module:
-    """CREDIT's ModifiedGaussianDiffusion.
-
-    Its constructor calls `isinstance` with one argument, which always fails; while it
-    runs, CREDIT's module has a replacement that returns False in that case.
-    """
+    """CREDIT's ModifiedGaussianDiffusion."""
+    # Its constructor calls `isinstance` with one argument, which always fails; while it
+    # runs, CREDIT's module has a replacement that returns False in that case.
     diffusion = import_credit("diffusion")
 
     def is_instance(*args: Any) -> bool:

@@ -124,10 +124,8 @@ def _optimize_ic(editor: ConfigEditor) -> None:
 
 
 def _postblocks(editor: ConfigEditor) -> dict[str, Any]:
-    """The postblocks that make named fields of the prediction and the target.
-
-    With several steps the fields are in physical units, as required for the feedback.
-    """
+    """The postblocks that make named fields of the prediction and the target."""
+    # With several steps the fields are in physical units, as required for the feedback.
     steps = editor.get("data.forecast_len"), editor.get("validation_data.forecast_len")
     norm = editor.get("preblocks.per_step.norm")
     blocks: dict[str, Any] = {}

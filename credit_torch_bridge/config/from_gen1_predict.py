@@ -283,10 +283,8 @@ class _Conversion:
         return None
 
     def _laplace(self) -> None:
-        """Converts `use_laplace_filter`, which gen1 applies where it scores.
-
-        Its filter names variables by their channels.
-        """
+        """Converts `use_laplace_filter`, which gen1 applies where it scores."""
+        # Its filter names variables by their channels.
         if not self.predict.get("use_laplace_filter"):
             return
         names = [name for name, key in self.keys.items() if "/prognostic/3d/" in key]

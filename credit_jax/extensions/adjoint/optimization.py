@@ -150,10 +150,8 @@ def _clipped(gradient: Any, config: OptimizeConfig) -> Any:
 
 
 def _learning_rates(config: OptimizeConfig, windows: list[int]) -> Iterator[float]:
-    """The rate of each iteration: torch's `CosineAnnealingLR`, which CREDIT halves.
-
-    The schedule is a recursion, so that what has been halved stays so.
-    """
+    """The rate of each iteration: torch's `CosineAnnealingLR`, which CREDIT halves."""
+    # The schedule is a recursion, so that what has been halved stays so.
     total = len(windows) * config.iterations - 1
     rate, low, count = config.learning_rate, _LAST * config.learning_rate, 0
     for window in windows:

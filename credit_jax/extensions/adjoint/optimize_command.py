@@ -148,14 +148,8 @@ def loss_notes(rows: Sequence[StateIteration]) -> list[str]:
 
 
 def _training(config: Config, plan: ForecastPlan, num_steps: int) -> RunPlan:
-    """The training on the steps after the first start date alone.
-
-    Gradients go through all steps of its rollout.
-
-    Raises:
-        ConfigError: the data lack some of these steps, or the loss has problems.
-        ValueError: steps feed back normalized fields, other than those of forecasts.
-    """
+    """The training on the steps after the first start date alone."""
+    # Gradients go through all steps of its rollout.
     data, step = config.data, config.data.time_step
     start: Any = pd.Timestamp(plan.schedule.starts[0])
     dates = {

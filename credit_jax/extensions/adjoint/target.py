@@ -118,11 +118,7 @@ def _region(text: str) -> Region:
 
 
 def _bounds(match: re.Match[str]) -> tuple[str, tuple[float, float]]:
-    """The coordinate of a range, and its ends in degrees north or east.
-
-    Raises:
-        ValueError: the ends are of different coordinates, or off the globe.
-    """
+    """The coordinate of a range, and its ends in degrees north or east."""
     first, of_first, last, of_last = match.groups()
     letters = of_first or of_last, of_last
     name, largest = ("latitude", 90) if of_last in "NS" else ("longitude", 360)

@@ -137,11 +137,9 @@ class Harmonics:
 
     @cached_property
     def _wind_functions(self) -> np.ndarray:
-        """(order, 2 degree, 2 lat): psi and i chi to rows of u and i v.
-
-        u = - dpsi/dlat + dchi/dlon / cos(lat), v = dpsi/dlon / cos(lat) + dchi/dlat,
-        and a derivative by longitude is i order times complex coefficients.
-        """
+        """(order, 2 degree, 2 lat): psi and i chi to rows of u and i v."""
+        # u = - dpsi/dlat + dchi/dlon / cos(lat), v = dpsi/dlon / cos(lat) + dchi/dlat,
+        # and a derivative by longitude is i order times complex coefficients.
         # At a pole the limit, nearly.
         latitude = np.clip(self.latitude, -89.99, 89.99)
         count, cosine = self.truncation + 1, np.cos(np.deg2rad(latitude))
@@ -389,12 +387,7 @@ def covariance_of(
 def _chosen(
     covariance: BackgroundCovariance, order: Sequence[int]
 ) -> BackgroundCovariance:
-    """The covariance with some channels, in an order.
-
-    Raises:
-        ValueError: they have no winds, or one component of them, of a covariance with
-            winds.
-    """
+    """The covariance with some channels, in an order."""
     balance = covariance.balance
     missing = [k for k in covariance.winds if k not in order]
     if missing:

@@ -122,11 +122,7 @@ def fit_forecasts(
 def _winds(
     config: BackgroundConfig, variables: Mapping[str, Variable], origin: str
 ) -> tuple[str, ...]:
-    """Names of the eastward and the northward wind, or ().
-
-    Raises:
-        ValueError: one of them is missing, or they are on different levels.
-    """
+    """Names of the eastward and the northward wind, or ()."""
     if config.winds is None:
         return ()
     levels = []
@@ -283,14 +279,10 @@ def _leveled(covariance: BackgroundCovariance) -> BackgroundCovariance:
 def _unbalanced(
     moments: np.ndarray, indices: Sequence[int], samples: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The covariance less what is in balance with the wind, and the balance.
-
-    Args:
-        moments: (degree, channel + wind, channel + wind), second moments of all
-            channels, and of the stream functions times the sine of latitude.
-        indices: channels of the winds; the first half are stream functions.
-        samples: (degree,) numbers of coefficients.
-    """
+    """The covariance less what is in balance with the wind, and the balance."""
+    # moments: (degree, channel + wind, channel + wind), second moments of all channels,
+    # and of the stream functions times the sine of latitude.
+    # samples: (degree,) numbers of coefficients.
     pairs = len(indices) // 2
     total = moments.shape[1] - pairs
     ridge = (pairs / samples)[:, None, None] * np.eye(pairs)

@@ -128,13 +128,8 @@ def _timed(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _check_read(texts: Any, values: Any, subject: str, origin: str = "") -> None:
-    """Checks that some of the texts of a column could be read.
-
-    Others are faults of single observations.
-
-    Raises:
-        ValueError: none of them could.
-    """
+    """Checks that some of the texts of a column could be read."""
+    # Others are faults of single observations.
     present = texts[texts.notna()]
     if len(present) and values.isna().all():
         raise ValueError(

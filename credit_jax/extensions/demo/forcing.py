@@ -216,18 +216,9 @@ def _water_vapor(
     pressure: Float[Array, "level lon lat"],
     seconds: float,
 ) -> tuple[Float[Array, "level lon lat"], Float[Array, "lon lat"]]:
-    """Adds evaporation over sea, then removes water vapor above saturation.
-
-    Args:
-        disc: grid, levels and units.
-        q: specific humidity, kg kg-1.
-        temperature: K.
-        pressure: Pa.
-        seconds: length of the step.
-
-    Returns:
-        Specific humidity, and rain in m of water.
-    """
+    """Adds evaporation over sea, then removes water vapor above saturation."""
+    # q: specific humidity, kg kg-1.
+    # pressure: Pa.
     saturated = physics.saturation_specific_humidity(temperature, pressure)
     sea = 1.0 - disc.land[None]
     rate = boundary_layer(disc) * sea * (seconds / EVAPORATION_TIME)

@@ -112,12 +112,10 @@ def fourier_conv(
 
 
 def _transforms(tiles: Tiles, dtype: np.dtype) -> tuple[Array, ...]:
-    """Returns the matrices of the transforms, where part is real or imaginary.
-
-    Forward transform of tiles (frequency * part, point); real and imaginary part of the
-    transform of the kernel, each (frequency, tap); inverse transform of tiles
-    (column, part * frequency).
-    """
+    """Returns the matrices of the transforms, where part is real or imaginary."""
+    # Forward transform of tiles (frequency * part, point); real and imaginary part of
+    # the transform of the kernel, each (frequency, tap); inverse transform of tiles
+    # (column, part * frequency).
     angle = np.arange(tiles.frequencies)[:, None] * np.arange(tiles.size)
     # Whole turns are taken off as integers, without rounding.
     angle = 2 * np.pi / tiles.size * (angle % tiles.size)
@@ -134,11 +132,9 @@ def _transforms(tiles: Tiles, dtype: np.dtype) -> tuple[Array, ...]:
 
 @partial(custom_vjp, nondiff_argnums=(1,))
 def _sum_rows(tap_products: Array, high: int) -> Array:
-    """Returns out[h] = sum over `high` taps i of made[row h + i, tap i].
-
-    Maps (frequency, part, batch, row, tap, channel) to
-    (frequency, part, batch, row, channel).
-    """
+    """Returns out[h] = sum over `high` taps i of made[row h + i, tap i]."""
+    # Maps (frequency, part, batch, row, tap, channel) to (frequency, part, batch, row,
+    # channel).
     height = tap_products.shape[3] - high + 1
     rows = (tap_products[:, :, :, i : i + height, i] for i in range(high))
     return reduce(jnp.add, rows)

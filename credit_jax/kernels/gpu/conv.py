@@ -76,12 +76,7 @@ def conv2d(
 
 
 def _missing(channels: int, *, alone: bool) -> int:
-    """Returns the number of channels to be added.
-
-    Args:
-        channels: number of channels.
-        alone: whether they are not multiplied by phases or points.
-    """
+    """Returns the number of channels to be added."""
     wide = alone and channels > 2 * _ALIGNED_WIDE
     return -channels % (_ALIGNED_WIDE if wide else _ALIGNED)
 
@@ -89,11 +84,9 @@ def _missing(channels: int, *, alone: bool) -> int:
 def _at_stride_one(
     x: Array, kernel: Array, *, stride: IntPair, padding: Padding
 ) -> Array:
-    """The convolution by the phases of the field, which depend on few paddings.
-
-    What is padded by a multiple of the stride is padded after the phases are apart, so
-    that all kernels of an embedding read the same array.
-    """
+    """The convolution by the phases of the field, which depend on few paddings."""
+    # What is padded by a multiple of the stride is padded after the phases are apart,
+    # so that all kernels of an embedding read the same array.
     taps = kernel.shape[:2]
     kernel = kernel_phases(kernel, stride)
     aligned, more = [], []

@@ -344,15 +344,8 @@ def _by_logits(
     heads: Heads,
     axis: int,
 ) -> tuple[Array, Array]:
-    """Returns the weights of attention, and the gradient of the logits.
-
-    Args:
-        left, right: queries and gradient of the output, and keys and values, in either
-            order.
-        bias: (left, right).
-        heads: gives the scale.
-        axis: dim of the keys.
-    """
+    """Returns the weights of attention, and the gradient of the logits."""
+    # bias: (left, right).
     raised, total = _softmax(left[0], right[0], bias, heads, axis)
     weights = raised * (1 / total)
     by_weights = dot(left[1], right[1].T)
@@ -364,14 +357,8 @@ def _by_logits(
 def _softmax(
     left: Array, right: Array, bias: Array, heads: Heads, axis: int
 ) -> tuple[Array, Array]:
-    """Returns exp(logits - maximum) of every query, and its sum.
-
-    Args:
-        left, right: queries and keys, in either order.
-        bias: (left, right), as narrow as the parameters that it is made of.
-        heads: gives the scale.
-        axis: dim of the keys.
-    """
+    """Returns exp(logits - maximum) of every query, and its sum."""
+    # bias: (left, right), as narrow as the parameters that it is made of.
     products = dot(left, right.T)
     # Powers of two are one instruction, exponentials six.
     logits = products * (heads.channels**-0.5 * _LOG2_E)

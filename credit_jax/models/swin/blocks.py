@@ -233,10 +233,8 @@ class ShiftedWindowAttention(nnx.Module):
 
 
 def _unit(x: Float[Array, "*batch channel"]) -> Float[Array, "*batch channel"]:
-    """Returns x / max(|x|, `EPSILON`), computed in float32 or wider.
-
-    The gradient at zero is that of x / epsilon, as in torch.
-    """
+    """Returns x / max(|x|, `EPSILON`), computed in float32 or wider."""
+    # The gradient at zero is that of x / epsilon, as in torch.
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     square = jnp.sum(wide * wide, -1, keepdims=True)
     length = jnp.sqrt(jnp.where(square > 0, square, 1.0))

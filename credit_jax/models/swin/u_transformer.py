@@ -114,11 +114,9 @@ class UTransformerConfig(PaddedConfig):
 
     @property
     def _sizes(self) -> Any:
-        """This config, with the sizes that each subclass has as keys or properties.
-
-        They are image_height, image_width, patch, frames, frame_patch_size, dim, and
-        the channels; proj_drop and attn_drop, where they are not 0.
-        """
+        """This config, with the sizes that each subclass has as keys or properties."""
+        # They are image_height, image_width, patch, frames, frame_patch_size, dim, and
+        # the channels; proj_drop and attn_drop, where they are not 0.
         return self
 
     @property

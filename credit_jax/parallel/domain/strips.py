@@ -164,18 +164,11 @@ def _long_strips(blocks: Layout, windows: Windows, owner: np.ndarray) -> Layout:
 
 
 def _deal(strip_counts: np.ndarray, room: int) -> np.ndarray:
-    """Assigns each group to a shard that has most of its strips and is not yet full.
-
-    Groups with the same strip counts are distributed evenly over the shards with most
-    strips, starting with the groups that have the fewest such shards.
-
-    Args:
-        strip_counts: (groups, shards), number of strips of a group that a shard has.
-        room: maximum number of groups of a shard.
-
-    Returns:
-        (groups,), shard of each group.
-    """
+    """Assigns each group to a shard that has most of its strips and is not yet full."""
+    # Groups with the same strip counts are distributed evenly over the shards with most
+    # strips, starting with the groups that have the fewest such shards.
+    # strip_counts: (groups, shards), number of strips of a group that a shard has.
+    # Returns (groups,), shard of each group.
     kinds: dict[tuple[int, ...], list[int]] = {}
     for group, counts in enumerate(strip_counts.tolist()):
         kinds.setdefault(tuple(counts), []).append(group)

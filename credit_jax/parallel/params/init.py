@@ -69,11 +69,9 @@ def _draw(
     inits: Sequence[Initializer],
     positions: Sequence[UInt[Array, " _"]],
 ) -> Float[Array, " total"]:
-    """Draws the values of all parameters, concatenated.
-
-    A loop over chunks limits temporary memory and keeps XLA from recomputing the random
-    bits in every slice of them.
-    """
+    """Draws the values of all parameters, concatenated."""
+    # A loop over chunks limits temporary memory and keeps XLA from recomputing the
+    # random bits in every slice of them.
     low = jnp.concatenate(positions)
     ends = np.cumsum([position.size for position in positions])
     total = int(ends[-1])
@@ -118,11 +116,9 @@ def _local_shape(
 def _positions(
     param_spec: ParamSpec, spec: PartitionSpec, degrees: Mapping[str, int]
 ) -> UInt[Array, " local"]:
-    """Returns the row-major global position of every local element, flattened.
-
-    A sharded dim and the unsharded dims after it are contiguous and need one iota, so
-    most parameters need a single iota.
-    """
+    """Returns the row-major global position of every local element, flattened."""
+    # A sharded dim and the unsharded dims after it are contiguous and need one iota, so
+    # most parameters need a single iota.
     assert param_spec.size < 2**32, f"{param_spec.shape} is too large to count"
     shape, repeat = param_spec.shape, param_spec.init.repeat
     names = _names(param_spec, spec)

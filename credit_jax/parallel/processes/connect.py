@@ -185,13 +185,8 @@ def _listen(port: int) -> socket.socket:
 def _number_of(
     connection: socket.socket, launch: Launch, connections: dict[int, socket.socket]
 ) -> int | None:
-    """Returns the number of a process that has connected, None for anything else.
-
-    Probes and scanners of a cluster connect, too, and send nothing or something else.
-
-    Raises:
-        ValueError: the process cannot be one of this run.
-    """
+    """Returns the number of a process that has connected, None for anything else."""
+    # Probes and scanners of a cluster connect, too, and send nothing or something else.
     match = re.fullmatch(r"(\d+)/(\d+)\n", _first_line(connection))
     address = launch.coordinator
     if match is None:

@@ -194,11 +194,9 @@ def first_host(nodes: str) -> str:
 
 
 def _is_bound(environ: Environment) -> bool:
-    """Whether SLURM makes only its own GPUs visible to each task.
-
-    `--gpu-bind=none` undoes what `--gpus-per-task` implies, and `--cpus-per-task` alone
-    sets SLURM_TRES_PER_TASK, too, to "cpu=16".
-    """
+    """Whether SLURM makes only its own GPUs visible to each task."""
+    # `--gpu-bind=none` undoes what `--gpus-per-task` implies, and `--cpus-per-task`
+    # alone sets SLURM_TRES_PER_TASK, too, to "cpu=16".
     if bind := environ.get("SLURM_GPU_BIND"):
         return bind.lower().split(",")[-1] != "none"
     per_task = environ.get("SLURM_TRES_PER_TASK", "")
@@ -218,11 +216,7 @@ def _tasks_of_node(environ: Environment) -> int | None:
 def _coordinator(
     environ: Environment, launcher: str, count: int, local_count: int | None
 ) -> str:
-    """Returns host:port of the first process.
-
-    Raises:
-        ValueError: no variable gives its host.
-    """
+    """Returns host:port of the first process."""
     if "JAX_COORDINATOR_ADDRESS" in environ:
         return environ["JAX_COORDINATOR_ADDRESS"]
     if launcher == "torchrun":

@@ -355,12 +355,10 @@ def _swap_rounds(
     turn: int,
     other: int,
 ) -> None:
-    """Makes a destination that is idle in the round `other` idle in `turn` instead.
-
-    Its pair of `turn` moves to `other`. There its source may have a pair already, which
-    moves to `turn`, and so on: along this path, whose rounds alternate and which never
-    comes to a node twice, the two rounds are swapped.
-    """
+    """Makes a destination that is idle in the round `other` idle in `turn` instead."""
+    # Its pair of `turn` moves to `other`. There its source may have a pair already,
+    # which moves to `turn`, and so on: along this path, whose rounds alternate and
+    # which never comes to a node twice, the two rounds are swapped.
     path: list[tuple[int, int, int]] = []
     while turn in receives_from[destination]:
         source = receives_from[destination][turn]

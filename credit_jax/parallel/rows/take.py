@@ -131,10 +131,8 @@ def _piece(x: Array, start: int, step: int, count: int, dim: int) -> Array:
 
 
 def _filled(rows: np.ndarray) -> np.ndarray:
-    """Replaces -1 in an index: so that it is a slice if possible, else by row 0.
-
-    The slice may go past the last row.
-    """
+    """Replaces -1 in an index: so that it is a slice if possible, else by row 0."""
+    # The slice may go past the last row.
     real = np.flatnonzero(rows >= 0)
     if len(real) == len(rows):
         return rows
@@ -172,12 +170,8 @@ def _gather(
 
 
 def _inverse(index: np.ndarray, used: np.ndarray, size: int) -> np.ndarray:
-    """Returns the positions of each row in the index, (times, shards, size), or -1.
-
-    Args:
-        index, used: (shards, rows).
-        size: number of local rows.
-    """
+    """Returns the positions of each row in the index, (times, shards, size), or -1."""
+    # index, used: (shards, rows).
     order = np.argsort(np.where(used, index, size), 1, kind="stable")
     counts = [
         np.bincount(rows[real], minlength=size)
