@@ -20,7 +20,6 @@ from credit_jax.config import Config, ConfigError, load_config
 from credit_jax.config.finetune import FinetuneConfig, finetune_of
 from credit_jax.config.load import CONFIG_NAME
 from credit_jax.data import ChannelSchema
-from credit_jax.data.further_inputs import FurtherInputs
 from credit_jax.data.schema import SCHEMA_FILE
 from credit_jax.io.activity import activity
 from credit_jax.io.digests import digest_of
@@ -163,7 +162,7 @@ class Artifact:
     def of_data(
         self,
         schema: ChannelSchema,
-        further: FurtherInputs | None,
+        further: Mapping[str, ChannelSchema],
         latitude: np.ndarray,
         longitude: np.ndarray,
     ) -> Artifact:
@@ -171,7 +170,7 @@ class Artifact:
 
         Args:
             schema: channels of x and y.
-            further: inputs of the model beside x.
+            further: channels of the inputs of the model beside x.
             latitude, longitude: degrees of the rows and columns of the model.
 
         Raises:

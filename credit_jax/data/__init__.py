@@ -1,10 +1,9 @@
 """Data sets: sources, samples, channel schema, sampler and loader."""
 
-from credit_jax.data.batch import Batch
-from credit_jax.data.build import Split, build_loader, splits
 from credit_jax.data.dataset import Dataset, Sample, open_dataset
-from credit_jax.data.loader import Loader
+from credit_jax.data.loader import Loader, Split, build_loader, splits
 from credit_jax.data.mean_fields import Climatology, build_climatology
+from credit_jax.data.sample_reader import Batch
 from credit_jax.data.sampler import Sampler
 from credit_jax.data.schema import ChannelGroup, ChannelSchema
 

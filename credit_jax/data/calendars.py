@@ -78,7 +78,17 @@ def to_labels(times: Iterable, origin: str = "times") -> np.ndarray:
         _check_years(years[~np.isnat(seconds)], origin)
         return times.astype("datetime64[ns]")
     _check_years(np.array([t.year for t in times.ravel()], dtype=np.int64), origin)
-    return np.array([_label(t, origin) for t in times.ravel()], dtype="datetime64[ns]")
+    labels = []
+    for time in times.ravel():
+        text = f"{time.year:04d}{time.strftime('-%m-%dT%H:%M:%S')}"
+        try:
+            labels.append(np.datetime64(text, "ns"))
+        except ValueError:
+            raise ValueError(
+                f"{origin}: {text} of the calendar {time.calendar} is no date of the "
+                "standard calendar, and files are found by such dates; leave it out"
+            ) from None
+    return np.array(labels, dtype="datetime64[ns]")
 
 
 def as_dates(labels: np.ndarray, calendar: str) -> list[Any]:
@@ -109,7 +119,8 @@ def shift(
     if calendar == STANDARD:
         return stamp + by
     moved = to_labels([_to_cftime(stamp, calendar) + by.to_pytimedelta()])
-    return _timestamp(moved[0])
+    label: Any = pd.Timestamp(moved[0])
+    return label
 
 
 def shift_all(labels: np.ndarray, by: pd.Timedelta, calendar: str) -> np.ndarray:
@@ -148,17 +159,6 @@ def most_restrictive(calendars: Iterable[str]) -> str:
     return others[0] if others else STANDARD
 
 
-def _label(time: Any, origin: str) -> np.datetime64:
-    text = f"{time.year:04d}{time.strftime('-%m-%dT%H:%M:%S')}"
-    try:
-        return np.datetime64(text, "ns")
-    except ValueError:
-        raise ValueError(
-            f"{origin}: {text} of the calendar {time.calendar} is no date of the "
-            "standard calendar, and files are found by such dates; leave it out"
-        ) from None
-
-
 def _check_years(years: np.ndarray, origin: str) -> None:
     bad = years[(years < FIRST_YEAR) | (years > LAST_YEAR)]
     if bad.size:
@@ -179,11 +179,6 @@ def _to_cftime(label: pd.Timestamp, calendar: str) -> cftime.datetime:
             f"{label.date()} does not exist in the {calendar} calendar of the files; "
             "choose other dates"
         ) from None
-
-
-def _timestamp(label: np.datetime64) -> pd.Timestamp:
-    stamp: Any = pd.Timestamp(label)
-    return stamp
 
 
 def near_times(

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from credit_jax.data.further_inputs import FurtherInputs
-from credit_jax.data.opened_data import OpenedData
+from credit_jax.data.opened_data import InputData, OpenedData
 from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.values import (
     OUTLIER,
     BadValuesError,
-    Outlier,
     OutlierError,
     check_fields,
     check_finite,
@@ -86,10 +84,38 @@ class ChannelChecks:
         if suspects.plateau:
             check_raw()
         for outlier in suspects.outliers:
-            sample, time, *_ = outlier.place
+            sample, time, row, column = outlier.place
             step = time + 1 if outlier.which == "target" else time + 1 - x.shape[2]
-            key = schema.key_of(outlier.channel, outlier.which)
-            self._report(outlier, origins.get(key, key), times[sample], step)
+            key, start = schema.key_of(outlier.channel, outlier.which), times[sample]
+            key, row = origins.get(key, key), row + self.first_row
+            name = schema.describe(outlier.channel, outlier.which)
+            source, field_type, *_ = key.split("/")
+            label, clock = self.data.time(start, step), self.data.clocks.get(source)
+            if clock is not None:
+                label = clock.input_times(label)[-1]
+            label = None if field_type == "static" else label
+            location = ", ".join(
+                f"{axis} {values[i]:g}"
+                for axis, i in (("latitude", row), ("longitude", column))
+                if (values := getattr(self._grid, axis)) is not None
+            )
+            text = (
+                f"{name}{'' if label is None else f' at {str(label)[:16]}'} has a "
+                f"value that is {outlier.value:.4g} deviations from the mean, at row "
+                f"{row}, column {column}{f' ({location})' if location else ''}; more "
+                f"than {OUTLIER:g} are implausible: compare the field with its "
+                "neighbors in time (data.on_outlier: note, raise or skip)"
+            )
+            error = OutlierError(text, key, start, step)
+            if not self.noted:
+                raise error
+            # Each field is named once.
+            field = self.data.path_of(key, start, step), key, name, label
+            if field not in _NAMED and names_outliers():
+                _NAMED.add(field)
+                are_many = len(_NAMED) > MOST_NOTES
+                last = "further outliers are not named" if are_many else None
+                _LOG.warning("note: %s", last or error.in_file(self.data.path_of))
 
     def check_forcing(
         self,
@@ -132,57 +158,13 @@ class ChannelChecks:
         )
         return after_aligned(pipeline), checks
 
-    def _report(
-        self, outlier: Outlier, key: str, start: np.datetime64, step: int
-    ) -> None:
-        """Logs an outlier, unless its field was named before, or raises the error.
-
-        Args:
-            outlier: the outlier.
-            key: key of the variable in the data.
-            start: a time of the master clock.
-            step: number of steps from it to the field.
-
-        Raises:
-            OutlierError: outliers are errors.
-        """
-        name = self.schema.describe(outlier.channel, outlier.which)
-        source, field_type, *_ = key.split("/")
-        label, clock = self.data.time(start, step), self.data.clocks.get(source)
-        if clock is not None:
-            label = clock.input_times(label)[-1]
-        label = None if field_type == "static" else label
-        _, _, row, column = outlier.place
-        row += self.first_row
-        location = ", ".join(
-            f"{axis} {values[i]:g}"
-            for axis, i in (("latitude", row), ("longitude", column))
-            if (values := getattr(self._grid, axis)) is not None
-        )
-        text = (
-            f"{name}{'' if label is None else f' at {str(label)[:16]}'} has a value "
-            f"that is {outlier.value:.4g} deviations from the mean, at row {row}, "
-            f"column {column}{f' ({location})' if location else ''}; more than "
-            f"{OUTLIER:g} are implausible: compare the field with its neighbors in "
-            "time (data.on_outlier: note, raise or skip)"
-        )
-        error = OutlierError(text, key, start, step)
-        if not self.noted:
-            raise error
-        field = self.data.path_of(key, start, step), key, name, label
-        if field in _NAMED or not names_outliers():
-            return
-        _NAMED.add(field)
-        last = "further outliers are not named" if len(_NAMED) > MOST_NOTES else None
-        _LOG.warning("note: %s", last or error.in_file(self.data.path_of))
-
     @cached_property
     def _grid(self) -> Any:
         return self.pipeline.grid or self.data.coordinates()
 
 
 def further_arrays(
-    further: FurtherInputs,
+    data: InputData,
     starts: Sequence[np.datetime64],
     pipeline: Pipeline,
     *,
@@ -192,7 +174,7 @@ def further_arrays(
     """Returns the inputs other than x of one sample, with its steps concatenated.
 
     Args:
-        further: the opened inputs.
+        data: the opened inputs.
         starts: last time of x in each step.
         pipeline: the transforms, whose preblocks are applied as for x.
         noted: whether outliers are notes, otherwise they are errors.
@@ -209,23 +191,25 @@ def further_arrays(
     """
 
     def field(name: str, start: np.datetime64) -> Float[np.ndarray, "_ _ lat lon"]:
-        raw, read = further.fields(name, start), further.schemas[name]
+        read, raw = (
+            data.further[name],
+            {
+                source: {key: x[None] for key, x in fields.items()}
+                for source, fields in data.fields(name, start).items()
+            },
+        )
+        check_raw = partial(check_fields, raw, [start])
         if thorough:
-            check_fields(raw, start)
-        batched = {
-            source: {key: field[None] for key, field in fields.items()}
-            for source, fields in raw.items()
-        }
-        aligned = pipeline.aligned({"input": batched}, Phase.INITIAL)
+            check_raw()
+        aligned = pipeline.aligned({"input": raw}, Phase.INITIAL)
         array = np.asarray(pipeline.run(Phase.BEFORE_STEP, aligned)["x"], np.float32)
-        data = further if pipeline.grid else further.only(raw)
-        checks = ChannelChecks(data, pipeline, read.after(pipeline), read, noted)
-        check_raw = partial(check_fields, raw, start)
+        chosen = data if pipeline.grid else data.only(raw)
+        checks = ChannelChecks(chosen, pipeline, read.after(pipeline), read, noted)
         checks.check(array, None, np.array([start]), check_raw)
         return array[0]
 
     steps = [
-        {name: field(name, start) for name in further.schemas} | further.vectors(start)
+        {name: field(name, start) for name in data.further} | data.vectors(start)
         for start in starts
     ]
     return {

@@ -27,52 +27,6 @@ from credit_jax.data.calendars import (
 Coverage = tuple[pd.Timestamp, pd.Timestamp]
 
 
-def cycle_of(
-    data: DataConfig, source: SourceConfig, coverage: Coverage | None
-) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:
-    """First and last time of a cyclic source: from its keys, `data`, or its file.
-
-    Raises:
-        ValueError: there are no dates, or none in `cycle_year`.
-
-    Differs from CREDIT: with no date in `cycle_year` it fails as it reads a file, or
-    takes one time for all.
-    """
-    first = source.start_datetime or data.start_datetime
-    last = source.end_datetime or data.end_datetime
-    if not (first and last) and coverage is None:
-        raise ValueError(
-            "temporal_mode: cyclic needs start_datetime and end_datetime of its year"
-        )
-    begin, end = coverage or (None, None)
-    start, stop = date_label(first or begin), date_label(last or end)
-    year = source.cycle_year
-    if year is not None and not start.year <= year <= stop.year:
-        raise ValueError(
-            f"temporal_mode: cyclic takes its times from {start} to {stop}, but "
-            f"cycle_year is {year}; give the source start_datetime and end_datetime of "
-            "its own, in that year"
-        )
-    return ((start, stop),)
-
-
-def cycle_year_of(source: SourceConfig, coverage: Coverage | None) -> int:
-    """The year of a cyclic source: from its key, or else its file.
-
-    Raises:
-        ValueError: neither has one year.
-    """
-    if source.cycle_year is not None:
-        return source.cycle_year
-    years = sorted({time.year for time in coverage or ()})
-    if len(years) != 1:
-        raise ValueError(
-            f"temporal_mode: cyclic needs cycle_year: its first file has the years "
-            f"{', '.join(map(str, years)) or 'unknown'}, and one is needed"
-        )
-    return years[0]
-
-
 @dataclasses.dataclass(frozen=True)
 class SourceClock:
     """Dates and steps of one source.
@@ -88,39 +42,27 @@ class SourceClock:
       replaced by the last one of the year;
     - "next": next + k step, k = ..., -1, 0, where next is the first multiple of `step`
       in a day after the target, which is `master_step` after start.
-
-    Attributes:
-        ranges: (first, last) time that may be read, one pair per range of dates.
-        step: time between input and target, and between two input times.
-        history_len: number of input times of a sample.
-        forecast_len: number of target times of a sample.
-        calendar: calendar of the times of the source.
-        mode: "exact", "persist", "cyclic" or "next".
-        cycle_year: the year of a cyclic source.
-        master: calendar of the starts.
-        master_step: time between a start and its target; None is `step`.
     """
 
+    # (first, last) time that may be read, one pair per range of dates.
     ranges: tuple[tuple[pd.Timestamp, pd.Timestamp], ...]
-    step: pd.Timedelta
-    history_len: int
-    forecast_len: int
-    calendar: str
-    mode: str = "exact"
-    cycle_year: int | None = None
-    master: str = STANDARD
+    step: pd.Timedelta  # time between input and target, and between two input times
+    history_len: int  # number of input times of a sample
+    forecast_len: int  # number of target times of a sample
+    calendar: str  # calendar of the times of the source
+    mode: str = "exact"  # "exact", "persist", "cyclic" or "next"
+    cycle_year: int | None = None  # the year of a cyclic source
+    master: str = STANDARD  # calendar of the starts
+    # Time between a start and its target; None is `step`.
     master_step: pd.Timedelta | None = None
 
+    @functools.cached_property
     def starts(self) -> np.ndarray:
         """Times, as datetime64[ns], whose whole window is in a date range.
 
         For each range, they are first + (history_len - 1) step, ..., last -
         forecast_len step, `step` apart.
         """
-        return self._starts
-
-    @functools.cached_property
-    def _starts(self) -> np.ndarray:
         parts = []
         for first, last in self.ranges:
             start = shift(first, (self.history_len - 1) * self.step, self.calendar)
@@ -156,7 +98,7 @@ class SourceClock:
             )
             inside = [(times >= first) & (times <= last) for first, last in self.ranges]
             return starts[np.any(inside, axis=0).all(axis=-1)]
-        source_starts = self.starts()
+        source_starts = self.starts
         if self.mode == "cyclic":
             return starts
         if self.mode == "exact" or not source_starts.size:
@@ -190,7 +132,7 @@ class SourceClock:
         Raises:
             ValueError: in mode "persist", a time is before the first start.
         """
-        source_starts = self.starts()
+        source_starts = self.starts
         position = np.searchsorted(source_starts, times, side="right") - 1
         if self.mode == "persist" and (position < 0).any():
             early = times[position < 0].min()
@@ -220,20 +162,47 @@ def source_clock(
 
     Raises:
         ValueError: dates or `cycle_year` are missing, or no time is left.
+
+    Differs from CREDIT: with no date in `cycle_year` of a cyclic source it fails as it
+    reads a file, or takes one time for all.
     """
     forecast_len = source.forecast_len
-    cyclic = source.temporal_mode == "cyclic"
+    year, ranges = None, None
+    if source.temporal_mode == "cyclic":
+        first = source.start_datetime or data.start_datetime
+        last = source.end_datetime or data.end_datetime
+        if not (first and last) and coverage is None:
+            raise ValueError(
+                "temporal_mode: cyclic needs start_datetime and end_datetime of its "
+                "year"
+            )
+        begin, end = coverage or (None, None)
+        start, stop = date_label(first or begin), date_label(last or end)
+        year = source.cycle_year
+        if year is not None and not start.year <= year <= stop.year:
+            raise ValueError(
+                f"temporal_mode: cyclic takes its times from {start} to {stop}, but "
+                f"cycle_year is {year}; give the source start_datetime and "
+                "end_datetime of its own, in that year"
+            )
+        years = sorted({time.year for time in coverage or ()})
+        if year is None and len(years) != 1:
+            raise ValueError(
+                "temporal_mode: cyclic needs cycle_year: its first file has the years "
+                f"{', '.join(map(str, years)) or 'unknown'}, and one is needed"
+            )
+        year, ranges = year or years[0], ((start, stop),)
     clock = SourceClock(
-        ranges=cycle_of(data, source, coverage) if cyclic else _ranges(data, source),
+        ranges=ranges or _ranges(data, source),
         step=source.time_step or data.time_step,
         history_len=source.history_len or data.history_len,
         forecast_len=data.forecast_len if forecast_len is None else forecast_len,
         calendar=calendar,
         mode=source.temporal_mode,
         master_step=data.time_step,
-        cycle_year=cycle_year_of(source, coverage) if cyclic else None,
+        cycle_year=year,
     )
-    if source.temporal_mode != "exact" and not clock.starts().size:
+    if source.temporal_mode != "exact" and not clock.starts.size:
         raise ValueError(
             f"{_describe('a source', clock)}: no time is left to take its fields from; "
             "widen its start_datetime and end_datetime"
@@ -244,7 +213,7 @@ def source_clock(
 def probe_times(data: DataConfig, source: SourceConfig) -> tuple[np.datetime64, ...]:
     """All times that samples may read from a source with one file per time, sorted."""
     clock = source_clock(data, source, source.calendar or STANDARD)
-    starts = clock.starts()
+    starts = clock.starts
     steps = range(1 - clock.history_len, clock.forecast_len + 1)
     times = [shift_all(starts, k * clock.step, clock.calendar) for k in steps]
     return tuple(np.unique(np.concatenate(times)))
@@ -300,7 +269,7 @@ def common_starts(
         calendar=calendar,
         master=calendar,
     )
-    starts = master.starts()
+    starts = master.starts
     for clock in clocks.values():
         starts = clock.keep(starts)
     if not starts.size:
@@ -313,7 +282,20 @@ def common_starts(
 def _ranges(data: Any, source: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:
     """Date ranges of a source: its own, or else those of the data section."""
     if source.date_ranges:
-        return _sorted_ranges(source.date_ranges)
+        dates = source.date_ranges
+        ranges = sorted((date_label(first), date_label(last)) for first, last in dates)
+        for first, last in ranges:
+            if last <= first:
+                raise ValueError(
+                    f"date_ranges: {first} to {last} ends before it begins"
+                )
+        for (_, last), (first, _) in itertools.pairwise(ranges):
+            if first <= last:
+                raise ValueError(
+                    f"date_ranges: the range that begins at {first} overlaps the one "
+                    f"that ends at {last}"
+                )
+        return tuple(ranges)
     if source.start_datetime or source.end_datetime:
         first = source.start_datetime or data.start_datetime
         last = source.end_datetime or data.end_datetime
@@ -324,20 +306,6 @@ def _ranges(data: Any, source: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], 
             )
         return ((date_label(first), date_label(last)),)
     return _ranges(data, data)
-
-
-def _sorted_ranges(bounds: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:
-    ranges = sorted((date_label(first), date_label(last)) for first, last in bounds)
-    for first, last in ranges:
-        if last <= first:
-            raise ValueError(f"date_ranges: {first} to {last} ends before it begins")
-    for (_, last), (first, _) in itertools.pairwise(ranges):
-        if first <= last:
-            raise ValueError(
-                f"date_ranges: the range that begins at {first} overlaps the one that "
-                f"ends at {last}"
-            )
-    return tuple(ranges)
 
 
 def _describe(name: str, clock: SourceClock) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,11 +13,10 @@ from jaxtyping import Float
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.source import OUTPUT_TYPES
 from credit_jax.data.clock import common_starts
-from credit_jax.data.further_inputs import InputData, further_inputs
-from credit_jax.data.opened_data import open_data
-from credit_jax.data.schema import READ_ORDER, ChannelSchema
+from credit_jax.data.opened_data import InputData, is_of_x, open_data, schemas_of
+from credit_jax.data.schema import READ_ORDER
 from credit_jax.data.sources.file_source import FileSource
-from credit_jax.data.sources.source import SourceFields
+from credit_jax.data.sources.source import BadSampleError, SourceFields
 from credit_jax.io.activity import activity
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.coordinates import Coordinates
@@ -91,16 +90,15 @@ class Dataset(InputData):
             ValueError, OSError: a time is missing, or a file cannot be read.
         """
         start, out = self.starts_at(step)[index], out or {}
-        inputs: dict[str, SourceFields] = {}
-        for name, source in self.sources.items():
-            times = self.clocks[name].input_times(start)
-            inputs[name] = {}
-            for kind in READ_ORDER if step == 0 else READ_ORDER[:1]:
-                read_times = times if step == 0 else times[-1:]
-                to = out.get("input")
-                inputs[name] |= source.read(kind, read_times, rows, to)
-        targets, target_time = self.target(index, step, rows, out.get("target"))
-        return Sample(inputs, targets, start, target_time)
+        kinds, first = (READ_ORDER, 0) if step == 0 else (READ_ORDER[:1], -1)
+        inputs = self.read(
+            kinds,
+            lambda _, clock: clock.input_times(start)[first:],
+            rows,
+            out.get("input"),
+        )
+        targets = self.target(index, step, rows, out.get("target"))
+        return Sample(inputs, targets, start, self.target_time(index, step))
 
     def target(
         self,
@@ -108,15 +106,12 @@ class Dataset(InputData):
         step: int = 0,
         rows: slice | None = None,
         out: SourceFields | None = None,
-    ) -> tuple[dict[str, SourceFields], np.datetime64]:
-        """Reads the target of a step of a sample, in channel order, and its time."""
-        targets: dict[str, SourceFields] = {}
-        for name, source in self.sources.items():
-            times = self.clocks[name].target_times(self.starts_at(step)[index])
-            targets[name] = {}
-            for kind in OUTPUT_TYPES:
-                targets[name] |= source.read(kind, times, rows, out)
-        return targets, self.target_time(index, step)
+    ) -> dict[str, SourceFields]:
+        """Reads the target of a step of a sample, in channel order."""
+        start = self.starts_at(step)[index]
+        return self.read(
+            OUTPUT_TYPES, lambda _, clock: clock.target_times(start), rows, out
+        )
 
     def starts_at(self, step: int) -> np.ndarray:
         """(samples,) datetime64[ns], the last input time of a step of each sample."""
@@ -125,13 +120,6 @@ class Dataset(InputData):
     @cached_property
     def _starts(self) -> list[np.ndarray]:
         return [self.shifted(self.starts, step) for step in range(self.num_steps)]
-
-    def target_array(self, index: int) -> Float[np.ndarray, "channel 1 lat lon"]:
-        """Reads the target of a sample, with all variables concatenated."""
-        fields, _ = self.target(index)
-        return np.concatenate(
-            [x for source_fields in fields.values() for x in source_fields.values()]
-        )
 
     def target_time(self, index: int, step: int = 0) -> np.datetime64:
         """Time of the target of a step, datetime64[ns]."""
@@ -142,7 +130,9 @@ class Dataset(InputData):
         clock, windows = self.clocks[name], []
         for step in range(self.num_steps):
             starts = self.starts_at(step)
-            if field_type != "diagnostic" and step == 0:
+            if not is_of_x(self.sources[name]) or (
+                field_type != "diagnostic" and step == 0
+            ):
                 windows.append(clock.input_times(starts))
             elif field_type == "dynamic_forcing":
                 windows.append(clock.input_times(starts)[..., -1:])
@@ -152,39 +142,55 @@ class Dataset(InputData):
 
     def keeping(self, window: pd.Timedelta) -> "Dataset":
         """Returns the data set whose files' fields of two windows of time are kept."""
-        data = self.data
+        data, sources = self.data, dict(self.sources)
         steps = data.history_len + data.forecast_len
-        sources = {}
-        for name, source in self.sources.items():
+        for name, source in self.x.items():
             if isinstance(source, FileSource):
                 step = source.config.time_step or data.time_step
-                source = source.keeping(2 * math.ceil(window / step) + steps)
-            sources[name] = source
+                sources[name] = source.keeping(2 * math.ceil(window / step) + steps)
         return dataclasses.replace(self, sources=sources)
 
-    @property
-    def latitude(self) -> np.ndarray:
-        """(lat,) degrees, in the order of the files.
+    def degrees(self, kind: str) -> Float[np.ndarray, " _"]:
+        """The "latitude" of rows or "longitude" of columns, in the order of the files.
 
         Raises:
-            ValueError: no file has a latitude coordinate.
+            ValueError: no file has the coordinate.
         """
         for grid in self.grids():
-            if grid.latitude is not None:
-                return grid.latitude.astype(np.float64)
-        raise ValueError("no file of data.source has a latitude coordinate")
+            if (values := getattr(grid, kind)) is not None:
+                return values.astype(np.float64)
+        raise ValueError(f"no file of data.source has a {kind} coordinate")
 
-    @property
-    def longitude(self) -> np.ndarray:
-        """(lon,) degrees, in the order of the files.
+    def check(
+        self, grid: tuple[int, int] | None = None, *, shared_grid: bool = True
+    ) -> list[str]:
+        """Checks times, grids and variables of all files against each other.
+
+        Args:
+            grid: (latitudes, longitudes) of the model; None skips the comparison.
+            shared_grid: whether all files must have one grid; False if preblocks
+                regrid.
+
+        Returns:
+            The notes of the sources; for a data set that skips bad samples, also one
+            line for each problem of a source that makes samples bad.
 
         Raises:
-            ValueError: no file has a longitude coordinate.
+            ValueError: a check failed; names the file, its content and the expected
+                one.
         """
-        for grid in self.grids():
-            if grid.longitude is not None:
-                return grid.longitude.astype(np.float64)
-        raise ValueError("no file of data.source has a longitude coordinate")
+        if shared_grid:
+            self.check_grid(grid)
+        lines = []
+        for name, source in self.sources.items():
+            for kind in source.config.variables.by_type:
+                try:
+                    source.check(kind, np.unique(self.window(name, kind)))
+                except BadSampleError as error:
+                    if not self.skips_bad:
+                        raise
+                    lines.append(str(error))
+        return lines + self.notes()
 
 
 @activity("opening the data")
@@ -209,31 +215,20 @@ def open_dataset(
     """
     opened = open_data(data, open_files, like=like, shared_grid=shared_grid)
     starts = common_starts(data, opened.clocks, opened.calendar)
-    x = opened.only(data.sources_of())
-    num_levels = {name: source.num_levels for name, source in x.sources.items()}
-    axes = {name: source.axes() for name, source in x.sources.items()}
-    schema = ChannelSchema.from_config(data, num_levels, axes=axes)
-    further = further_inputs(opened)
-    dataset = Dataset(**vars(x), starts=starts, schema=schema, further=further)
-    return dataclasses.replace(dataset, starts=_available(dataset))
-
-
-def _available(dataset: Dataset) -> np.ndarray:
-    """The starts for which every source has the whole window."""
+    schema, further = schemas_of(data, opened)
+    dataset = Dataset(**vars(opened), schema=schema, further=further, starts=starts)
+    # The starts for which every source has the whole window.
     keep = np.ones(len(dataset), dtype=bool)
     for name, source in dataset.sources.items():
         for kind in source.config.variables.by_type:
             if kind != "static":
                 keep &= source.available(dataset.window(name, kind)).all(axis=-1)
-    if dataset.further is not None:
-        for step in range(dataset.num_steps):
-            keep &= dataset.further.available(dataset.starts_at(step))
     if not keep.any():
         raise ValueError(
-            f"no sample has all its times: the sources {', '.join(dataset.sources)} "
-            "left out all of them"
+            f"no sample has all its times: the sources {', '.join(dataset.x)} left out "
+            "all of them"
         )
-    return dataset.starts[keep]
+    return dataclasses.replace(dataset, starts=starts[keep])
 
 
 def collate(samples: Sequence[Sample]) -> dict[str, Any]:
@@ -246,24 +241,24 @@ def collate(samples: Sequence[Sample]) -> dict[str, Any]:
         {"input": {source: {key: field}}, "target": ..., "input_times", "target_times"},
         where fields are (batch, level, time, lat, lon), and times (batch,).
     """
+
+    def join(arrays: list[np.ndarray]) -> np.ndarray:
+        return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
+
     return {
-        "input": _stack([sample.input for sample in samples]),
-        "target": _stack([sample.target for sample in samples]),
+        "input": stacked([sample.input for sample in samples], join),
+        "target": stacked([sample.target for sample in samples], join),
         "input_times": np.stack([sample.input_time for sample in samples]),
         "target_times": np.stack([sample.target_time for sample in samples]),
     }
 
 
-def _stack(
+def stacked(
     parts: Sequence[Mapping[str, SourceFields]],
+    join: Callable[[list[np.ndarray]], np.ndarray] = np.stack,
 ) -> dict[str, dict[str, np.ndarray]]:
+    """Fields of several dates on a batch dim."""
     return {
-        source: {
-            key: _stack_arrays([part[source][key] for part in parts]) for key in fields
-        }
+        source: {key: join([part[source][key] for part in parts]) for key in fields}
         for source, fields in parts[0].items()
     }
-
-
-def _stack_arrays(arrays: list[np.ndarray]) -> np.ndarray:
-    return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)

@@ -1,28 +1,56 @@
-"""Input data of forecasts: initial states, and the forcing of every step."""
+"""Input data of forecasts: initial states, and the forcing of every step.
+
+`ForecastData` are the files, and `ForecastReader` makes inputs of `ForecastStep` of
+their fields.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from jax.sharding import Mesh
 
 from credit_jax.config.data import DataConfig
-from credit_jax.data.further_inputs import InputData, further_inputs
-from credit_jax.data.opened_data import open_data
+from credit_jax.data.channel_checks import ChannelChecks, further_arrays
+from credit_jax.data.dataset import stacked
+from credit_jax.data.opened_data import (
+    InputData,
+    is_of_x,
+    open_data,
+    schemas_of,
+)
+from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.data.schema import READ_ORDER, ChannelSchema
 from credit_jax.data.sources.file_source import FileSource
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import Source, SourceFields
+from credit_jax.data.values import check_fields, files_named
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.axes import horizontal
-from credit_jax.named_fields.coordinates import Coordinates, GridCoordinates
+from credit_jax.named_fields.coordinates import Coordinates
+from credit_jax.named_fields.tree import by_key
+from credit_jax.parallel.placement import place_batch
+from credit_jax.transforms import (
+    FORCING,
+    PREBLOCKS,
+    FieldTree,
+    Phase,
+    Pipeline,
+    after_aligned,
+    constant_fields,
+    initial_entries,
+    units_after,
+)
+from credit_jax.transforms.rollout import DYNAMIC_FORCING
 
-PROGNOSTIC, DIAGNOSTIC, FORCING = "prognostic", "diagnostic", "dynamic_forcing"
+PROGNOSTIC, DIAGNOSTIC = "prognostic", "diagnostic"
 
 
 @dataclass(frozen=True)
@@ -30,14 +58,10 @@ class ForecastData(InputData):
     """The sources of a data section, opened for forecasts; fields are read on access.
 
     Later values of predicted variables are not read, nor are diagnostic variables.
-
-    Attributes:
-        left_out: the data section with those variables that are not read.
-        open_files: cache of open files.
     """
 
-    left_out: DataConfig
-    open_files: OpenFiles | None
+    left_out: DataConfig  # the data section with those variables that are not read
+    open_files: OpenFiles | None  # cache of open files
 
     def initial(
         self, start: np.datetime64, state: np.datetime64 | None = None
@@ -49,24 +73,16 @@ class ForecastData(InputData):
             state: date of the prognostic variables; None is the same.
         """
         dates = {PROGNOSTIC: start if state is None else state}
-        return {
-            name: {
-                key: field
-                for kind in READ_ORDER
-                for key, field in source.read(
-                    kind, self.clocks[name].input_times(dates.get(kind, start))
-                ).items()
-            }
-            for name, source in self.sources.items()
-        }
+        return self.read(
+            READ_ORDER, lambda kind, clock: clock.input_times(dates.get(kind, start))
+        )
 
     def forcing(self, start: np.datetime64, step: int) -> dict[str, SourceFields]:
         """Dynamic forcing at a step after a date, fields (level, 1, lat, lon)."""
         time = self.time(start, step)
-        return {
-            name: dict(source.read(FORCING, self.clocks[name].input_times(time)[-1:]))
-            for name, source in self.sources.items()
-        }
+        return self.read(
+            (DYNAMIC_FORCING,), lambda _, clock: clock.input_times(time)[-1:]
+        )
 
     def problems(
         self, starts: np.ndarray, num_steps: int, states: np.ndarray | None = None
@@ -81,29 +97,23 @@ class ForecastData(InputData):
                 all start dates.
         """
         later = [self.shifted(starts, step) for step in range(1, num_steps)]
-        lines = []
+        lines = list[str | None]()
         for name, source in self.sources.items():
+            # Further inputs are read at all of their times in each step.
+            clock, last = self.clocks[name], slice(-1 * is_of_x(source), None)
             for kind in source.config.variables.by_type:
-                clock = self.clocks[name]
+                first = starts
+                if kind == PROGNOSTIC and states is not None:
+                    first = states
+                lasts = later if kind == DYNAMIC_FORCING else []
                 try:
-                    first = starts
-                    if kind == PROGNOSTIC and states is not None:
-                        first = states
-                    times = [clock.input_times(first).ravel()]
-                    if kind == FORCING:
-                        times += [
-                            clock.input_times(step_starts)[..., -1]
-                            for step_starts in later
-                        ]
-                    self._check(source, kind, np.unique(np.concatenate(times)))
+                    times = [clock.input_times(first)]
+                    times += [clock.input_times(each)[..., last] for each in lasts]
+                    needed = np.concatenate([*map(np.ravel, times)])
+                    lines.append(self.missing(name, kind, needed))
                 except ValueError as error:
                     lines.append(str(error))
-        if self.further is not None:
-            try:
-                self.further.check(np.concatenate([starts, *later]))
-            except ValueError as error:
-                lines.append(str(error))
-        return lines
+        return [line for line in lines if line is not None]
 
     def notes_on_persistence(self, starts: np.ndarray, num_steps: int) -> list[str]:
         """Sources of `temporal_mode: persist` whose last time lies before a forecast.
@@ -114,11 +124,11 @@ class ForecastData(InputData):
         """
         lines = []
         times = self.shifted(starts, num_steps - 1)
-        for name, source in self.sources.items():
+        for name, source in self.x.items():
             clock = self.clocks[name]
-            if source.config.temporal_mode != "persist" or not len(clock.starts()):
+            if source.config.temporal_mode != "persist" or not len(clock.starts):
                 continue
-            last = clock.starts()[-1]
+            last = clock.starts[-1]
             later = times > last + clock.step.to_timedelta64()
             if later.any():
                 lines.append(
@@ -130,27 +140,14 @@ class ForecastData(InputData):
                 )
         return lines
 
-    def _check(self, source: Source, kind: str, times: np.ndarray) -> None:
-        source.check(kind, times)
-        if kind == "static":
-            return
-        missing = times[~source.available(times)]
-        if missing.size:
-            raise ValueError(
-                f"data.source.{source.name}.variables.{kind}: {missing.size} of "
-                f"{times.size} times are missing, the first is {str(missing[0])[:16]}"
-            )
-
     def attributes(self) -> dict[str, dict[str, str]]:
         """Key -> standard_name, long_name and units, those that the files have.
 
         Variables that are not read are described, too, if their files can be opened.
         """
-        attributes = {
-            k: v
-            for opened_source in self.sources.values()
-            for k, v in opened_source.attributes().items()
-        }
+        attributes: dict[str, dict[str, str]] = {}
+        for source in self.x.values():
+            attributes |= source.attributes()
         for name in self.left_out.sources_of():
             with suppress(OSError, ValueError):
                 source = open_source(name, self.left_out, self.open_files)
@@ -163,13 +160,10 @@ class ForecastData(InputData):
         Raises:
             ValueError: no file has them.
         """
-        plain = self.rows_and_columns()
-        if plain is not None:
-            return plain
-        for source in self.sources.values():
-            curvilinear = curvilinear_axes(source)
-            if curvilinear is not None:
-                return curvilinear
+        curvilinear = filter(None, map(curvilinear_axes, self.x.values()))
+        axes = self.rows_and_columns() or next(curvilinear, None)
+        if axes is not None:
+            return axes
         raise ValueError(
             "no file of data.source has latitudes and longitudes, which forecasts are "
             "written with"
@@ -177,29 +171,22 @@ class ForecastData(InputData):
 
     def grid_of(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
         """`latitude_longitude` of one source; None if it is not open, or has none."""
-        if name not in self.sources:
-            return None
         with suppress(ValueError):
-            return replace(
-                self, sources={name: self.sources[name]}
-            ).latitude_longitude()
+            if name in self.x:
+                one = replace(self, sources={name: self.x[name]})
+                return one.latitude_longitude()
         return None
 
 
 @dataclass(frozen=True)
 class GivenState(ForecastData):
-    """Data whose prognostic variables are arrays instead of files.
+    """Data whose prognostic variables are arrays instead of files."""
 
-    Attributes:
-        state: source -> key -> field (level, time, lat, lon), physical units; sources
-            and keys in the order of the config.
-        times: (time,) labels of these fields.
-        history_len: number of times of an initial state.
-    """
-
+    # source -> key -> field (level, time, lat, lon), physical units; sources and keys
+    # in the order of the config.
     state: Mapping[str, SourceFields] = field(default_factory=dict)
-    times: Sequence[np.datetime64] = ()
-    history_len: int = 1
+    times: Sequence[np.datetime64] = ()  # (time,) labels of these fields
+    history_len: int = 1  # number of times of an initial state
 
     def initial(
         self, start: np.datetime64, state: np.datetime64 | None = None
@@ -282,21 +269,11 @@ def open_forecast_data(
     data = data.model_copy(update={"forecast_len": num_steps})
     read = _keeping(data, [kind for kind in READ_ORDER if kind not in unread])
     opened = open_data(read, open_files, like=like, shared_grid=shared_grid)
-    x = opened.only(data.sources_of())
-    levels = {
-        name: (x.sources[name].num_levels if name in x.sources else 0)
-        or len(section.level_values or ())
-        or num_levels.get(name, 0)
-        for name, section in data.source.items()
-    }
-    expected = {} if like is None else like.sources
-    axes = {name: expected.get(name, GridCoordinates()) for name in data.source}
-    axes |= {name: source.axes() for name, source in x.sources.items()}
-    schema = ChannelSchema.from_config(data, levels, axes=axes)
+    schema, further = schemas_of(data, opened, num_levels, like)
     return ForecastData(
-        **vars(x),
+        **vars(opened),
         schema=schema,
-        further=further_inputs(opened, num_levels),
+        further=further,
         left_out=_keeping(data, unread),
         open_files=open_files,
     )
@@ -311,3 +288,160 @@ def _keeping(data: DataConfig, kinds: Sequence[str]) -> DataConfig:
         if variables.by_type:
             sources[name] = source.model_copy(update={"variables": variables})
     return data.model_copy(update={"source": sources})
+
+
+# Named fields in physical units, (batch, level, time, lat, lon) each, and the tasks.
+Perturb = Callable[[FieldTree, Sequence[Task]], FieldTree]
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    """The input of the first step of some forecasts."""
+
+    # "x", "static", and "x_physical" and "ic_raw" if transforms need them; the further
+    # inputs of the model by name.
+    arrays: dict[str, Any]
+    # key -> (batch, level, lat, lon), the initial state in physical units.
+    fields: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class ForecastReader:
+    """Reads the input of forecasts on the host."""
+
+    data: ForecastData  # the files
+    pipeline: Pipeline  # transforms, whose preblocks make x
+    schedule: ForecastSchedule  # start dates of the tasks
+    schema: ChannelSchema  # the channels of x
+    # Changes the initial states of ensemble members; None changes nothing.
+    perturb: Perturb | None = None
+    finite: bool = True  # whether initial states must be finite
+    # Date of the only initial state that is read; forecasts from other dates begin with
+    # other states, for which it stands in. None reads one for each.
+    state: np.datetime64 | None = None
+
+    @property
+    def units(self) -> dict[str, tuple[str, str]]:
+        """Key of a channel's variable -> its unit and file, those that are known."""
+        return units_after(self.pipeline, self.data.units())
+
+    def first(self, tasks: Sequence[Task]) -> FirstStep:
+        """Reads the initial states of some tasks, stacked along the batch dim.
+
+        Raises:
+            ValueError: a time or a variable is missing, or a value is not finite.
+        """
+        starts = self._starts(tasks)
+        return self.at(starts, tasks, self.perturb)
+
+    def at(
+        self,
+        starts: Sequence[np.datetime64],
+        tasks: Sequence[Task] = (),
+        perturb: Perturb | None = None,
+    ) -> FirstStep:
+        """Reads the states at some dates, each perturbed like that of its task."""
+        # The fields of each date are read once.
+        once = {t: self.data.initial(t, self.state) for t in dict.fromkeys(starts)}
+        fields = stacked([once[start] for start in starts])
+        raw: FieldTree = {"input": fields, "input_times": np.array(starts)}
+        done = self.pipeline.run(Phase.INITIAL, raw)
+        aligned = self.pipeline.aligned(done, Phase.BEFORE_STEP)
+        steps = self.pipeline
+        if perturb is not None:
+            # Perturbations have the names and the grid of the fields of a step.
+            aligned = {**aligned, "input": perturb(aligned["input"], tasks)}
+            steps = after_aligned(steps)
+            done = steps.with_input_names(aligned)
+        physical = aligned["input"]
+        x = steps.run(Phase.BEFORE_STEP, done)["x"]
+        if self.state is not None and {*starts} != {self.state}:
+            # The state was checked at its date.
+            self._dynamic_forcing(starts, 0)
+        elif self.finite:
+            check_raw = partial(check_fields, fields, starts)
+            with files_named(self.data.path_of):
+                self._checks.check(x, None, np.array(starts), check_raw)
+        entries = initial_entries(self.pipeline, raw["input"], physical)
+        # Copied, as the step donates the buffer of x_physical.
+        states = {k: x[:, :, -1].copy() for k, x in by_key(physical).items()}
+        arrays = {"x": x, "static": constant_fields(physical), **entries}
+        return FirstStep({**arrays, **self._further(starts, 0)}, states)
+
+    def forcing(self, tasks: Sequence[Task], step: int) -> FieldTree:
+        """Reads the input of the step after `step` for some tasks; see `forcing_at`."""
+        return self.forcing_at(self._starts(tasks), step)
+
+    def forcing_at(self, starts: Sequence[np.datetime64], step: int) -> FieldTree:
+        """Reads the input of the step after `step` for forecasts from some dates.
+
+        Returns:
+            "forcing", the dynamic forcing at the end of the step, and the further
+            inputs of the model by name.
+        """
+        forcing = self._dynamic_forcing(starts, step)
+        return {FORCING: forcing, **self._further(starts, step)}
+
+    def _dynamic_forcing(self, starts: Sequence[np.datetime64], step: int) -> FieldTree:
+        """The dynamic forcing at the end of a step, checked."""
+        once = {
+            start: self.data.forcing(start, step) for start in dict.fromkeys(starts)
+        }
+        fields = stacked([once[start] for start in starts])
+        forcing = self.pipeline.aligned({"input": fields}, *PREBLOCKS)["input"]
+        if self.finite:
+            times = np.array([self.data.time(start, step) for start in starts])
+            names = [f"step {step} of the forecast from {str(t)[:16]}" for t in starts]
+            check_raw = partial(check_fields, fields, times)
+            with files_named(self.data.path_of):
+                self._checks.check_forcing(forcing, times, check_raw, names)
+        return forcing
+
+    def _further(
+        self, starts: Sequence[np.datetime64], step: int
+    ) -> dict[str, np.ndarray]:
+        """The inputs of the model besides x, for the step after `step`."""
+        if not (names := self.data.further_names):
+            return {}
+        times, noted = [self.data.time(t, step) for t in starts], self._checks.noted
+        with files_named(self.data.path_of):
+            by_time = {
+                t: further_arrays(self.data, [t], self.pipeline, noted=noted)
+                for t in set(times)
+            }
+        return {k: np.concatenate([by_time[t][k] for t in times]) for k in names}
+
+    @cached_property
+    def _checks(self) -> ChannelChecks:
+        # Outliers are notes: no other forecast stands for one.
+        data, noted = self.data, self.data.data.on_outlier != "raise"
+        return ChannelChecks(data, self.pipeline, self.schema, data.schema, noted)
+
+    def stream(
+        self,
+        groups: Sequence[Sequence[Task]],
+        num_steps: int,
+        mesh: Mesh,
+        ranks: Sequence[int] | None = None,
+    ) -> Iterator[Any]:
+        """Yields the input of every step of some groups, in order, placed on the mesh.
+
+        For each group these are a `FirstStep`, then the forcing at the end of every
+        step but the last.
+
+        Args:
+            groups: the tasks of this process's data-parallel ranks, rank after rank.
+            num_steps: number of steps of each forecast.
+            mesh: mesh of all processes.
+            ranks: these ranks; None for all.
+        """
+        for tasks in groups:
+            first = self.first(tasks)
+            placed = place_batch(first.arrays, mesh, local_dp_ranks=ranks)
+            yield FirstStep(placed, first.fields)
+            for step in range(1, num_steps):
+                forcing = self.forcing(tasks, step)
+                yield place_batch(forcing, mesh, local_dp_ranks=ranks)
+
+    def _starts(self, tasks: Sequence[Task]) -> list[np.datetime64]:
+        return [self.schedule.starts[task.start] for task in tasks]

@@ -1,26 +1,38 @@
-"""The loader: batches of x and y, prefetched by threads, restartable at any batch."""
+"""The loader: batches of x and y, prefetched by threads, restartable at any batch.
+
+`build_loader` makes that of a split of a config, and checks its data.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 import grain
 import jax
 import numpy as np
 from jaxtyping import Int
 
+from credit_jax.config import Config
 from credit_jax.config.data import DataConfig, in_training
-from credit_jax.data.batch import Batch
+from credit_jax.config.dates import duration
 from credit_jax.data.channel_checks import names_outliers
-from credit_jax.data.dataset import Dataset
+from credit_jax.data.dataset import Dataset, open_dataset
 from credit_jax.data.preparation import Preparation
-from credit_jax.data.sample_reader import SampleReader
+from credit_jax.data.sample_reader import Batch, SampleReader
 from credit_jax.data.sampler import Sampler
 from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.values import OutlierError, scale_notes
+from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.coordinates import Coordinates, as_values
-from credit_jax.transforms import Pipeline, Units, channel_units
+from credit_jax.transforms import (
+    Pipeline,
+    Units,
+    build_pipeline,
+    channel_units,
+    check_schema,
+    check_units,
+)
 from credit_jax.transforms.rollout import RAW
 
 # Errors of samples that cannot be used.
@@ -92,23 +104,24 @@ class Loader:
 
     @property
     def latitude(self) -> np.ndarray:
-        """(lat,) degrees north of the rows of x and y.
-
-        Raises:
-            ValueError: no file has latitudes.
-        """
-        grid = self.pipeline.grid
-        return self.dataset.latitude if grid is None else _known(grid.latitude)
+        """(lat,) degrees north of the rows of x and y; a ValueError if unknown."""
+        return self._degrees("latitude")
 
     @property
     def longitude(self) -> np.ndarray:
-        """(lon,) degrees east of the columns of x and y.
+        """(lon,) degrees east of the columns of x and y; a ValueError if unknown."""
+        return self._degrees("longitude")
 
-        Raises:
-            ValueError: no file has longitudes.
-        """
-        grid = self.pipeline.grid
-        return self.dataset.longitude if grid is None else _known(grid.longitude)
+    def _degrees(self, kind: str) -> np.ndarray:
+        if self.pipeline.grid is None:
+            return self.dataset.degrees(kind)
+        values = getattr(self.pipeline.grid, kind)
+        if values is None:
+            raise ValueError(
+                "the weight file of the regrid block gives no latitudes and longitudes "
+                "of rows and columns"
+            )
+        return values
 
     def coordinates(self) -> Coordinates:
         """The coordinates of x and y, of the sources, and the calendar."""
@@ -156,7 +169,7 @@ class Loader:
         x, whose grid may differ, it reads all rows.
         """
         host = self.preparation.host if self.preparation else self.pipeline
-        if host.needs_grid or self.dataset.further is not None:
+        if host.needs_grid or self.dataset.further_names:
             return self
         return dataclasses.replace(self, rows=rows)
 
@@ -284,25 +297,101 @@ class Loader:
                 self.bad[index] = str(error)
                 notes.append(self._replacement(index, self._good(index)))
                 continue
-            shapes = jax.tree.map(_shape_of, batch.arrays)
+            shapes = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch.arrays
+            )
             if self.pipeline.normalizes and index == 0:
                 times = batch.input_times
-                for key, text in scale_notes(
-                    batch.x, batch.y, times, self.schema
-                ).items():
+                texts = scale_notes(batch.x, batch.y, times, self.schema)
+                for key, text in texts.items():
                     path = self.dataset.path_of(key, times[0])
                     notes.append(text if path is None else f"{path}: {text}")
         return dataclasses.replace(self, notes=tuple(notes), shapes=shapes)
 
 
-def _shape_of(array: np.ndarray) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+Split = Literal["train", "valid"]
 
 
-def _known(coordinate: np.ndarray | None) -> np.ndarray:
-    if coordinate is None:
+def splits(config: Config) -> tuple[Split, ...]:
+    """The splits of a run: without "valid" if `skip_validation` is set."""
+    return ("train",) if config.trainer.skip_validation else get_args(Split)
+
+
+def build_loader(
+    config: Config,
+    *,
+    split: Split,
+    local_dp_ranks: tuple[int, ...] = (0,),
+    dp_size: int = 1,
+    keep_partial: bool | None = None,
+    pipeline: Pipeline | None = None,
+    open_files: OpenFiles | None = None,
+    grid: tuple[int, int] | None = None,
+    like: Coordinates | None = None,
+) -> Loader:
+    """Builds the loader of a split; checks its files, times, grids and some samples.
+
+    Args:
+        config: the whole config; its model section is not read.
+        split: "train" (shuffled) or "valid" (in order of time).
+        local_dp_ranks: dp ranks whose devices belong to this process, increasing. Peers
+            along tp and domain are one dp rank and get the same samples.
+        dp_size: number of dp ranks of the whole mesh.
+        keep_partial: whether an epoch ends with a smaller batch if samples are left
+            over; by default only in validation, so that training compiles one program.
+        pipeline: transforms of `build_pipeline`; None builds those of the config.
+        open_files: cache of open files, shared with other loaders.
+        grid: (latitudes, longitudes) of the model; None skips the comparison.
+        like: coordinates of a run, at which fields are read; None takes those of the
+            first file.
+
+    Raises:
+        FileNotFoundError: files are missing.
+        ValueError: the data or the transforms have problems, see `Dataset.check`,
+            `Sampler`, `build_pipeline`.
+
+    Differs from CREDIT: training drops samples that do not fill a batch; CREDIT ends
+    the epoch with a smaller one.
+    """
+    train = split == "train"
+    if pipeline is None:
+        pipeline = build_pipeline(config.preblocks, config.postblocks)
+    shared_grid = pipeline.grid is None
+    dataset = open_dataset(
+        config.data if train else config.validation_data,
+        open_files,
+        like=like,
+        shared_grid=shared_grid,
+    )
+    lines = dataset.check(grid, shared_grid=shared_grid)
+    if (new := pipeline.grid) is not None and grid is not None and new.shape != grid:
         raise ValueError(
-            "the weight file of the regrid block gives no latitudes and longitudes of "
-            "rows and columns"
+            f"preblocks: regrid makes fields of {new.shape[0]} x {new.shape[1]} "
+            f"(latitude x longitude), the model has image_height {grid[0]} x "
+            f"image_width {grid[1]}; take other weights, or set them to {new.shape[0]} "
+            f"and {new.shape[1]}"
         )
-    return coordinate
+    check_schema(pipeline, dataset.schema.as_read())
+    pipeline = pipeline.at(dataset.schema.as_read(), dataset.coordinates().grid)
+    for schema in dataset.further.values():
+        check_schema(pipeline, schema.as_read())
+    check_units(pipeline, dataset.units())
+    trainer = config.trainer
+    size = trainer.train_batch_size if train else trainer.valid_batch_size
+    workers = trainer.thread_workers if train else trainer.valid_thread_workers
+    length = duration(trainer.shuffle.window) if trainer.shuffle.window else None
+    if train and length is not None:
+        dataset = dataset.keeping(length)
+    sampler = Sampler(
+        num_samples=len(dataset),
+        batch_size=size,
+        local_dp_ranks=tuple(local_dp_ranks),
+        dp_size=dp_size,
+        seed=config.seed,
+        shuffle=train,
+        keep_partial=not train if keep_partial is None else keep_partial,
+        window=length.to_timedelta64() if train and length is not None else None,
+        starts=dataset.starts,
+    )
+    ahead = trainer.prefetch_factor
+    return Loader(dataset, sampler, pipeline, workers, ahead, tuple(lines)).probe()

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -24,6 +24,7 @@ from credit_jax.named_fields.coordinates import (
     indices_of,
     take_indices,
 )
+from credit_jax.named_fields.tree import by_key
 
 
 def read_fields(
@@ -67,31 +68,21 @@ def read_fields(
             f"{key}: {file}: expected (lat, lon) or (level, lat, lon) fields, got "
             f"{wrong}"
         )
-    space_axes: dict[Kind, Any] = dict(
-        zip(
-            ("latitude", "longitude"),
-            horizontal(dataset, f"{key}: {file}"),
-            strict=True,
-        )
-    )
+    kinds: tuple[Kind, ...] = ("level", "latitude", "longitude")
+    space = dict(zip(kinds[1:], horizontal(dataset, f"{key}: {file}"), strict=True))
     for name, field in fields.items():
         axes = dataset[name]
         origin = f"{key}: {file}: {name}", data.where
         coordinates = levels.get(name), data.latitude, data.longitude
-        kinds: tuple[Kind, ...] = ("level", "latitude", "longitude")
-        first = len(kinds) - field.ndim
-        for axis, (kind, expected) in enumerate(
-            list(zip(kinds, coordinates, strict=True))[first:]
-        ):
-            dim = axes.dims[axis]
-            space_axis, stored = space_axes.get(kind), None
+        for axis, dim in enumerate(axes.dims, -field.ndim):
+            kind, stored, of_space = kinds[axis], None, space.get(kinds[axis])
             if kind == "level" and dim in axes.coords:
                 stored = level_values(axes[dim], origin[0])
-            elif space_axis is not None and space_axis.dims == (dim,):
-                stored = as_values(space_axis.values)
+            elif of_space is not None and of_space.dims == (dim,):
+                stored = as_values(of_space.values)
             elif dim in axes.coords:
                 stored = as_values(axes[dim].values)
-            indices = indices_of(expected, stored, kind, *origin)
+            indices = indices_of(coordinates[axis], stored, kind, *origin)
             fields[name] = take_indices(fields[name], indices, axis)
     return fields
 
@@ -143,7 +134,8 @@ def build_climatology(
     for index in chosen:
         time = dataset.target_time(int(index))
         try:
-            field = dataset.target_array(int(index))
+            parts = by_key(dataset.target(int(index))).values()
+            field = np.concatenate([*parts])
         except (ValueError, OSError):
             if not dataset.skips_bad:
                 raise

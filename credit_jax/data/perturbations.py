@@ -26,7 +26,7 @@ from pydantic import Field
 from credit_jax.config import StrictModel, parse
 from credit_jax.config.components import Registry
 from credit_jax.config.inference import Duration
-from credit_jax.data.forecast_reader import FirstStep, ForecastReader, Perturb
+from credit_jax.data.forecast_data import FirstStep, ForecastReader, Perturb
 from credit_jax.data.schedule import ForecastSchedule, Task, steps_of
 from credit_jax.physics.harmonics import legendre_functions
 from credit_jax.transforms import FieldTree
@@ -49,20 +49,13 @@ Advance = Callable[
 
 @dataclass(frozen=True)
 class Members:
-    """The forecasts whose members are perturbed.
+    """The forecasts whose members are perturbed."""
 
-    Attributes:
-        seed: seed of all members.
-        reader: reader of states, without perturbations.
-        grid: latitudes and longitudes of the model, degrees.
-        advance: runs the model before the start dates.
-        run: (plan, model, weights, outputs) of the forecasts; None outside of a run.
-    """
-
-    seed: int
-    reader: ForecastReader
-    grid: tuple[np.ndarray, np.ndarray]
-    advance: Advance
+    seed: int  # of all members
+    reader: ForecastReader  # reader of states, without perturbations
+    grid: tuple[np.ndarray, np.ndarray]  # latitudes and longitudes, degrees
+    advance: Advance  # runs the model before the start dates
+    # (plan, model, weights, outputs) of the forecasts; None outside of a run.
     run: tuple[Any, ...] | None = None
 
     def dates(self, tasks: Sequence[Task], steps: Sequence[int]) -> list[np.datetime64]:
@@ -293,6 +286,7 @@ class Bred(Scaled):
 
     def bind(self, members: Members) -> Changes:
         noise, reader = Gaussian(std=self.std).bind(members), members.reader
+        latitude = members.grid[0]
 
         def breed(tasks: Sequence[Task]) -> Mapping[str, np.ndarray]:
             bred: dict[str, np.ndarray] = {}
@@ -305,33 +299,21 @@ class Bred(Scaled):
                     members.advance(first, dates, ones, tasks, number)[0]
                     for first in (base, other)
                 )
-                bred = {
-                    key: self._scaled(
-                        key, changed[key] - field, base.fields[key], tasks, members
-                    )
-                    for key, field in control.items()
-                }
+                bred = {}
+                for key, field in control.items():
+                    difference = changed[key] - field
+                    # Of the amplitude of the variable; none for member 0.
+                    bred[key] = np.zeros_like(difference)
+                    for index, task in enumerate(tasks):
+                        std = self.deviation(key, base.fields[key][index], latitude)
+                        size = _rms(difference[index], latitude)
+                        if std is not None and task.member > 0:
+                            zero = np.zeros_like(std)
+                            factor = np.divide(std, size, out=zero, where=size > 0)
+                            bred[key][index] = difference[index] * factor
             return bred
 
         return breed
-
-    def _scaled(
-        self,
-        key: str,
-        difference: np.ndarray,
-        base: np.ndarray,
-        tasks: Sequence[Task],
-        members: Members,
-    ) -> np.ndarray:
-        """Differences with the amplitude of their variable; none for member 0."""
-        scaled, latitude = np.zeros_like(difference), members.grid[0]
-        for index, task in enumerate(tasks):
-            std = self.deviation(key, base[index], latitude)
-            size = _rms(difference[index], latitude)
-            if std is not None and task.member > 0:
-                factor = np.divide(std, size, out=np.zeros_like(std), where=size > 0)
-                scaled[index] = difference[index] * factor
-        return scaled
 
 
 @PERTURBATIONS.register("lagged")

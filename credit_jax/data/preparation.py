@@ -46,26 +46,18 @@ ARRAYS: Mapping[str, str] = {"input": "x", "target": "y"}
 
 @dataclass(frozen=True)
 class Preparation:
-    """Makes x and y of a raw batch, and finds suspicious values; local shards.
+    """Makes x and y of a raw batch, and finds suspicious values; local shards."""
 
-    Attributes:
-        host: the preblocks that the host runs before.
-        step: those that follow, here.
-        parts: entry -> key before `step` -> its channels.
-        channels: entry -> key of x or y -> its channels.
-        normalized: keys that a normalizer or a scaler changes, in which outliers are
-            looked for.
-        forcing: what the steps of a forecast do with their forcing.
-        refuses_outliers: whether a step with an outlier is not taken.
-    """
-
-    host: Pipeline
-    step: Pipeline
+    host: Pipeline  # the preblocks that the host runs before
+    step: Pipeline  # those that follow, here
+    # entry -> key before `step` -> its channels.
     parts: Mapping[str, Mapping[str, slice]]
+    # entry -> key of x or y -> its channels.
     channels: Mapping[str, Mapping[str, slice]]
+    # Keys that a normalizer or a scaler changes, in which outliers are looked for.
     normalized: frozenset[str]
-    forcing: Pipeline
-    refuses_outliers: bool
+    forcing: Pipeline  # what the steps of a forecast do with their forcing
+    refuses_outliers: bool  # whether a step with an outlier is not taken
 
     @classmethod
     def of(cls, dataset: Dataset, pipeline: Pipeline) -> Preparation | None:

@@ -1,4 +1,4 @@
-"""Makes batches of x and y from samples of the data by the preblocks."""
+"""Batches of x and y, made from samples of the data by the preblocks."""
 
 import dataclasses
 import itertools
@@ -8,14 +8,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
-from credit_jax.data.batch import Batch
 from credit_jax.data.channel_checks import ChannelChecks, further_arrays
 from credit_jax.data.dataset import Dataset, collate
 from credit_jax.data.preparation import ARRAYS, Preparation
 from credit_jax.data.schema import ChannelSchema
-from credit_jax.data.values import BadValuesError, check_fields
+from credit_jax.data.values import BadValuesError, check_fields, files_named
 from credit_jax.io.buffers import BUFFERS
 from credit_jax.named_fields.tree import by_key
 from credit_jax.transforms import (
@@ -25,23 +24,63 @@ from credit_jax.transforms import (
     fields_of_rollout,
     initial_entries,
 )
+from credit_jax.transforms.rollout import RAW
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """The part of a batch that this process provides for one training step.
+
+    Attributes:
+        x: (b, channel, time, lat, lon) model input of the first step, in CREDIT's
+            layout; b = batch size x local dp ranks, with the samples of one rank after
+            those of another.
+        y: (b, channel, step, lat, lon) target of each step.
+        indices: (b,) index of each sample in the data set.
+        input_times: (b,) datetime64[ns], the last input time of each sample.
+        target_times: (b, step) datetime64[ns].
+        fields: further named fields in physical units that the steps need,
+            {source: {key: (b, level, time, lat, lon)}} each: "x_physical", the input of
+            the first step; "ic_raw", its static fields before any preblock; and for
+            forecasts of several steps "forcing", the forcing of the later steps, and
+            "static", the input that does not change.
+        replaced: one line for each bad sample that was replaced.
+        further: inputs of the model other than x, by name, see `further_arrays`.
+        is_raw: whether x and y are as before the preblocks that the step runs.
+    """
+
+    x: Float[np.ndarray, "b channel time lat lon"]
+    y: Float[np.ndarray, "b channel_out step lat lon"]
+    indices: np.ndarray
+    input_times: np.ndarray
+    target_times: np.ndarray
+    fields: Mapping[str, FieldTree] = dataclasses.field(default_factory=dict)
+    replaced: tuple[str, ...] = ()
+    further: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    is_raw: bool = False
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """The arrays that are placed on devices."""
+        names = RAW if self.is_raw else {name: name for name in RAW}
+        both = {names["x"]: self.x, names["y"]: self.y}
+        return {**both, **self.further, **self.fields}
+
+    def without_arrays(self) -> "Batch":
+        """Returns which samples it has, without their values."""
+        none = np.empty((0, 0, 0, 0, 0), np.float32)
+        return dataclasses.replace(self, x=none, y=none, fields={}, further={})
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleReader:
-    """Reads samples and applies the preblocks.
+    """Reads samples and applies the preblocks."""
 
-    Attributes:
-        dataset: the samples.
-        pipeline: the transforms, whose preblocks make x and y from samples.
-        rows: latitude rows to read; None for all.
-        preparation: what the step does of the preblocks and of the checks; None if
-            nothing is left to it.
-    """
-
-    dataset: Dataset
-    pipeline: Pipeline
-    rows: slice | None = None
+    dataset: Dataset  # the samples
+    pipeline: Pipeline  # the transforms, whose preblocks make x and y from samples
+    rows: slice | None = None  # latitude rows to read; None for all
+    # What the step does of the preblocks and of the checks; None if nothing is left to
+    # it.
     preparation: Preparation | None = None
 
     @cached_property
@@ -72,10 +111,11 @@ class SampleReader:
             for shape in zip(channels, times, strict=True)
         ]
         x, y = arrays[0], arrays[1]
-        samples = [
-            self._sample(int(i), x[n : n + 1], y[n : n + 1], thorough=thorough)
-            for n, i in enumerate(indices)
-        ]
+        with files_named(self.dataset.path_of):
+            samples = [
+                self._sample(int(i), x[n : n + 1], y[n : n + 1], thorough=thorough)
+                for n, i in enumerate(indices)
+            ]
         input_times, target_times = (
             np.concatenate([sample[name] for sample in samples])
             for name in ("input_times", "target_times")
@@ -117,19 +157,7 @@ class SampleReader:
     def _sample(
         self, index: int, x: np.ndarray, y: np.ndarray, *, thorough: bool
     ) -> dict[str, Any]:
-        """Writes x and y of one sample; returns its times and other fields.
-
-        Raises:
-            ValueError, OSError: see `read`.
-        """
-        try:
-            return self._filled(index, x, y, thorough=thorough)
-        except BadValuesError as error:
-            raise error.in_file(self.dataset.path_of) from error
-
-    def _filled(
-        self, index: int, x: np.ndarray, y: np.ndarray, *, thorough: bool
-    ) -> dict[str, Any]:
+        """Writes x and y of one sample; returns its times and other fields."""
         steps = []
         for step in range(self.dataset.num_steps):
             out = None
@@ -141,11 +169,11 @@ class SampleReader:
                     if step == 0 or entry == "target"
                 }
             steps.append(collate([self.dataset.step(index, step, self.rows, out)]))
+        check_raw = partial(_check_raw, steps)
         if thorough:
-            _check_raw(steps)
+            check_raw()
         raw, aligned = steps[0], self.pipeline.aligned
         later = [aligned(step, Phase.INITIAL) for step in steps[1:]]
-        check_raw = partial(_check_raw, steps)
         if self._direct is None:
             # The input of later steps is forcing alone, of which no x can be made here.
             targets = [{k: v for k, v in t.items() if k != "input"} for t in later]
@@ -155,11 +183,22 @@ class SampleReader:
             self._checks.check(x, y, raw["input_times"], check_raw)
             for step, step_forcing in zip(later, forcing, strict=True):
                 self._checks.check_forcing(step_forcing, step["input_times"], check_raw)
+        fields: dict[str, FieldTree] = {}
+        if forcing or self.pipeline.needs("x_physical", "ic_raw"):
+            first = self.pipeline.run(Phase.INITIAL, raw)
+            physical = self.pipeline.aligned(first, Phase.BEFORE_STEP)["input"]
+            fields = initial_entries(self.pipeline, raw["input"], physical)
+            fields |= fields_of_rollout(physical, forcing) if forcing else {}
+        dataset, further = self.dataset, dict[str, np.ndarray]()
+        if dataset.further_names:
+            starts = [dataset.starts_at(k)[index] for k in range(dataset.num_steps)]
+            options = {"noted": self._checks.noted, "thorough": thorough}
+            further = further_arrays(dataset, starts, self.pipeline, **options)
         return {
             "input_times": raw["input_times"],
             "target_times": np.stack([s["target_times"] for s in steps], axis=1),
-            "fields": self._named_fields(raw, forcing),
-            "further": self._further(index, thorough=thorough),
+            "fields": fields,
+            "further": further,
         }
 
     def _write(
@@ -198,38 +237,8 @@ class SampleReader:
         data, read = self.dataset, self.dataset.schema
         return ChannelChecks(data, self.pipeline, self.schema, read, noted, row)
 
-    def _further(self, index: int, *, thorough: bool) -> dict[str, np.ndarray]:
-        """The inputs of the model other than x."""
-        dataset = self.dataset
-        if dataset.further is None:
-            return {}
-        starts = [dataset.starts_at(k)[index] for k in range(dataset.num_steps)]
-        return further_arrays(
-            dataset.further,
-            starts,
-            self.pipeline,
-            noted=self._checks.noted,
-            thorough=thorough,
-        )
-
-    def _named_fields(
-        self, raw: FieldTree, forcing: Sequence[FieldTree]
-    ) -> dict[str, FieldTree]:
-        """`Batch.fields` of one sample; `forcing` is that of the later steps."""
-        if not (forcing or self.pipeline.needs("x_physical", "ic_raw")):
-            return {}
-        first = self.pipeline.run(Phase.INITIAL, raw)
-        physical = self.pipeline.aligned(first, Phase.BEFORE_STEP)["input"]
-        fields = initial_entries(self.pipeline, raw["input"], physical)
-        return fields | (fields_of_rollout(physical, forcing) if forcing else {})
-
 
 def _check_raw(steps: Sequence[FieldTree]) -> None:
     """Checks the fields of every step and sample, before any transform."""
     for step, part in itertools.product(steps, ("input", "target")):
-        for sample, time in enumerate(step[f"{part}_times"]):
-            sample_fields = {
-                source: {key: field[sample] for key, field in fields.items()}
-                for source, fields in step[part].items()
-            }
-            check_fields(sample_fields, time)
+        check_fields(step[part], step[f"{part}_times"])

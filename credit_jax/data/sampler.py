@@ -7,7 +7,6 @@ each rank had its own, samples would be repeated and skipped without an error.
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int, Shaped
@@ -113,24 +112,31 @@ class Sampler:
     starts: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        _check_ranks(self.local_dp_ranks, self.dp_size)
+        ranks = list(self.local_dp_ranks)
+        if not ranks or sorted(set(ranks)) != ranks or not 0 <= ranks[0] <= ranks[-1]:
+            raise ValueError(
+                f"local_dp_ranks must be increasing dp ranks, got {tuple(ranks)}; "
+                "peers along tp and domain share a dp rank, which is named once"
+            )
+        if ranks[-1] >= self.dp_size:
+            raise ValueError(
+                f"local_dp_ranks {tuple(ranks)} do not fit dp_size {self.dp_size}: the "
+                f"largest dp rank is {self.dp_size - 1}. Ranks count the data-parallel "
+                "axes only, not all devices"
+            )
         if self.batch_size < 1:
             raise ValueError(
                 f"batch size must be at least 1 sample per dp rank, got "
                 f"{self.batch_size}"
             )
         if self.num_batches < 1:
+            per_rank = -(-self.num_samples // self.dp_size)
             raise ValueError(
                 f"no full batch: {self.num_samples} samples over {self.dp_size} dp "
-                f"ranks are {self.samples_per_rank} per rank, and a batch takes "
+                f"ranks are {per_rank} per rank, and a batch takes "
                 f"{self.batch_size} per rank; use a batch size of at most "
-                f"{self.samples_per_rank} or more dates"
+                f"{per_rank} or more dates"
             )
-
-    @property
-    def samples_per_rank(self) -> int:
-        """Samples of each dp rank in an epoch: ceil(num_samples / dp_size)."""
-        return -(-self.num_samples // self.dp_size)
 
     @property
     def num_batches(self) -> int:
@@ -175,21 +181,6 @@ class Sampler:
         per_rank = order.reshape(-1, self.dp_size).T[list(self.local_dp_ranks)]
         starts = range(0, self.batches_left(done) * self.batch_size, self.batch_size)
         return [per_rank[:, i : i + self.batch_size].reshape(-1) for i in starts]
-
-
-def _check_ranks(local_dp_ranks: Sequence[int], dp_size: int) -> None:
-    ranks = list(local_dp_ranks)
-    if not ranks or sorted(set(ranks)) != ranks or not 0 <= ranks[0] <= ranks[-1]:
-        raise ValueError(
-            f"local_dp_ranks must be increasing dp ranks, got {tuple(ranks)}; peers "
-            "along tp and domain share a dp rank, which is named once"
-        )
-    if ranks[-1] >= dp_size:
-        raise ValueError(
-            f"local_dp_ranks {tuple(ranks)} do not fit dp_size {dp_size}: the largest "
-            f"dp rank is {dp_size - 1}. Ranks count the data-parallel axes only, not "
-            "all devices"
-        )
 
 
 def torch_randperm(num_items: int, seed: int) -> np.ndarray:

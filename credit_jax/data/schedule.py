@@ -18,35 +18,22 @@ DEFAULT_LENGTH = "10d"
 
 @dataclass(frozen=True, order=True)
 class Task:
-    """One forecast.
+    """One forecast."""
 
-    Attributes:
-        start: number of its start date in the schedule.
-        member: number of its ensemble member.
-    """
-
-    start: int
-    member: int
+    start: int  # number of its start date in the schedule
+    member: int  # number of its ensemble member
 
 
 @dataclass(frozen=True)
 class ForecastSchedule:
-    """All forecasts of a command.
+    """All forecasts of a command."""
 
-    Attributes:
-        starts: (start,) datetime64[ns] labels, increasing.
-        num_steps: steps of each forecast.
-        timestep: time step of the model.
-        calendar: calendar of the labels.
-        num_members: number of members of each start date.
-        interval: lead times that are written are its multiples; None is all.
-    """
-
-    starts: np.ndarray
-    num_steps: int
-    timestep: pd.Timedelta
-    calendar: str = STANDARD
-    num_members: int = 1
+    starts: np.ndarray  # (start,) datetime64[ns] labels, increasing
+    num_steps: int  # steps of each forecast
+    timestep: pd.Timedelta  # time step of the model
+    calendar: str = STANDARD  # calendar of the labels
+    num_members: int = 1  # number of members of each start date
+    # Lead times that are written are its multiples; None is all.
     interval: pd.Timedelta | None = None
 
     @property
@@ -129,7 +116,16 @@ def make_schedule(
     """
     starts = _starts(inference, calendar, init_times)
     if num_steps is None:
-        num_steps = _num_steps(length or forecast_length(inference), timestep)
+        full = length or forecast_length(inference)
+        try:
+            num_steps = int(duration(full) / timestep)
+        except ValueError:
+            raise ValueError(f"--length: {full!r} is no duration such as 10d") from None
+        if num_steps < 1:
+            raise ValueError(
+                f"a forecast of {full} has no step of {duration_text(timestep)}; take "
+                "a longer one"
+            )
         if length is not None and num_steps * timestep != duration(length):
             raise ValueError(
                 f"--length: {length} is no whole number of steps of "
@@ -156,42 +152,33 @@ def _starts(
     inference: InferenceConfig, calendar: str, init_times: Sequence[str]
 ) -> np.ndarray:
     if init_times:
-        labels = sorted({_init_time(time) for time in init_times})
-        return np.array([label.to_datetime64() for label in labels], "datetime64[ns]")
+        labels = set[pd.Timestamp]()
+        for text in init_times:  # dates of the config are checked there
+            try:
+                labels.add(date_label(text))
+            except ValueError as error:
+                raise ValueError(
+                    f"--init-time: {text!r} is no date such as 2001-06-01T00: {error}"
+                ) from None
+        starts = [label.to_datetime64() for label in sorted(labels)]
+        return np.array(starts, "datetime64[ns]")
     batch, single = inference.batch_forecast, inference.single_forecast
     if inference.run_mode == "batch" and batch is not None:
-        first, last = (
-            date_label(batch.first_init_date),
-            date_label(batch.last_init_date),
-        )
+        first, last = map(date_label, (batch.first_init_date, batch.last_init_date))
         if last < first:
             raise ValueError(
                 f"inference.batch_forecast: last_init_date {last} is before "
                 f"first_init_date {first}"
             )
-        every = duration(batch.init_interval)
-        return time_range(first, last, every, calendar)
+        return time_range(first, last, duration(batch.init_interval), calendar)
     if inference.run_mode == "single" and single and single.start_datetime:
         return np.array([date_label(single.start_datetime)], "datetime64[ns]")
-    key = (
-        "batch_forecast"
-        if inference.run_mode == "batch"
-        else ("single_forecast.start_datetime")
-    )
+    is_batch = inference.run_mode == "batch"
+    key = "batch_forecast" if is_batch else "single_forecast.start_datetime"
     raise ValueError(
         f"inference.{key}: missing; run_mode {inference.run_mode!r} needs it: "
         "add it, or give --init-time"
     )
-
-
-def _init_time(text: str) -> pd.Timestamp:
-    """A start date of the command line; those of the config are checked there."""
-    try:
-        return date_label(text)
-    except ValueError as error:
-        raise ValueError(
-            f"--init-time: {text!r} is no date such as 2001-06-01T00: {error}"
-        ) from None
 
 
 def forecast_length(inference: InferenceConfig, default: str = DEFAULT_LENGTH) -> str:
@@ -200,20 +187,6 @@ def forecast_length(inference: InferenceConfig, default: str = DEFAULT_LENGTH) -
     if inference.run_mode == "single" and single and single.forecast_length:
         return single.forecast_length
     return batch.forecast_length if batch else default
-
-
-def _num_steps(length: str, timestep: pd.Timedelta) -> int:
-    try:
-        total = duration(length)
-    except ValueError:
-        raise ValueError(f"--length: {length!r} is no duration such as 10d") from None
-    count = int(total / timestep)
-    if count < 1:
-        raise ValueError(
-            f"a forecast of {length} has no step of {duration_text(timestep)}; take a "
-            "longer one"
-        )
-    return count
 
 
 def steps_of(length: str, timestep: pd.Timedelta, origin: str) -> int:

@@ -116,7 +116,16 @@ class ChannelSchema:
         A name is that of the variable with its levels, "T (8 levels)", or the whole key
         if the variable's name is not unique.
         """
-        return {which: _names(self.groups(which)) for which in ("input", "target")}
+        names = {}
+        for which in ("input", "target"):
+            groups = self.groups(which)
+            variables = [group.variable for group in groups]
+            names[which] = tuple(
+                (g.variable if variables.count(g.variable) == 1 else g.var_key)
+                + (f" ({g.n_levels} levels)" if g.n_levels > 1 else "")
+                for g in groups
+            )
+        return names
 
     def groups(self, which: str) -> tuple[ChannelGroup, ...]:
         """The variables of "input", or else of the target."""
@@ -259,13 +268,3 @@ def _slices(groups: tuple[ChannelGroup, ...]) -> dict[str, slice]:
         slices[group.var_key] = slice(start, start + group.n_levels)
         start += group.n_levels
     return slices
-
-
-def _names(groups: tuple[ChannelGroup, ...]) -> tuple[str, ...]:
-    variables = [group.variable for group in groups]
-    names = []
-    for group in groups:
-        unique = variables.count(group.variable) == 1
-        levels = f" ({group.n_levels} levels)" if group.n_levels > 1 else ""
-        names.append((group.variable if unique else group.var_key) + levels)
-    return tuple(names)

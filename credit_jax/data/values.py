@@ -1,7 +1,7 @@
 """Checks of values: not finite, fill values read as numbers, not normalized."""
 
-import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +9,7 @@ from jaxtyping import Shaped
 
 from credit_jax.data.dataset import Sample
 from credit_jax.data.schema import ChannelSchema
+from credit_jax.named_fields.tree import by_key
 
 # Usual fill values, which files do not always declare as _FillValue.
 FILL_NUMBERS = (-9999.0, -999.0, -99999.0, 9999.0, -32768.0, -32767.0)
@@ -49,6 +50,15 @@ class BadValuesError(ValueError):
         return type(self)(f"{path}: {self}", self.key, self.time, self.step)
 
 
+@contextmanager
+def files_named(path_of: PathOf) -> Iterator[None]:
+    """Adds their file to errors of values."""
+    try:
+        yield
+    except BadValuesError as error:
+        raise error.in_file(path_of) from error
+
+
 def check_sample(sample: Sample) -> None:
     """Checks that no field of a sample has a fill value or an infinity.
 
@@ -60,33 +70,34 @@ def check_sample(sample: Sample) -> None:
         (sample.input, sample.input_time),
         (sample.target, sample.target_time),
     ):
-        check_fields(part, time)
-        for fields in part.values():
-            for key, field in fields.items():
-                if np.isinf(field).any():
-                    raise BadValuesError(
-                        f"{_at(key, time)} has {int(np.isinf(field).sum())} of "
-                        f"{field.size} values that are infinite; repair the data",
-                        key,
-                        time,
-                    )
+        for key, field in by_key(part).items():
+            _check_fill_value(key, field, time)
+        for key, field in by_key(part).items():
+            if (count := int(np.isinf(field).sum())) > 0:
+                raise BadValuesError(
+                    f"{_at(key, time)} has {count} of {field.size} values that are "
+                    "infinite; repair the data",
+                    key,
+                    time,
+                )
 
 
 def check_fields(
-    fields: Mapping[str, Mapping[str, np.ndarray]], time: np.datetime64
+    fields: Mapping[str, Mapping[str, np.ndarray]],
+    times: Sequence[np.datetime64] | np.ndarray,
 ) -> None:
     """Checks that no field has a fill value.
 
     Args:
-        fields: source -> key -> field.
-        time: time of the fields, for the error.
+        fields: source -> key -> field (batch, ...).
+        times: (batch,) times of the fields, for the error.
 
     Raises:
         BadValuesError: see `check_sample`.
     """
-    for source_fields in fields.values():
-        for key, field in source_fields.items():
-            _check_fill_value(key, field, time)
+    for number, time in enumerate(times):
+        for key, field in by_key(fields).items():
+            _check_fill_value(key, field[number], time)
 
 
 def _check_fill_value(
@@ -117,34 +128,26 @@ def _at(key: str, time: np.datetime64) -> str:
     return f"data.source.{source}: {variable} at {str(time)[:16]}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Outlier:
-    """A value that normalization makes implausible.
+class OutlierError(BadValuesError):
+    """An error for a value that normalization makes implausible."""
 
-    Attributes:
-        which: "input" or "target".
-        channel: its channel.
-        place: (sample, time, row, column).
-        value: normalized.
-    """
 
-    which: str
+class Outlier(NamedTuple):
+    """A value that normalization makes implausible."""
+
+    which: str  # "input" or "target"
     channel: int
-    place: tuple[int, int, int, int]
-    value: float
+    place: tuple[int, int, int, int]  # (sample, time, row, column)
+    value: float  # normalized
 
 
 class Suspects(NamedTuple):
-    """What `check_finite` finds.
+    """What `check_finite` finds."""
 
-    Attributes:
-        plateau: whether the extreme of a channel is above `OUTSTANDING` and occurs at
-            many points, as if a fill value was read as a number.
-        outliers: the largest value of each normalized channel in which one is beyond
-            `OUTLIER`.
-    """
-
+    # Whether the extreme of a channel is above `OUTSTANDING` and occurs at many points,
+    # as if a fill value was read as a number.
     plateau: bool = False
+    # The largest value of each normalized channel in which one is beyond `OUTLIER`.
     outliers: tuple[Outlier, ...] = ()
 
 
@@ -178,7 +181,22 @@ def check_finite(
         extremes = [(field.min(), field.max()) for field in np.moveaxis(array, 1, 0)]
         low, high = np.array(extremes).T
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
-            raise _not_finite(which, array, times, schema, samples)
+            bad = ~np.isfinite(array)
+            sample, channel, time = map(int, np.argwhere(bad.any(axis=(3, 4)))[0])
+            field = bad[sample, channel]
+            name = f"the sample at {str(times[sample])[:16]}"
+            name = name if samples is None else samples[sample]
+            raise BadValuesError(
+                f"{schema.describe(channel, which)} of the {which} of {name} has "
+                f"{int(field.sum())} of {field.size} values that are NaN or infinite "
+                "(fields of this batch with such values: "
+                f"{int(bad.any(axis=(3, 4)).sum())}); repair the data, fill them with "
+                "a preblock of type fill_values, or leave the variable or the dates "
+                "out",
+                schema.key_of(channel, which),
+                times[sample],
+                time + 1 if which == "target" else 0,
+            )
         for ends in (low, high):
             for channel in np.flatnonzero(np.abs(ends) > OUTSTANDING):
                 values = array[:, channel]
@@ -190,39 +208,9 @@ def check_finite(
                 values = array[:, channel]
                 worst = int(np.abs(values).argmax())
                 point: Any = np.unravel_index(worst, values.shape)
-                sample, time, row, column = (int(index) for index in point)
-                origin = sample, time, row, column
+                origin: Any = tuple(map(int, point))
                 outliers.append(Outlier(which, channel, origin, float(values[origin])))
     return Suspects(plateau, tuple(outliers))
-
-
-class OutlierError(BadValuesError):
-    """An error for a value that normalization makes implausible."""
-
-
-def _not_finite(
-    which: str,
-    array: np.ndarray,
-    times: np.ndarray,
-    schema: ChannelSchema,
-    samples: Sequence[str] | None,
-) -> BadValuesError:
-    bad = ~np.isfinite(array)
-    sample, channel, time = map(int, np.argwhere(bad.any(axis=(3, 4)))[0])
-    field = bad[sample, channel]
-    count = int(bad.any(axis=(3, 4)).sum())
-    name = f"the sample at {str(times[sample])[:16]}"
-    name = name if samples is None else samples[sample]
-    return BadValuesError(
-        f"{schema.describe(channel, which)} of the {which} of {name} has "
-        f"{int(field.sum())} of {field.size} "
-        f"values that are NaN or infinite (fields of this batch with such values: "
-        f"{count}); repair the data, fill them with a preblock of type fill_values, or "
-        "leave the variable or the dates out",
-        schema.key_of(channel, which),
-        times[sample],
-        time + 1 if which == "target" else 0,
-    )
 
 
 def scale_notes(

@@ -16,14 +16,15 @@ from jaxtyping import Float
 from credit_jax.config import parse
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.inference import InferenceDataConfig
-from credit_jax.config.sources.source import OUTPUT_TYPES
+from credit_jax.config.sources.source import FIELD_TYPES, OUTPUT_TYPES
 from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data.calendars import near_times, rounding_of, to_labels
 from credit_jax.data.opened_data import NamedData, OpenedData, open_data
-from credit_jax.data.sources.source import Source, field_key, variables_of
+from credit_jax.data.sources.source import field_key, variables_of
 from credit_jax.evaluation.grid_file import GridFile
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.named_fields.tree import by_key
 from credit_jax.named_fields.variables import (
     LevelSelection,
     Variable,
@@ -110,9 +111,7 @@ class DataReference:
         return Variables(self.where, self._known, *grid)
 
     def notes(self, times: np.ndarray) -> list[str]:
-        notes = [
-            note for source in self.opened.sources.values() for note in source.notes()
-        ]
+        notes = self.opened.notes()
         if self.moved:
             names = (variable_of(self.names.get(key, key)) for key in self.moved)
             notes.append(
@@ -123,40 +122,26 @@ class DataReference:
         return notes
 
     def problems(self, times: np.ndarray, names: Sequence[str]) -> list[str]:
-        lines = []
-        for source in self._only(names).values():
-            source_times = self._source_times(source, times)
-            for kind in source.config.variables.by_type:
-                try:
-                    source.check(kind, source_times)
-                except (ValueError, OSError) as error:
-                    lines.append(f"{self.where}: {error}")
-            missing = source_times[~source.available(source_times)]
-            if missing.size:
-                lines.append(
-                    f"{self.where}: data.source.{source.name}: {missing.size} of "
-                    f"{source_times.size} times are missing, the first is "
-                    f"{str(missing[0])[:16]}"
-                )
-        return lines
+        opened, lines = self._only(names), list[str | None]()
+        for name, source in opened.sources.items():
+            labels = opened.clocks[name].input_times(times)[..., -1]
+            kinds = source.config.variables.by_type
+            lines += [opened.missing(name, kind, labels) for kind in kinds]
+        return [f"{self.where}: {line}" for line in lines if line is not None]
 
     def read(
         self, time: np.datetime64, selection: LevelSelection
     ) -> Float[np.ndarray, "channel lat lon"]:
-        fields_by_key: dict[str, np.ndarray] = {}
-        for source in self._only([*selection]).values():
-            source_times = self._source_times(source, np.array([time]))
-            for kind in source.config.variables.by_type:
-                fields = source.read(kind, source_times)
-                fields_by_key |= {key: field[:, 0] for key, field in fields.items()}
+        fields = by_key(
+            self._only([*selection]).read(
+                FIELD_TYPES, lambda _, clock: clock.input_times(time)[-1:]
+            )
+        )
         arrays = []
         for name, levels in selection.items():
-            array = fields_by_key[self._known[name].key]
+            array = fields[self._known[name].key][:, 0]
             arrays.append(array[[*levels]] if levels else array)
         return np.concatenate(arrays).astype(np.float32, copy=False)
-
-    def _source_times(self, source: Source, times: np.ndarray) -> np.ndarray:
-        return np.unique(self.opened.clocks[source.name].input_times(times)[..., -1])
 
     @cached_property
     def _known(self) -> dict[str, Variable]:
@@ -180,10 +165,10 @@ class DataReference:
                     by_name.setdefault(variable_of(self.names.get(key, key)), described)
         return by_name
 
-    def _only(self, names: Sequence[str]) -> dict[str, Source]:
-        """The sources, restricted to some variables."""
+    def _only(self, names: Sequence[str]) -> OpenedData:
+        """The data, restricted to some variables."""
         keys = {self._known[name].key for name in names}
-        chosen = {}
+        chosen: dict[str, Any] = {}
         for name, source in self.opened.sources.items():
             fields: dict[str, Any] = {}
             for kind, section in source.config.variables.by_type.items():
@@ -201,7 +186,7 @@ class DataReference:
             if variables.by_type:
                 config = source.config.model_copy(update={"variables": variables})
                 chosen[name] = replace(source, config=config)  # type: ignore[type-var]
-        return chosen
+        return replace(self.opened, sources=chosen)
 
 
 # A truth.

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from credit_jax.data.forecast_reader import FirstStep, ForecastReader
+from credit_jax.data.forecast_data import FirstStep, ForecastReader
 from credit_jax.data.opened_data import NamedData
 from credit_jax.data.schedule import Task
 from credit_jax.evaluation.comparison import attributes_of

@@ -22,7 +22,7 @@ import xarray as xr
 from jaxtyping import Array
 
 from credit_jax.data.calendars import shift_all
-from credit_jax.data.forecast_reader import FirstStep, ForecastReader
+from credit_jax.data.forecast_data import FirstStep, ForecastReader
 from credit_jax.data.perturbations import PROGNOSTIC, Changes, Members, add, member_keys
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.evaluation.comparison import ScoreComparison

@@ -12,7 +12,7 @@ import numpy as np
 from credit_jax.config.inference import OutputConfig, read_attributes
 from credit_jax.config.messages import nearest
 from credit_jax.data.calendars import STANDARD
-from credit_jax.data.forecast_reader import ForecastReader
+from credit_jax.data.forecast_data import ForecastReader
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.named_fields.coordinates import listed

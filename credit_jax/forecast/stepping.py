@@ -23,10 +23,10 @@ from credit_jax.data import ChannelSchema
 from credit_jax.data.forecast_data import (
     DIAGNOSTIC,
     ForecastData,
+    ForecastReader,
     GivenState,
     open_forecast_data,
 )
-from credit_jax.data.forecast_reader import ForecastReader
 from credit_jax.data.perturbations import (
     Perturbation,
     add_changes,

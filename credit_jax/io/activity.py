@@ -26,20 +26,14 @@ from typing import Any
 
 @dataclass
 class _ActivityLog:
-    """State of the log of this process.
+    """State of the log of this process."""
 
-    Attributes:
-        works: (text, `time.monotonic` at its beginning) of what is being done,
-            outermost first.
-        written_at: time at which the last line was printed.
-        is_silent: whether another process of the run prints.
-        num_bars: live displays on a terminal, which show the activity themselves.
-    """
-
+    # (text, `time.monotonic` at its beginning) of what is being done, outermost first.
     works: list[tuple[str, float]] = field(default_factory=list)
+    # Time at which the last line was printed.
     written_at: float = field(default_factory=time.monotonic)
-    is_silent: bool = False
-    num_bars: int = 0
+    is_silent: bool = False  # whether another process of the run prints
+    num_bars: int = 0  # live displays on a terminal, which show the activity themselves
 
 
 _log = _ActivityLog()
@@ -145,15 +139,10 @@ _GRACE = 5.0  # seconds for the main thread to take an interrupt
 
 @dataclass
 class _Claim:
-    """A part of a command that ends in an orderly way after a signal.
+    """A part of a command that ends in an orderly way after a signal."""
 
-    Attributes:
-        answer: name of the signal -> line to print.
-        is_used: whether a signal has arrived; the next one ends the process.
-    """
-
-    answer: Callable[[str], str]
-    is_used: bool = False
+    answer: Callable[[str], str]  # name of the signal -> line to print
+    is_used: bool = False  # whether a signal has arrived; the next one ends the process
 
 
 _claims: list[_Claim] = []

@@ -25,15 +25,10 @@ DIMS = ("time", "variable", "ensemble", "cell")
 
 @dataclass(frozen=True)
 class AnemoiStore:
-    """A store whose metadata have been checked; values are read on access.
+    """A store whose metadata have been checked; values are read on access."""
 
-    Attributes:
-        path: path or URL of the store.
-        group: its group.
-    """
-
-    path: str
-    group: zarr.Group
+    path: str  # path or URL of the store
+    group: zarr.Group  # its group
 
     @property
     def data(self) -> zarr.Array:

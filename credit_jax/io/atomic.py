@@ -29,35 +29,36 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = Path(local_path(str(path))).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(target)
-    partial = _partial(target)
+    prefix = f".{target.stem}.partial-{socket.gethostname()}-"
+    for other in target.parent.glob(f"{prefix}*{target.suffix}"):
+        number = other.name.removeprefix(prefix).removesuffix(target.suffix)
+        if number.isdigit() and not _is_running(int(number)):
+            _remove(other)
+    partial = target.parent / f"{prefix}{os.getpid()}{target.suffix}"
     try:
         yield partial
         os.replace(partial, target)
     finally:
-        partial.unlink(missing_ok=True)
+        _remove(partial)
 
 
 @contextmanager
 def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields a temporary folder, which is renamed to `path` if the block succeeds.
 
-    Temporary folders that dead processes of this host left behind are removed first.
-
     Args:
-        path: final path of the folder, which must not exist or must be empty; its
-            parent folder is created.
+        path: as for `new_file`; there must be no such folder, or an empty one.
     """
-    target = Path(local_path(str(path))).absolute()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(target)
-    partial = _partial(target)
-    partial.mkdir()
-    try:
+    with new_file(path) as partial:
+        partial.mkdir()
         yield partial
-        os.replace(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def refuse_existing(path: Path, option: str = "--out") -> None:
@@ -90,26 +91,6 @@ def move_aside(path: Path) -> Path:
     aside = next(name for name in names if not name.exists())
     os.rename(path, aside)
     return aside
-
-
-def _partial(target: Path) -> Path:
-    return target.parent / f"{_prefix(target)}{os.getpid()}{target.suffix}"
-
-
-def _prefix(target: Path) -> str:
-    return f".{target.stem}.partial-{socket.gethostname()}-"
-
-
-def _remove_leftovers(target: Path) -> None:
-    prefix = _prefix(target)
-    for path in target.parent.glob(f"{prefix}*{target.suffix}"):
-        number = path.name.removeprefix(prefix).removesuffix(target.suffix)
-        if not number.isdigit() or _is_running(int(number)):
-            continue
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def _is_running(process: int) -> bool:

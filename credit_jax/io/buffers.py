@@ -30,7 +30,7 @@ class Buffers:
         self._free: list[np.ndarray] = []
         self._used = self._peak = 0  # bytes
         self._lock = threading.Lock()
-        # `_Lease.__del__` may run in a garbage collection within `_take`, which has the
+        # `_Lease.__del__` may run in a garbage collection within `empty`, which has the
         # lock: it must put memory back without it.
         self._returned: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
 
@@ -39,25 +39,21 @@ class Buffers:
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if size < _SMALLEST:
             return np.empty(shape, dtype)
-        memory = self._take(size)
-        if memory is None:
-            memory = np.empty(size, np.uint8)
-        return np.asarray(_Lease(memory, shape, np.dtype(dtype), self._returned))
-
-    def _take(self, size: int) -> np.ndarray | None:
-        """Returns unused memory of a size, if any; drops the oldest above the peak."""
         with self._lock:
             while not self._returned.empty():
                 self._free.append(self._returned.get())
                 self._used -= self._free[-1].nbytes
-            buffer = next((m for m in reversed(self._free) if m.nbytes == size), None)
-            self._free = [memory for memory in self._free if memory is not buffer]
+            memory = next((m for m in reversed(self._free) if m.nbytes == size), None)
+            self._free = [other for other in self._free if other is not memory]
             self._used += size
             self._peak = max(self._peak, self._used)
+            # The oldest memory above the peak is dropped.
             left = self._peak - self._used - sum(m.nbytes for m in self._free)
             while left < 0:
                 left += self._free.pop(0).nbytes
-            return buffer
+        if memory is None:
+            memory = np.empty(size, np.uint8)
+        return np.asarray(_Lease(memory, shape, np.dtype(dtype), self._returned))
 
 
 class _Lease:

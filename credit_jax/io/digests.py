@@ -15,6 +15,7 @@ from itertools import accumulate, islice
 from pathlib import Path
 
 from credit_jax.io.atomic import new_file
+from credit_jax.io.metadata import METADATA_FILES
 
 # Reading and hashing release the GIL; more threads than this read no faster.
 _NUM_THREADS = 8
@@ -24,21 +25,14 @@ _LARGEST = 2**30
 _NUM_PIECES, _PIECE = 64, 2**20
 # Of folders with more files than this, none is read but metadata.
 _MOST_FILES = 100_000
-# Files of Zarr that say how chunks are read; they are always read wholly.
-_METADATA = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """Digest and size of a file at the time it was recorded.
+    """Digest and size of a file at the time it was recorded."""
 
-    Attributes:
-        sha256: digest of the content, hexadecimal.
-        size: number of bytes.
-    """
-
-    sha256: str
-    size: int
+    sha256: str  # digest of the content, hexadecimal
+    size: int  # number of bytes
 
 
 def record_of(path: Path) -> FileRecord:
@@ -52,18 +46,15 @@ def record_files(
     folder: Path, leave_out: Collection[str] = ()
 ) -> dict[str, FileRecord]:
     """The records of the files below a folder, by sorted relative path."""
-    names = sorted(name for name in _files_below(folder) if name not in leave_out)
+    below = set[str]()
+    for parent, folders, files in os.walk(folder):
+        links = [name for name in folders if (Path(parent) / name).is_symlink()]
+        paths = (Path(parent) / name for name in (*files, *links))
+        below |= {path.relative_to(folder).as_posix() for path in paths}
+    names = sorted(below.difference(leave_out))
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         records = pool.map(lambda name: record_of(folder / name), names)
         return dict(zip(names, records, strict=True))
-
-
-def _files_below(folder: Path) -> Iterator[str]:
-    """Relative POSIX paths of all files below a folder, including symbolic links."""
-    for parent, folders, names in os.walk(folder):
-        links = [name for name in folders if (Path(parent) / name).is_symlink()]
-        for name in (*names, *links):
-            yield (Path(parent) / name).relative_to(folder).as_posix()
 
 
 def digest_of(folder: Path) -> str:
@@ -102,13 +93,22 @@ def _digest_at(path: Path) -> str:
     sizes = dict(islice(_sizes_at(path), _MOST_FILES + 1))
     if len(sizes) > _MOST_FILES:
         arrays = (entry.path for entry in os.scandir(path) if entry.is_dir())
-        candidates = (
-            Path(part, name) for part in (path, *arrays) for name in _METADATA
-        )
+        candidates = (Path(p, name) for p in (path, *arrays) for name in METADATA_FILES)
         files = [file for file in candidates if file.is_file()]
         sizes = {str(file.relative_to(path)): file.stat().st_size for file in files}
     sizes = dict(sorted(sizes.items()))
-    total = hashlib.sha256(json.dumps(sizes).encode())
+    total_size, names = sum(sizes.values()), [*sizes]
+    # Name, offset and size of the parts that are read; metadata always wholly.
+    pieces = [
+        (name, 0, size)
+        for name, size in sizes.items()
+        if total_size <= _LARGEST or Path(name).name in METADATA_FILES
+    ]
+    starts = [0, *accumulate(sizes.values())]
+    for number in range(_NUM_PIECES if total_size > _LARGEST else 0):
+        first = number * (total_size - _PIECE) // (_NUM_PIECES - 1)
+        index = bisect_right(starts, first) - 1
+        pieces.append((names[index], first - starts[index], _PIECE))
 
     def hashed(piece: tuple[str, int, int]) -> bytes:
         name, offset, size = piece
@@ -118,8 +118,9 @@ def _digest_at(path: Path) -> str:
             file.seek(offset)
             return hashlib.sha256(file.read(size)).digest()
 
+    total = hashlib.sha256(json.dumps(sizes).encode())
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        for digest in pool.map(hashed, _pieces(sizes)):
+        for digest in pool.map(hashed, pieces):
             total.update(digest)
     return total.hexdigest()
 
@@ -141,21 +142,6 @@ def _sizes_at(path: Path) -> Iterator[tuple[str, int]]:
             status = file.stat() if file.exists() else None
             if status is not None and stat.S_ISREG(status.st_mode):
                 yield file.relative_to(path).as_posix(), status.st_size
-
-
-def _pieces(sizes: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:
-    """Name, offset and size of the parts of files that are read."""
-    total, names = sum(sizes.values()), [*sizes]
-    for name, size in sizes.items():
-        if total <= _LARGEST or Path(name).name in _METADATA:
-            yield name, 0, size
-    if total <= _LARGEST:
-        return
-    starts = [0, *accumulate(sizes.values())]
-    for number in range(_NUM_PIECES):
-        first = number * (total - _PIECE) // (_NUM_PIECES - 1)
-        index = bisect_right(starts, first) - 1
-        yield names[index], first - starts[index], _PIECE
 
 
 def write_records(path: Path, records: Mapping[str, FileRecord]) -> None:

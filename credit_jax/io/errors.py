@@ -72,9 +72,13 @@ def write_errors(path: Path, advice: str = "") -> Iterator[None]:
         # A process whose peer has died gets a JaxRuntimeError, too.
         raise
     except (OSError, RuntimeError, ValueError) as error:
-        text = f"{path}: could not be written: {_cause(error)}"
+        # The operating system's message, if it is known, or else the first line.
+        number, cause = _number(error), str(error).split("\n")[0]
+        cause = cause if number is None else os.strerror(number)
+        cause = getattr(error, "strerror", None) or cause
+        text = f"{path}: could not be written: {cause}"
         failure = WriteError(f"{text}; {advice}" if advice else text)
-        failure.errno = _number(error)
+        failure.errno = number
         raise failure from error
 
 
@@ -113,14 +117,6 @@ def writable_folder(path: str | Path, option: str) -> Iterator[Path]:
             for parent in new:
                 parent.rmdir()
         raise
-
-
-def _cause(error: BaseException) -> str:
-    """The operating system's message for an error, if known, else its first line."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    number = _number(error)
-    return str(error).split("\n")[0] if number is None else os.strerror(number)
 
 
 def _number(error: BaseException) -> int | None:

@@ -119,13 +119,12 @@ class Chunks:
         self._stored = dataset.shape
         self._chunks = tuple(dataset.chunks or dataset.shape)
         # None if no value is lost.
-        self._chunks_written: set[Chunk] | None = None
-        if not masks_unwritten(dataset):
-            self._chunks_written = self._written(dataset)
+        self._chunks_written = self._written(dataset)
 
     def _written(self, dataset: h5py.Dataset) -> set[Chunk] | None:
         layout, full = dataset.id.get_create_plist().get_layout(), self._shape
-        if 0 in full or layout not in (h5d.CHUNKED, h5d.CONTIGUOUS):
+        is_read = 0 not in full and layout in (h5d.CHUNKED, h5d.CONTIGUOUS)
+        if not is_read or masks_unwritten(dataset):
             return None
         if layout == h5d.CONTIGUOUS:
             has_values = dataset.external or dataset.id.get_storage_size()
@@ -136,12 +135,13 @@ class Chunks:
         if dataset.shape == full and dataset.id.get_num_chunks() == expected:
             return None
         chunks: set[Chunk] = set()
-        dataset.id.chunk_iter(lambda info: chunks.add(self._of(info.chunk_offset)))
-        return chunks
 
-    def _of(self, offset: Sequence[int]) -> Chunk:
-        pairs = zip(offset, self._chunks, strict=True)
-        return tuple(index // chunk for index, chunk in pairs)
+        def add(info: Any) -> None:
+            pairs = zip(info.chunk_offset, self._chunks, strict=True)
+            chunks.add(tuple(index // chunk for index, chunk in pairs))
+
+        dataset.id.chunk_iter(add)
+        return chunks
 
     def check(self, index: Sequence[Any]) -> None:
         """Checks that the values at an outer index were written.

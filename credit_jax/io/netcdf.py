@@ -10,10 +10,10 @@ import io
 import itertools
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import h5py
 import numpy as np
@@ -60,12 +60,9 @@ class NetcdfSeries:
     attributes are made once, and copied; arrays that are contiguous in the file are
     copied between them without HDF5, and chunks are compressed by the calling thread.
     Chunks are at most as long as their dims.
-
-    Attributes:
-        encoding: encoding of the variables.
     """
 
-    encoding: Encoding = field(default_factory=dict)
+    encoding: Encoding = field(default_factory=dict)  # encoding of the variables
     _layouts: dict[str, _Layout] = field(default_factory=dict)
 
     def write(self, dataset: xr.Dataset, path: Path) -> None:
@@ -86,10 +83,16 @@ class NetcdfSeries:
         }
         if layout not in self._layouts:
             empty = self._without_values(variables, attributes)
-            self._layouts[layout] = _Layout.of(empty, values)
+            self._layouts[layout] = _layout_of(empty, values)
+        empty, between, order = self._layouts[layout]
         with path.open("wb") as file:
-            for part in self._layouts[layout].parts(values):
-                file.write(part)
+            if not between:
+                file.write(_with_values(empty, values).getbuffer())
+                return
+            for gap, name in zip(between, order, strict=False):
+                file.write(gap)
+                file.write(values[name].reshape(-1).view(np.uint8))
+            file.write(between[-1])
 
     def check(self, dataset: xr.Dataset) -> None:
         """Checks that the variables of a dataset can be written.
@@ -123,7 +126,11 @@ class NetcdfSeries:
         encoded = {}
         for name, variable in variables.items():
             if name in self.encoding:
-                variable.encoding = _fitting(self.encoding[name], variable.shape)
+                encoding, shape = dict(self.encoding[name]), variable.shape
+                chunks = encoding.get("chunksizes")
+                if chunks is not None and len(chunks) == len(shape):
+                    encoding["chunksizes"] = tuple(map(min, chunks, shape))
+                variable.encoding = encoding
             encoded[str(name)] = encode_cf_variable(variable, name=name)
         return encoded, attributes
 
@@ -138,49 +145,28 @@ class NetcdfSeries:
         return content.getvalue()
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """How the files of a series are laid out.
+# A file without values; the bytes between its arrays, none if some are in chunks, whose
+# sizes differ; names of the arrays in the order of the file.
+_Layout: TypeAlias = tuple[bytes, tuple[bytes, ...], tuple[str, ...]]
 
-    Attributes:
-        empty: a file without values.
-        between: the bytes between the arrays of a file; empty if some arrays are
-            in chunks, whose sizes differ.
-        order: names of the arrays in the order of the file.
-    """
 
-    empty: bytes
-    between: tuple[bytes, ...] = ()
-    order: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, empty: bytes, values: Mapping[str, np.ndarray]) -> _Layout:
-        """The layout of a file without values, and of arrays that it is to have."""
-        content = _with_values(empty, values)
-        ends: dict[int, tuple[int, str]] = {}
-        with h5py.File(content, "r") as file:
-            for name, array in values.items():
-                stored: Any = file[name]
-                start = stored.id.get_offset()
-                if start is None or stored.dtype != array.dtype:
-                    return cls(empty)
-                ends[start] = start + array.nbytes, name
-        between, end, data = [], 0, content.getvalue()
-        for start in sorted(ends):
-            between.append(data[end:start])
-            end, _ = ends[start]
-        order = tuple(ends[start][1] for start in sorted(ends))
-        return cls(empty, (*between, data[end:]), order)
-
-    def parts(self, values: Mapping[str, np.ndarray]) -> Iterator[Any]:
-        """Yields the bytes of a file with some values."""
-        if not self.between:
-            yield _with_values(self.empty, values).getbuffer()
-            return
-        for gap, name in zip(self.between, self.order, strict=False):
-            yield gap
-            yield values[name].reshape(-1).view(np.uint8)
-        yield self.between[-1]
+def _layout_of(empty: bytes, values: Mapping[str, np.ndarray]) -> _Layout:
+    """The layout of a file without values, and of arrays that it is to have."""
+    content = _with_values(empty, values)
+    ends: dict[int, tuple[int, str]] = {}
+    with h5py.File(content, "r") as file:
+        for name, array in values.items():
+            stored: Any = file[name]
+            start = stored.id.get_offset()
+            if start is None or stored.dtype != array.dtype:
+                return empty, (), ()
+            ends[start] = start + array.nbytes, name
+    between, end, data = [], 0, content.getvalue()
+    for start in sorted(ends):
+        between.append(data[end:start])
+        end, _ = ends[start]
+    order = tuple(ends[start][1] for start in sorted(ends))
+    return empty, (*between, data[end:]), order
 
 
 def _with_values(empty: bytes, values: Mapping[str, np.ndarray]) -> io.BytesIO:
@@ -208,14 +194,6 @@ def _with_values(empty: bytes, values: Mapping[str, np.ndarray]) -> io.BytesIO:
                 packed = zlib.compress(data.tobytes(), stored.compression_opts)
                 stored.id.write_direct_chunk(start, packed)
     return content
-
-
-def _fitting(encoding: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
-    """The encoding of a variable, with chunks that are at most as large as it."""
-    chunks = encoding.get("chunksizes")
-    if chunks is None or len(chunks) != len(shape):
-        return dict(encoding)
-    return {**encoding, "chunksizes": tuple(map(min, chunks, shape))}
 
 
 class _NoValues:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import os
 import threading
 import warnings
@@ -88,7 +89,8 @@ class OpenFiles:
         key = os.fspath(path), engine
         with self._lock:
             if key not in self._datasets:
-                self._datasets[key] = _open(*key)
+                read = functools.partial(open_dataset, *key)
+                self._datasets[key] = retried(read, key[0])
             self._datasets.move_to_end(key)
             while len(self._datasets) > MAX_OPEN:
                 self._datasets.popitem(last=False)
@@ -130,32 +132,39 @@ def _named(path: str) -> Iterator[None]:
 
 
 def open_dataset(
-    location: Any, engine: str | None = None, path: str | None = None, **options: Any
+    path: str | Path, engine: str | None = None, **options: Any
 ) -> xr.Dataset:
     """Opens a file whose metadata have been checked; arrays are not read.
 
     Args:
-        location: path of a file or store, or what xarray opens for a URL.
-        engine: xarray's engine; None chooses by `reading_engine`.
-        path: path for errors; None is `location`.
+        path: a file, or the folder or the URL of a Zarr store.
+        engine: xarray's engine, ignored for URLs; None chooses by `reading_engine`.
         options: options of `xarray.open_dataset`.
 
     Raises:
         ValueError: it is no complete file or store, or its metadata ask for too much:
             see `io.metadata`.
     """
-    path = os.fspath(location) if path is None else path
+    path, location = os.fspath(path), None
+    if is_url(path):
+        engine = reading_engine(path)
+        location = _remote(path, engine)
     with _named(path), warnings.catch_warnings():
         # Zarr 3 has no consolidated metadata. Times that datetime64 cannot hold
         # become cftime objects; whoever reads them raises the error.
         warnings.filterwarnings("ignore", "Failed to open Zarr store with")
         warnings.filterwarnings("ignore", "Unable to decode time axis")
-        if not is_url(path):
+        if location is None:
             check_file(path)
-        engine = engine or reading_engine(path)
-        source = _complete(location, engine)
+            engine = engine or reading_engine(path)
         if engine == "zarr":
-            _checked_group(path, source)
+            source = open_group(path, location).store
+        elif engine == "h5netcdf":
+            from credit_jax.io.missing_chunks import WrittenStore
+
+            source = WrittenStore.open(location or path, phony_dims="access")
+        else:
+            source = path
         dataset = xr.open_dataset(
             source,
             engine=None if engine == "h5netcdf" else engine,
@@ -164,76 +173,45 @@ def open_dataset(
             **options,
         )
         check_variables(path, dataset.variables)
-        if not dataset.data_vars and (groups := _groups(path, engine)):
-            raise ValueError(
-                f"{path}: expected variables, got groups of them, {', '.join(groups)}; "
-                "write those of a group to a file of their own: "
-                "xarray.open_dataset(PATH, group=GROUP).to_netcdf(NEW_PATH)"
-            )
+        if not dataset.data_vars and not is_url(path):
+            tree = xr.open_groups(path, engine=engine)
+            if groups := [name for name, each in tree.items() if each.data_vars]:
+                raise ValueError(
+                    f"{path}: expected variables, got groups of them, "
+                    f"{', '.join(groups)}; write those of a group to a file of their "
+                    "own: xarray.open_dataset(PATH, group=GROUP).to_netcdf(NEW_PATH)"
+                )
         for name, coordinate in dataset.coords.items():
             if coordinate.dims == (name,):
                 dataset = dataset.set_xindex([name])
     return dataset
 
 
-def _groups(path: str, engine: str | None) -> list[str]:
-    """The groups of a file or a store."""
-    if is_url(path):
-        return []
-    tree = xr.open_groups(path, engine=engine)
-    return [name for name, dataset in tree.items() if dataset.data_vars]
-
-
-def open_group(path: str) -> Any:
+def open_group(path: str, location: Any = None) -> Any:
     """Opens the group of a Zarr store, which need not be a data set of xarray.
 
     Args:
         path: folder or URL of the store.
+        location: zarr's store of the URL; None opens it.
 
     Raises:
         ValueError: it is no store, or its metadata ask for too much.
     """
-    with _named(path):
-        if not is_url(path):
-            check_file(path)
-        location = _remote(path, "zarr") if is_url(path) else path
-        return _checked_group(path, _complete(location, "zarr"))
-
-
-def _checked_group(path: str, store: Any) -> Any:
     import zarr
-
-    group = zarr.open_group(store, mode="r")
-    check_group(path, group)
-    return group
-
-
-def _open(path: str, engine: str | None) -> xr.Dataset:
-    engine = reading_engine(path) if is_url(path) else engine
-
-    def read() -> xr.Dataset:
-        return open_dataset(
-            _remote(path, engine) if is_url(path) else path, engine, path
-        )
-
-    return retried(read, path)
-
-
-def _complete(location: Any, engine: str | None) -> Any:
-    """A store or a file, in which values that are not there are errors."""
-    if engine == "h5netcdf":
-        from credit_jax.io.missing_chunks import WrittenStore
-
-        return WrittenStore.open(location, phony_dims="access")
-    if engine != "zarr":
-        return location
     from zarr.storage import LocalStore
 
+    # Values that are not there are errors.
     from credit_jax.io.missing_chunks import CompleteStore
 
-    if isinstance(location, str | os.PathLike):
-        location = LocalStore(os.fspath(location), read_only=True)
-    return CompleteStore(location)
+    with _named(path):
+        if is_url(path):
+            location = location or _remote(path, "zarr")
+        else:
+            check_file(path)
+            location = LocalStore(path, read_only=True)
+        group = zarr.open_group(CompleteStore(location), mode="r")
+        check_group(path, group)
+        return group
 
 
 def _remote(url: str, engine: str | None) -> Any:

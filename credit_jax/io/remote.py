@@ -89,7 +89,13 @@ def read_bytes(path: str, start: int = 0, size: int = -1) -> bytes:
         ValueError: obstore, which URLs need, is not installed.
     """
     if not is_url(path):
-        return retried(lambda: _local_bytes(path, start, size), path)
+
+        def read() -> bytes:
+            with open(path, "rb") as file:
+                file.seek(start)
+                return file.read(size)
+
+        return retried(read, path)
     store, key = _parts(path)
     import obstore
 
@@ -102,12 +108,6 @@ def read_bytes(path: str, start: int = 0, size: int = -1) -> bytes:
         return bytes(retried(full, path))
     except Exception as error:
         raise OSError(f"{path}: cannot be read ({brief(error)})") from error
-
-
-def _local_bytes(path: str, start: int, size: int) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(start)
-        return file.read(size)
 
 
 def open_binary(url: str) -> io.BufferedReader:

@@ -8,8 +8,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -96,11 +95,20 @@ def retried(read: Callable[[], T], path: str) -> T:
         OSError: every attempt failed with a transient error.
         Exception: any other error of `read`, without a retry.
     """
+    global _watch
+    with _watch_lock:
+        if _watch is None:
+            _watch = threading.Thread(target=_name_slow, name="slow reads", daemon=True)
+            _watch.start()
     began = time.monotonic()
     for attempt, pause in enumerate((*PAUSES, None), 1):
+        number = next(_numbers)
+        _reads[number] = path, time.monotonic()
         try:
-            with named_if_slow(path):
+            try:
                 return read()
+            finally:
+                del _reads[number]
         except Exception as error:
             if not is_transient(error):
                 raise
@@ -123,32 +131,10 @@ def retried(read: Callable[[], T], path: str) -> T:
     raise AssertionError("the last attempt returns or raises")
 
 
-@contextmanager
-def named_if_slow(path: str) -> Iterator[None]:
-    """Logs a warning while the read in the block takes longer than SLOW_SECONDS."""
-    number = next(_numbers)
-    _reads[number] = path, time.monotonic()
-    _start_watch()
-    try:
-        yield
-    finally:
-        del _reads[number]
-
-
 _numbers = itertools.count()
 _reads: dict[int, tuple[str, float]] = {}
 _watch_lock = threading.Lock()
 _watch: threading.Thread | None = None
-
-
-def _start_watch() -> None:
-    global _watch
-    if _watch is not None:
-        return
-    with _watch_lock:
-        if _watch is None:
-            _watch = threading.Thread(target=_name_slow, name="slow reads", daemon=True)
-            _watch.start()
 
 
 def _name_slow() -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from queue import Empty, Full, Queue
 from typing import Any, Generic, TypeVar
 
 from credit_jax.io.activity import activity
 
 Item = TypeVar("Item")
-# Interval at which a blocked thread checks whether to stop, in seconds.
-_POLL = 0.1
+_END: Any = object()  # in place of an item after the last one
 
 
 class Workers:
@@ -97,56 +96,31 @@ class ReadAhead(Generic[Item]):
     """
 
     def __init__(self, items: Iterable[Item], num_ahead: int) -> None:
-        self._queue: Queue[tuple[str, Any]] = Queue(num_ahead)
-        self._stop = threading.Event()
-        self.seconds = 0.0
-        self._thread = threading.Thread(
-            target=self._fill, args=(iter(items),), name="read", daemon=True
-        )
-        self._thread.start()
+        self._items, self.seconds = iter(items), 0.0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="read")
+        # One is computed beside those that wait.
+        count = num_ahead + 1
+        self._pending = deque(self._pool.submit(self._compute) for _ in range(count))
 
     def __next__(self) -> Item:
         with activity("reading"):
-            kind, value = self._get()
-        if kind == "error":
-            raise value
-        if kind == "end":
+            item = self._pending[0].result()
+        if item is _END:
             raise StopIteration
-        return value
+        self._pending.popleft()
+        self._pending.append(self._pool.submit(self._compute))
+        return item
 
     def __iter__(self) -> Iterator[Item]:
         return self
 
     def close(self) -> None:
         """Stops the thread, and waits for it."""
-        self._stop.set()
-        self._thread.join()
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _fill(self, items: Iterator[Item]) -> None:
-        while not self._stop.is_set():
-            start = time.perf_counter()
-            try:
-                entry: tuple[str, Any] = ("item", next(items))
-            except StopIteration:
-                entry = ("end", None)
-            except BaseException as error:
-                entry = ("error", error)
+    def _compute(self) -> Any:
+        start = time.perf_counter()
+        try:
+            return next(self._items, _END)
+        finally:
             self.seconds += time.perf_counter() - start
-            self._put(entry)
-            if entry[0] != "item":
-                return
-
-    def _put(self, entry: tuple[str, Any]) -> None:
-        while not self._stop.is_set():
-            try:
-                return self._queue.put(entry, timeout=_POLL)
-            except Full:
-                continue
-
-    def _get(self) -> tuple[str, Any]:
-        while True:
-            try:
-                return self._queue.get(timeout=_POLL)
-            except Empty:
-                if not self._thread.is_alive() and self._queue.empty():
-                    raise RuntimeError("the thread that reads has ended") from None

@@ -11,7 +11,6 @@ import numpy as np
 import xarray as xr
 
 from credit_jax.data import ChannelGroup, ChannelSchema
-from credit_jax.data.further_inputs import FurtherInputs
 from credit_jax.data.sources.file_source import FileSource
 from credit_jax.data.sources.source import Source
 from credit_jax.data.sources.tisr import open_axes
@@ -91,22 +90,16 @@ _INPUT, _OUTPUT = "input", "output"
 
 
 def channel_groups(
-    schema: ChannelSchema, further: FurtherInputs | None
+    schema: ChannelSchema, further: Mapping[str, ChannelSchema]
 ) -> dict[str, Sequence[ChannelGroup]]:
     """The variables of "input", "output", and each further input of the model.
 
     Args:
         schema: schema of x and y.
-        further: inputs beside x, by the names that the model gives them.
+        further: those of inputs beside x, by the names that the model gives them.
     """
-    groups: dict[str, Sequence[ChannelGroup]]
-    groups = {_INPUT: schema.input, _OUTPUT: schema.target}
-    if further is not None:
-        groups |= {
-            name: further_schema.input
-            for name, further_schema in further.schemas.items()
-        }
-    return groups
+    inputs = {name: of_input.input for name, of_input in further.items()}
+    return {_INPUT: schema.input, _OUTPUT: schema.target, **inputs}
 
 
 def write_channels(

@@ -34,7 +34,6 @@ from credit_jax.config.sources.sections import LocalConfig
 from credit_jax.config.sources.source import FIELD_TYPES
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data import ChannelSchema
-from credit_jax.data.further_inputs import FurtherInputs
 from credit_jax.data.sources.file_source import descriptive
 from credit_jax.models.model_def import ModelDef, Weights
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
@@ -175,7 +174,7 @@ class Package(Artifact):
     def of_data(
         self,
         schema: ChannelSchema,
-        further: FurtherInputs | None,
+        further: Mapping[str, ChannelSchema],
         latitude: np.ndarray,
         longitude: np.ndarray,
     ) -> Package:

@@ -10,7 +10,7 @@ from credit_jax.config import Config
 from credit_jax.config.data import INPUT_TIMES, TARGET_TIME, DataConfig
 from credit_jax.config.sources.source import MAIN_INPUT
 from credit_jax.data import ChannelGroup, ChannelSchema, Loader, Split
-from credit_jax.data.further_inputs import FurtherInputs
+from credit_jax.data.opened_data import InputData
 from credit_jax.data.schema import num_levels
 from credit_jax.models.common.config import CorrectedConfig, ModelConfig, VectorSpec
 from credit_jax.transforms import Pipeline
@@ -83,19 +83,19 @@ def fit_problems(
 
     def opened(
         split: Split, data: DataConfig
-    ) -> tuple[ChannelSchema, FurtherInputs | None]:
+    ) -> tuple[ChannelSchema, InputData | None]:
         if loader := loaders.get(split):
-            return loader.schema, loader.dataset.further
+            return loader.schema, loader.dataset
         return schema_of(data, model, pipeline), None
 
-    train, further = opened("train", config.data)
-    problems = data_problems(config.data, model, train, further)
+    train, dataset = opened("train", config.data)
+    problems = data_problems(config.data, model, train, dataset)
     if config.validation_overrides.source and not config.trainer.skip_validation:
         data = config.validation_data
-        valid, further = opened("valid", data)
+        valid, dataset = opened("valid", data)
         if (valid.input, valid.target) != (train.input, train.target):
             problems += channel_problems(valid, model, "validation_data.source")
-        problems += further_problems(data, model, further, "validation_data")
+        problems += further_problems(data, model, dataset, "validation_data")
     if isinstance(model, CorrectedConfig) and model.gen1_post_conf is not None:
         named = model.gen1_post_conf.data.by_variable
         predicted = {group.variable: group.n_levels for group in train.target}
@@ -113,7 +113,7 @@ def data_problems(
     data: DataConfig,
     model: ModelConfig,
     schema: ChannelSchema,
-    further: FurtherInputs | None,
+    opened: InputData | None,
 ) -> list[str]:
     """Finds mismatches between a model and one data section, one line each.
 
@@ -121,7 +121,7 @@ def data_problems(
         data: the data section.
         model: validated config of the model.
         schema: the channels of x and y.
-        further: the opened inputs other than x; None compares without files.
+        opened: the opened data; None compares without files.
     """
     problems = []
     if model.x.frames != data.history_len:
@@ -129,7 +129,7 @@ def data_problems(
             f"model.frames: {model.x.frames} differs from data.history_len "
             f"{data.history_len}; make them equal"
         )
-    problems += further_problems(data, model, further)
+    problems += further_problems(data, model, opened)
     return problems + channel_problems(schema, model)
 
 
@@ -146,7 +146,7 @@ def check_corrections(model: ModelConfig, loader: Loader) -> None:
 def further_problems(
     data: DataConfig,
     model: ModelConfig,
-    further: FurtherInputs | None = None,
+    opened: InputData | None = None,
     origin: str = "data",
 ) -> Iterator[str]:
     """Finds mismatches of inputs other than x, one line each.
@@ -154,10 +154,10 @@ def further_problems(
     Args:
         data: the data section.
         model: validated config of the model.
-        further: the opened inputs; None compares what is known without files.
+        opened: the opened data; None compares what is known without files.
         origin: dotted path of the section.
     """
-    schemas = further_schemas(data, further)
+    schemas = further_schemas(data, opened)
     specs = {name: spec for name, spec in model.inputs.items() if name != MAIN_INPUT}
     for name in (*data.further_inputs, *data.time_encoding):
         if name not in specs:
@@ -207,9 +207,8 @@ def further_problems(
                     f"{', '.join(sources)} have {channels}; change the model's "
                     "channels, or the variables"
                 )
-        if further is None or name not in further.schemas:
-            continue
-        for grid in further.grids_of(name):
+        of_input = [] if opened is None else opened.only(sources).sources.values()
+        for grid in (grid for source in of_input for grid in source.grids()):
             if grid.shape != (spec.height, spec.width):
                 yield (
                     f"{grid.where} has a grid of {' x '.join(map(str, grid.shape))}, "
@@ -219,11 +218,11 @@ def further_problems(
 
 
 def further_schemas(
-    data: DataConfig, further: FurtherInputs | None = None
+    data: DataConfig, opened: InputData | None = None
 ) -> dict[str, ChannelSchema]:
     """Returns the channels of each input of the model other than x."""
-    if further is not None:
-        return {**further.schemas}
+    if opened is not None:
+        return {**opened.further}
     levels, schemas = num_levels(data, 0), {}
     for name in data.further_inputs:
         fields = {

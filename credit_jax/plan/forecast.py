@@ -17,9 +17,11 @@ from credit_jax.config.messages import counted
 from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.data import ChannelSchema
 from credit_jax.data.calendars import STANDARD
-from credit_jax.data.checks import check_grid
-from credit_jax.data.forecast_data import ForecastData, open_forecast_data
-from credit_jax.data.forecast_reader import ForecastReader
+from credit_jax.data.forecast_data import (
+    ForecastData,
+    ForecastReader,
+    open_forecast_data,
+)
 from credit_jax.data.opened_data import NamedData
 from credit_jax.data.perturbations import Perturbation, parse_perturbation
 from credit_jax.data.schedule import ForecastSchedule, make_schedule
@@ -227,11 +229,9 @@ def plan_forecast(
     # The transforms take the order of rows and levels of the data before the rollout is
     # made of them.
     _, pipeline, *_ = together(
-        lambda: check_problems(
-            data_problems(data, model.config, schema, opened.further)
-        ),
+        lambda: check_problems(data_problems(data, model.config, schema, opened)),
         lambda: _located(pipeline, opened, schema, like),
-        lambda: check_grid(opened, model.grid if pipeline.grid is None else None),
+        lambda: opened.check_grid(model.grid if pipeline.grid is None else None),
         lambda: check_problems(missing),
         lambda: check_problems(perturbation.unknown_variables(schema.target_slices())),
         lambda: check_problems(
@@ -251,8 +251,7 @@ def plan_forecast(
             "postblocks.post_rollout: runs after the last step is written, as in "
             "CREDIT, and changes nothing"
         )
-    for source in opened.sources.values():
-        notes += source.notes()
+    notes += opened.notes()
     notes += [
         *notes_on_initial(pipeline),
         *notes_on_order(pipeline, opened.schema.as_read()),

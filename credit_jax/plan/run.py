@@ -204,7 +204,7 @@ class RunPlan:
     def further_schemas(self) -> dict[str, ChannelSchema]:
         """Channels of each input of the model other than x, if they are known."""
         loader = self.loaders.get("train")
-        opened = None if loader is None else loader.dataset.further
+        opened = None if loader is None else loader.dataset
         schemas = further_schemas(self.config.data, opened)
         if self.pipeline is None:
             return schemas

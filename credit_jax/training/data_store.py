@@ -20,6 +20,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,12 +35,10 @@ from jaxtyping import Float, Int16
 from rich.console import Console
 
 from credit_jax.config import Config, dump_config
-from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.source import SourceConfig
 from credit_jax.data import Dataset, open_dataset, splits
 from credit_jax.data.calendars import STANDARD, as_dates
-from credit_jax.data.checks import check_dataset
-from credit_jax.data.clock import SourceClock, common_starts
+from credit_jax.data.clock import common_starts
 from credit_jax.data.forecast_data import curvilinear_axes
 from credit_jax.data.sources.anemoi import AnemoiSource
 from credit_jax.data.sources.file_source import FileSource
@@ -89,15 +88,12 @@ class Packing:
     Scales have 8 significant bits and offsets those of float32, so that values are the
     same bits whether they are computed in float32 or, as xarray does, in float64. Zero
     is exact where it is in the range.
-
-    Attributes:
-        scale, offset: (level,), or (1,) for all levels.
-        deviation: (level,) standard deviations.
     """
 
+    # (level,), or (1,) for all levels.
     scale: PerLevel
     offset: PerLevel
-    deviation: PerLevel
+    deviation: PerLevel  # (level,) standard deviations
 
     @classmethod
     def of(cls, moments: MeanAndVariance, extremes: Extremes) -> Packing:
@@ -120,23 +116,21 @@ class Packing:
 
     def pack(self, x: Space) -> Packed:
         """Returns the integers nearest to values."""
-        scale, offset = (_along_levels(v, x) for v in (self.scale, self.offset))
+        scale, offset = self._along_levels(x)
         steps = np.rint((x.astype(np.float64) - offset) / scale)
         steps = np.clip(steps, -_LARGEST, _LARGEST)
         return np.where(np.isnan(x), _NAN, steps).astype(np.int16)
 
     def unpack(self, steps: Packed) -> Space:
         """Returns the values of integers, as they are read."""
-        scale, offset = (
-            _along_levels(v, steps).astype(np.float32)
-            for v in (self.scale, self.offset)
-        )
+        scale, offset = (v.astype(np.float32) for v in self._along_levels(steps))
         values = steps.astype(np.float32) * scale + offset
         return np.where(steps == _NAN, np.float32("nan"), values)
 
-
-def _along_levels(values: PerLevel, x: np.ndarray) -> np.ndarray:
-    return values.reshape(-1, *[1] * (x.ndim - 1))
+    def _along_levels(self, x: np.ndarray) -> list[np.ndarray]:
+        """Scale and offset, to be broadcast over a field."""
+        shape = -1, *[1] * (x.ndim - 1)
+        return [values.reshape(shape) for values in (self.scale, self.offset)]
 
 
 def _scale(low: PerLevel, high: PerLevel) -> PerLevel:
@@ -149,23 +143,14 @@ def _scale(low: PerLevel, high: PerLevel) -> PerLevel:
 
 @dataclass(frozen=True)
 class Group:
-    """A field type of a source: a group of the store.
+    """A field type of a source: a group of the store."""
 
-    Attributes:
-        path: path in the store.
-        source: the opened source.
-        field_type: the field type.
-        grid: grid of the fields.
-        times: (time,) labels; of static fields the one at which they are read.
-        missing: labels that the source leaves out of samples.
-    """
-
-    path: str
-    source: Source
-    field_type: str
-    grid: FileGrid
-    times: np.ndarray
-    missing: tuple[str, ...]
+    path: str  # path in the store
+    source: Source  # the opened source
+    field_type: str  # the field type
+    grid: FileGrid  # grid of the fields
+    times: np.ndarray  # (time,) labels; of static fields the one at which they are read
+    missing: tuple[str, ...]  # labels that the source leaves out of samples
 
     @property
     def is_static(self) -> bool:
@@ -194,11 +179,6 @@ class Group:
         levels = sum(max(1, levels) for _, levels in self.variables.values())
         num_bytes = 4 * levels * int(np.prod(self.grid.shape))
         return max(1, min(num_times, count, MAX_SHARD_BYTES // num_bytes))
-
-    @property
-    def num_shards(self) -> int:
-        """Number of shards of each variable."""
-        return -(-len(self.times) // self.shard_times)
 
     @property
     def level_dim(self) -> str:
@@ -328,7 +308,7 @@ def _agree(path: Path, request: Mapping[str, Any], folder: Path) -> None:
 def _open_groups(
     config: Config, folder: Path, display: Display
 ) -> tuple[tuple[Group, ...], dict[str, Any]]:
-    """Opens and checks the data of a config."""
+    """The groups of the store, and the sections of the config that reads them."""
     blocks = (*config.preblocks.ic_only.values(), *config.preblocks.per_step.values())
     shared_grid = "regrid" not in [block.type for block in blocks]
     datasets = {"data": open_dataset(config.data, shared_grid=shared_grid)}
@@ -342,14 +322,13 @@ def _open_groups(
     sections = {name: dict(written[name] or {}) for name in datasets if name in written}
     notes: dict[str, None] = {}
     for name, dataset in datasets.items():
-        notes |= dict.fromkeys(check_dataset(dataset, shared_grid=shared_grid))
+        notes |= dict.fromkeys(dataset.check(shared_grid=shared_grid))
         separate = name == "data" or config.validation_overrides.source is not None
         prefix = "" if name == "data" or not separate else "validation/"
         if separate:
-            sources, clocks = _sources_of(dataset)
             sections[name]["source"] = {
-                key: _section(dataset.data, source, clocks[key], folder / prefix / key)
-                for key, source in sources.items()
+                key: _section(dataset, key, folder / prefix / key)
+                for key in dataset.data.source
             }
         for group in _groups_of(dataset, prefix):
             if (earlier := groups.get(group.path)) is not None:
@@ -372,25 +351,10 @@ def _open_groups(
     return tuple(groups.values()), sections
 
 
-def _sources_of(dataset: Dataset) -> tuple[dict[str, Source], dict[str, SourceClock]]:
-    """All sources and their clocks, in order."""
-    parts = [dataset] if dataset.further is None else [dataset, dataset.further]
-    sources = {name: source for part in parts for name, source in part.sources.items()}
-    clocks = {name: clock for part in parts for name, clock in part.clocks.items()}
-    return {name: sources[name] for name in dataset.data.source}, clocks
-
-
-def _window(dataset: Dataset, name: str, kind: str) -> np.ndarray:
-    """(samples, times) at which a source is read, also those of further inputs."""
-    if name in dataset.sources or dataset.further is None:
-        return dataset.window(name, kind)
-    starts = [dataset.starts_at(step) for step in range(dataset.num_steps)]
-    return dataset.further.times(name, np.concatenate(starts))
-
-
-def _section(data: DataConfig, source: Source, clock: SourceClock, folder: Path) -> Any:
+def _section(dataset: Dataset, name: str, folder: Path) -> Any:
     """The section that reads a source from a store."""
-    config = source.config
+    source, clock = dataset.sources[name], dataset.clocks[name]
+    config, data = source.config, dataset.data
     section = {
         key: value
         for key, value in config.model_dump(mode="json", exclude_unset=True).items()
@@ -420,23 +384,20 @@ def _groups_of(dataset: Dataset, prefix: str) -> Iterator[Group]:
     """Yields the groups of a data set, with the times that its samples read."""
     # A variable has all times of its source that its files have: forecasts are compared
     # with the truth at their first time, which no sample has as a target.
-    sources, clocks = _sources_of(dataset)
-    every = common_starts(dataset.data, clocks, dataset.calendar)
-    everything = dataclasses.replace(dataset, starts=every)
-    for name, source in sources.items():
+    every = common_starts(dataset.data, dataset.clocks, dataset.calendar)
+    both = dataset, dataclasses.replace(dataset, starts=every)
+    for name in dataset.data.source:
+        source = dataset.sources[name]
         kinds = [*source.config.variables.by_type]
-        windows = {}
-        for kind in kinds:
-            pair = (_window(data, name, kind) for data in (dataset, everything))
-            windows[kind] = [np.unique(times) for times in pair]
-        missing = np.concatenate(
-            [
-                times[~source.available(times)]
-                for kind, (_, times) in windows.items()
-                if kind != "static"
-            ]
-            or [np.array([], "datetime64[ns]")]
-        )
+        timed = [kind for kind in kinds if kind != "static"]
+        windows = {
+            kind: [np.unique(each.window(name, kind)) for each in both]
+            for kind in kinds
+        }
+        none = np.array([], "datetime64[ns]")
+        full = [windows[kind][1] for kind in timed]
+        missing = np.concatenate([none, *(x[~source.available(x)] for x in full)])
+        used = np.concatenate([none, *(windows[kind][0] for kind in timed)])
         grids = [*source.grids()]
         grids = grids if len(grids) == len(kinds) else grids[:1] * len(kinds)
         for kind, grid in zip(kinds, grids, strict=True):
@@ -444,47 +405,36 @@ def _groups_of(dataset: Dataset, prefix: str) -> Iterator[Group]:
             if kind == "static":
                 times = times[:1]
             else:
-                others = [w[0] for other, w in windows.items() if other != "static"]
                 sure = times[:0] if dataset.skips_bad else times
-                more = np.setdiff1d(np.concatenate(others), sure)
-                present = [_is_present(source, kind, time) for time in more]
-                times = np.union1d(sure, more[present])
+                present = list[np.datetime64]()
+                for time in np.setdiff1d(used, sure):
+                    with suppress(BadSampleError):
+                        source.check(kind, np.array([time]))
+                        present.append(time)
+                times = np.union1d(sure, np.array(present, sure.dtype))
             labels = tuple(str(label) for label in np.unique(missing))
             yield Group(f"{prefix}{name}/{kind}", source, kind, grid, times, labels)
 
 
-def _is_present(source: Source, kind: str, time: np.datetime64) -> bool:
-    try:
-        source.check(kind, np.array([time]))
-    except BadSampleError:
-        return False
-    return True
-
-
 @dataclass(frozen=True)
 class _Writer:
-    """One job that writes a part of a store.
+    """One job that writes a part of a store."""
 
-    Attributes:
-        work: folder beside the store.
-        groups: groups of the store.
-        bits: number of bits of a value.
-        shard: number of the job, and number of jobs.
-        num_threads: number of threads that read.
-        display: display of the progress.
-    """
-
-    work: Path
+    work: Path  # folder beside the store
     groups: tuple[Group, ...]
-    bits: int
-    shard: tuple[int, int]
-    num_threads: int
+    bits: int  # of a value
+    shard: tuple[int, int]  # number of the job, and number of jobs
+    num_threads: int  # that read
     display: Display
 
     @cached_property
     def units(self) -> list[tuple[Group, int]]:
         """All shards of the store, of all variables of a group together."""
-        return [(group, k) for group in self.groups for k in range(group.num_shards)]
+        return [
+            (group, number)
+            for group in self.groups
+            for number in range(-(-len(group.times) // group.shard_times))
+        ]
 
     @property
     def store(self) -> Path:
@@ -528,7 +478,7 @@ class _Writer:
             yield group, json.loads(self._path(kind, index).read_text())
 
     def _record(self, kind: str, title: str, content_of: Any) -> bool:
-        """Makes the records of this job's shards that are missing."""
+        """Makes the missing records of this job's shards; whether all jobs have."""
         job, jobs = self.shard
         # Neighbors in time, which the chunks of the sources hold together.
         first, end = (len(self.units) * number // jobs for number in (job - 1, job))
@@ -595,43 +545,58 @@ class _Writer:
         for group in self.groups:
             for end in range(1, group.path.count("/") + 2):
                 root.require_group("/".join(group.path.split("/")[:end]))
-            coordinates = _coordinates(group)
-            packed = packings.get(group.path, {})
-            for name, packing in packed.items():
-                for attribute, values in (
-                    (SCALE_OF_LEVELS, packing.scale),
-                    (OFFSET_OF_LEVELS, packing.offset),
-                ):
-                    if len(values) > 1:
-                        array = (group.level_dim,), values.astype(np.float32)
-                        coordinates[f"{name}_{attribute}"] = array
-            coordinates.to_zarr(
-                folder, group=group.path, mode="a", zarr_format=3, consolidated=False
-            )
+            coordinates, source = _coordinates(group), group.source
+            # All attributes where a file has them.
+            attributes: dict[str, dict[str, Any]] = dict(source.attributes())
+            of_files = source.variables() if isinstance(source, FileSource) else ()
+            for variable in of_files:
+                attributes[variable.key] = {
+                    str(name): value.tolist() if hasattr(value, "tolist") else value
+                    for name, value in variable.array.attrs.items()
+                }
             sizes = dict(zip(group.space, group.grid.shape, strict=True))
-            attributes = _attributes(group.source)
+            arrays: list[dict[str, Any]] = []
             for name, (key, levels) in group.variables.items():
                 dims = {group.level_dim: levels} if levels else {}
                 chunks = shape = {**dims, **sizes}
-                shards = None
+                about, shards = attributes.get(key, {}), None
                 if not group.is_static:
-                    time = group.source.config.time_coord
+                    time = source.config.time_coord
                     shape = {time: len(group.times), **shape}
                     chunks = {time: 1, **chunks}
                     shards = tuple({**chunks, time: group.shard_times}.values())
-                integer = name in packed
-                root.create_array(
-                    f"{group.path}/{name}",
-                    shape=tuple(shape.values()),
-                    chunks=tuple(chunks.values()),
-                    shards=shards,
-                    dtype="int16" if integer else "float32",
-                    fill_value=_NAN if integer else float("nan"),
-                    compressors=None,
-                    dimension_names=tuple(shape),
-                    attributes=attributes.get(key, {})
-                    | (_packing_attributes(name, packed[name]) if integer else {}),
+                packing = packings.get(group.path, {}).get(name)
+                if packing is not None:
+                    about = dict(about)
+                    # A scale for all levels is a number, or else the name of an array.
+                    for attribute, of_levels, values in (
+                        ("scale_factor", SCALE_OF_LEVELS, packing.scale),
+                        ("add_offset", OFFSET_OF_LEVELS, packing.offset),
+                    ):
+                        if len(values) == 1:
+                            about[attribute] = values[0]
+                            continue
+                        about[of_levels] = f"{name}_{of_levels}"
+                        array = (group.level_dim,), values.astype(np.float32)
+                        coordinates[about[of_levels]] = array
+                    about["_FillValue"] = _NAN
+                arrays.append(
+                    {
+                        "name": f"{group.path}/{name}",
+                        "shape": tuple(shape.values()),
+                        "chunks": tuple(chunks.values()),
+                        "shards": shards,
+                        "dtype": "float32" if packing is None else "int16",
+                        "fill_value": float("nan") if packing is None else _NAN,
+                        "dimension_names": tuple(shape),
+                        "attributes": about,
+                    }
                 )
+            coordinates.to_zarr(
+                folder, group=group.path, mode="a", zarr_format=3, consolidated=False
+            )
+            for options in arrays:
+                root.create_array(compressors=None, **options)
 
     def _write(
         self, group: Group, number: int, packings: Mapping[str, Packing]
@@ -695,18 +660,36 @@ class _Writer:
                     total["count"] += part["count"]
                     total["squares"] += part["squares"]
                     total["largest"] = np.maximum(total["largest"], part["largest"])
-        if packings:
-            rows = [*_error_rows(self.groups, packings, sums)]
+        # Errors of each level of each variable, in standard deviations.
+        rows = list[dict[str, Any]]()
+        for group in self.groups:
+            values = group.source.axes().levels
+            for name, packing in packings.get(group.path, {}).items():
+                total, (key, levels) = sums[group.path, name], group.variables[name]
+                deviation = packing.deviation
+                scale = np.where(deviation > 0, deviation, 1)
+                rms = np.sqrt(total["squares"] / np.maximum(total["count"], 1)) / scale
+                largest = total["largest"] / scale
+                for index in range(max(1, levels)):
+                    level = values[index] if levels and values else index + 1
+                    row = {
+                        "variable": key,
+                        "level": f"{level:g}" if levels else "",
+                        "deviation": f"{deviation[index]:.4g}",
+                        "largest_error": f"{largest[index]:.3g}",
+                        "rms_error": f"{rms[index]:.3g}",
+                    }
+                    rows.append(row)
+                    label = f"{row['variable']} {row['level']}".strip()
+                    self.display.message(
+                        f"  {label}: largest error {row['largest_error']}, rms "
+                        f"{row['rms_error']} of its deviation {row['deviation']}"
+                    )
+        if rows:
             with new_file(self.store / ERRORS) as partial, partial.open("w") as file:
                 writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(rows)
-            for row in rows:
-                name = f"{row['variable']} {row['level']}".strip()
-                self.display.message(
-                    f"  {name}: largest error {row['largest_error']}, rms "
-                    f"{row['rms_error']} of its deviation {row['deviation']}"
-                )
         shutil.copyfile(self.work / REQUEST, self.store / REQUEST)
         with new_file(self.store / CONFIG) as partial:
             partial.write_text(text, encoding="utf-8")
@@ -714,54 +697,6 @@ class _Writer:
         others = record_files(self.store, leave_out=files)
         write_records(self.store / DIGESTS, files | others)
         os.rename(self.store, folder)
-
-
-def _error_rows(
-    groups: tuple[Group, ...],
-    packings: Mapping[str, Mapping[str, Packing]],
-    sums: Mapping[tuple[str, str], Mapping[str, np.ndarray]],
-) -> Iterator[dict[str, Any]]:
-    """Yields the errors of each level of each variable, in standard deviations."""
-    for group in groups:
-        values = group.source.axes().levels
-        for name, packing in packings.get(group.path, {}).items():
-            total = sums[group.path, name]
-            key, levels = group.variables[name]
-            deviation = packing.deviation
-            scale = np.where(deviation > 0, deviation, 1)
-            rms = np.sqrt(total["squares"] / np.maximum(total["count"], 1)) / scale
-            largest = total["largest"] / scale
-            for index in range(max(1, levels)):
-                level = values[index] if levels and values else index + 1
-                yield {
-                    "variable": key,
-                    "level": f"{level:g}" if levels else "",
-                    "deviation": f"{deviation[index]:.4g}",
-                    "largest_error": f"{largest[index]:.3g}",
-                    "rms_error": f"{rms[index]:.3g}",
-                }
-
-
-def _packing_attributes(name: str, packing: Packing) -> dict[str, Any]:
-    """Attributes by which integers are read; of each level, names of arrays."""
-    if len(packing.scale) == 1:
-        scale = {"scale_factor": packing.scale[0], "add_offset": packing.offset[0]}
-    else:
-        attributes = SCALE_OF_LEVELS, OFFSET_OF_LEVELS
-        scale = {attribute: f"{name}_{attribute}" for attribute in attributes}
-    return {**scale, "_FillValue": _NAN}
-
-
-def _attributes(source: Source) -> dict[str, dict[str, Any]]:
-    """Key of a variable -> its attributes, all of them where a file has them."""
-    attributes: dict[str, dict[str, Any]] = dict(source.attributes())
-    if isinstance(source, FileSource):
-        for variable in source.variables():
-            attributes[variable.key] = {
-                str(name): value.tolist() if hasattr(value, "tolist") else value
-                for name, value in variable.array.attrs.items()
-            }
-    return attributes
 
 
 def _coordinates(group: Group) -> xr.Dataset:

@@ -29,9 +29,8 @@ from rich.console import Console
 
 from credit_jax.config import Config
 from credit_jax.data import Dataset, Loader, Sample, Sampler, build_loader, open_dataset
-from credit_jax.data.checks import check_dataset
 from credit_jax.data.dataset import collate
-from credit_jax.data.values import BadValuesError, check_sample
+from credit_jax.data.values import check_sample, files_named
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import move_aside, new_file
 from credit_jax.io.errors import errors_of
@@ -242,12 +241,12 @@ def open_samples(config: Config, *, in_order: bool) -> Samples:
             sample, in order of time.
 
     Raises:
-        FileNotFoundError, ValueError: see `open_dataset`, `check_dataset`.
+        FileNotFoundError, ValueError: see `open_dataset`, `Dataset.check`.
     """
     data = config.data.model_copy(update={"forecast_len": 1})
     dataset = open_dataset(data)
     blocks = (*config.preblocks.ic_only.values(), *config.preblocks.per_step.values())
-    check_dataset(dataset, shared_grid="regrid" not in [block.type for block in blocks])
+    dataset.check(shared_grid="regrid" not in [block.type for block in blocks])
     sampler = Sampler(
         num_samples=len(dataset),
         batch_size=config.trainer.train_batch_size,
@@ -312,20 +311,14 @@ def fit_samples(
 def _read(dataset: Dataset, index: int) -> Sample | str:
     """Reads a sample; returns the error text for a bad one that is to be skipped."""
     try:
-        return _checked(dataset, index)
+        sample = dataset[index]
+        with files_named(dataset.path_of):
+            check_sample(sample)
+        return sample
     except (ValueError, OSError) as error:
         if not dataset.skips_bad:
             raise
         return str(error)
-
-
-def _checked(dataset: Dataset, index: int) -> Sample:
-    sample = dataset[index]
-    try:
-        check_sample(sample)
-    except BadValuesError as error:
-        raise error.in_file(dataset.path_of) from error
-    return sample
 
 
 def in_threads(

@@ -38,8 +38,8 @@ def test_fields_of_a_sample(world, kind):
     flat = later["TP"].values
     assert np.array_equal(targets["ERA5/diagnostic/2d/TP"][0, 0], flat)
     assert inputs["ERA5/static/2d/LSM"].shape == (1, 1, 6, 10)
-    assert np.array_equal(dataset.latitude, GRID["latitude"])
-    assert np.array_equal(dataset.longitude, GRID["longitude"])
+    assert np.array_equal(dataset.degrees("latitude"), GRID["latitude"])
+    assert np.array_equal(dataset.degrees("longitude"), GRID["longitude"])
 
 
 @pytest.mark.parametrize("calendar", ["noleap", "julian"])

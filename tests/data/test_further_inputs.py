@@ -12,7 +12,7 @@ import xarray as xr
 
 from credit_jax.config import ConfigError
 from credit_jax.data import build_loader
-from credit_jax.data.further_inputs import encode_times
+from credit_jax.data.opened_data import encode_times
 from credit_jax.plan import plan_run
 from tests.data.damaged import rewrite
 from tests.data.region import WRF, region, region_config, write_outside
@@ -121,8 +121,7 @@ def test_samples_without_fields_around_are_left_out(region: Path) -> None:
     raw["data"]["source"]["AROUND"]["end_datetime"] = "2000-01-08"
     few = build_loader(parsed(raw), split="train").dataset
     assert every - len(few) == 9
-    assert few.further is not None
-    last = few.further.times("AROUND", few.starts[-1:])
+    last = few.clocks["AROUND"].input_times(few.starts[-1:])
     assert last.max() <= np.datetime64("2000-01-08")
     steps = parsed(region_config(region, data__forecast_len=3))
     assert len(build_loader(steps, split="train").dataset) > 0

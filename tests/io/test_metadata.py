@@ -11,6 +11,7 @@ import pytest
 import xarray as xr
 import zarr
 
+from credit_jax.io import open_files
 from credit_jax.io.metadata import refuse_links
 from credit_jax.io.open_files import OpenFiles, open_dataset, opened
 from tests.messages.engine import *  # noqa: F403
@@ -139,12 +140,13 @@ def test_large_chunks_of_hdf5(tmp_path):
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_metadata_of_stores_elsewhere(version):
+def test_metadata_of_stores_elsewhere(version, monkeypatch):
     """Those that are read by URL are judged as they arrive, not as files."""
     place = zarr.storage.MemoryStore()
     dataset().to_zarr(place, zarr_format=version, consolidated=False)
     url = "https://example.org/store.zarr"
-    with open_dataset(place, "zarr", url) as found:
+    monkeypatch.setattr(open_files, "_remote", lambda url, engine: place)
+    with open_dataset(url) as found:
         np.testing.assert_array_equal(found["T"], dataset()["T"])
     key = "T/.zarray" if version == 2 else "T/zarr.json"
     content = json.loads(place._store_dict[key].to_bytes())
@@ -155,7 +157,7 @@ def test_metadata_of_stores_elsewhere(version):
     text = json.dumps(content).encode()
     place._store_dict[key] = zarr.core.buffer.cpu.Buffer.from_bytes(text)
     with pytest.raises(ValueError, match=r"example\.org/store\.zarr: .*pickle'"):
-        open_dataset(place, "zarr", url)
+        open_dataset(url)
 
 
 def soft_loop(file):

@@ -19,9 +19,9 @@ from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.sections import AnemoiConfig
 from credit_jax.data.sources.reader import CACHE_BYTES, OpenFile
 from credit_jax.data.sources.source import (
-    AnyTime,
     BadSampleError,
     FileGrid,
+    Source,
     SourceFields,
     field_key,
     read_times,
@@ -38,39 +38,25 @@ Cells = Float[np.ndarray, " cell"]
 
 
 @dataclasses.dataclass(frozen=True)
-class AnemoiSource(AnyTime):
-    """Reads a store of anemoi-datasets; see `Source`.
+class AnemoiSource(Source):
+    """Reads a store of anemoi-datasets; see `Source`."""
 
-    Attributes:
-        name: name of the source.
-        config: section of the source.
-        store: the store.
-        opened: its array of values, with its times.
-        levels: levels of the 3-D variables; None without any.
-        grid: grid of the fields.
-        points: latitudes and longitudes of the cells.
-        parts: key of a variable -> its part of `values`.
-        values: reads the variables of the config at the index of a time.
-        num_levels: number of levels of its 3-D variables.
-        calendar: calendar of its times.
-    """
-
-    name: str
-    config: AnemoiConfig
-    store: AnemoiStore
-    opened: OpenFile
-    levels: tuple[float, ...] | None
-    grid: FileGrid
-    points: tuple[Cells, Cells]
-    parts: Mapping[str, slice]
+    name: str  # name of the source
+    config: AnemoiConfig  # section of the source
+    store: AnemoiStore  # the store
+    opened: OpenFile  # its array of values, with its times
+    levels: tuple[float, ...] | None  # levels of the 3-D variables; None without any
+    grid: FileGrid  # grid of the fields
+    points: tuple[Cells, Cells]  # latitudes and longitudes of the cells
+    parts: Mapping[str, slice]  # key of a variable -> its part of `values`
+    # Reads the variables of the config at the index of a time.
     values: Callable[[int], Float[np.ndarray, "variable *space"]]
-    num_levels: int = 0
-    calendar: str = "standard"
+    num_levels: int = 0  # number of levels of its 3-D variables
+    calendar: str = "standard"  # calendar of its times
 
     def fields(
         self, field_type: str, times: np.ndarray, rows: slice | None = None
     ) -> SourceFields:
-        """See `AnyTime`."""
         if rows is not None and len(self.grid.shape) != 2:
             raise ValueError(f"{self.opened.path}: an unstructured grid has no rows")
         keys = [
@@ -86,21 +72,17 @@ class AnemoiSource(AnyTime):
         return read_times(at, field_type, times)
 
     def grids(self) -> Iterator[FileGrid]:
-        """See `Source.grids`."""
         yield self.grid
 
     def axes(self) -> GridCoordinates:
-        """See `Source.axes`."""
         space = as_values(self.grid.latitude), as_values(self.grid.longitude)
         return GridCoordinates(*space, self.levels, where=self.grid.where)
 
     def units(self) -> dict[str, tuple[str, str]]:
-        """See `Source.units`."""
         attributes = self.attributes().items()
         return {key: (units["units"], self.opened.path) for key, units in attributes}
 
     def attributes(self) -> dict[str, dict[str, str]]:
-        """See `Source.attributes`; stores have units alone."""
         units = {}
         for kind in self.config.variables.by_type:
             for dims, variable in variables_of(self.config, kind):
@@ -111,21 +93,17 @@ class AnemoiSource(AnyTime):
         return {key: {"units": str(unit)} for key, unit in every.items() if unit}
 
     def path_of(self, field_type: str, variable: str, time: np.datetime64) -> str:
-        """See `Source.path_of`."""
         return self.opened.path
 
     def coverage(self) -> tuple[pd.Timestamp, pd.Timestamp]:
-        """See `Source.coverage`."""
         times: Any = self.opened.times
         return times[0], times[-1]
 
     def available(self, times: np.ndarray) -> np.ndarray:
-        """See `Source.available`; False for the `missing_dates` of the store."""
         missing: Any = self.store.group.attrs.get("missing_dates") or []
         return ~np.isin(times, np.array(missing, "datetime64[ns]"))
 
     def check(self, field_type: str, times: np.ndarray) -> None:
-        """See `Source.check`."""
         if field_type == "static":
             return
         missing = times[self.opened.time_indices(times) < 0]

@@ -12,7 +12,7 @@ describe the differences between data sets.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.messages import counted
-from credit_jax.config.sources.source import NETCDF4, OUTPUT_TYPES, SourceConfig
+from credit_jax.config.sources.source import NETCDF4, SourceConfig
 from credit_jax.data.calendars import ROUNDING, most_restrictive, rounding_of
 from credit_jax.data.sources.file_variable import FileConventions, FileVariable, Order
 from credit_jax.data.sources.files import Files
@@ -29,6 +29,7 @@ from credit_jax.data.sources.reader import OpenFile, Reader
 from credit_jax.data.sources.source import (
     BadSampleError,
     FileGrid,
+    Source,
     SourceFields,
     check_same_files,
     field_key,
@@ -41,45 +42,36 @@ from credit_jax.named_fields.units import comparable, conversion, text_of, unit_
 
 # Number of files of a field type that `check` opens; of more, it opens every n-th.
 MANY_FILES = 200
+_AXES = "rows", "columns"
 # Attributes that say what a variable is (CF conventions, section 3).
 _DESCRIPTIVE = ("standard_name", "long_name", "units")
 
 
 @dataclasses.dataclass(frozen=True)
-class FileSource:
-    """An opened source that reads files; see `Source`.
+class FileSource(Source):
+    """An opened source that reads files; see `Source`."""
 
-    Attributes:
-        name: name of the source.
-        config: section of the source.
-        files: (field type, variable) -> files of the variable.
-        reader: opens and reads the files.
-        conventions: conventions of the files.
-        calendar: calendar of its times.
-        num_levels: number of levels of its 3-D variables; 0 without any.
-        requested: coordinates of the fields, see `at`.
-        orders: (path, dims of a variable) -> order of its rows and columns, of the
-            files that were read or checked.
-        rounded: path -> note, of the checked files with rounded times.
-        converted: variable -> note, of those whose checked files have another unit.
-        of_run: key -> unit of the variables of a run, in which they are read.
-        read_in: key -> unit in which fields are read, of variables that were opened.
-    """
-
-    name: str
-    config: SourceConfig
+    name: str  # name of the source
+    config: SourceConfig  # section of the source
+    # (field type, variable) -> files of the variable.
     files: Mapping[tuple[str, str], Files]
-    reader: Reader
-    conventions: FileConventions
-    calendar: str = "standard"
-    num_levels: int = 0
-    requested: GridCoordinates = UNKNOWN
+    reader: Reader  # opens and reads the files
+    conventions: FileConventions  # conventions of the files
+    calendar: str = "standard"  # calendar of its times
+    num_levels: int = 0  # number of levels of its 3-D variables; 0 without any
+    requested: GridCoordinates = UNKNOWN  # coordinates of the fields, see `at`
+    # (path, dims of a variable) -> order of its rows and columns, of the files that
+    # were read or checked.
     orders: dict[tuple[str, tuple], Order] = dataclasses.field(
         default_factory=dict, compare=False
     )
+    # path -> note, of the checked files with rounded times.
     rounded: dict[str, str] = dataclasses.field(default_factory=dict, compare=False)
+    # Variable -> note, of those whose checked files have another unit.
     converted: dict[str, str] = dataclasses.field(default_factory=dict, compare=False)
+    # key -> unit of the variables of a run, in which they are read.
     of_run: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # key -> unit in which fields are read, of variables that were opened.
     read_in: dict[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     def read(
@@ -89,7 +81,6 @@ class FileSource:
         rows: slice | None = None,
         out: Mapping[str, Float[np.ndarray, "_ _ *space"]] | None = None,
     ) -> SourceFields:
-        """See `Source.read`."""
         arrays = {}
         # A static field is read once and repeated.
         needed = times[-1:] if field_type == "static" else times
@@ -153,7 +144,7 @@ class FileSource:
         )
 
     def available(self, times: np.ndarray) -> np.ndarray:
-        """See `Source.available`; `missing_dates` of the first file are left out."""
+        # `missing_dates` of the first file are left out.
         every = [files.available(times) for files in set(self.files.values())]
         opened = [self._first_file(*key) for key in self.files]
         lists = [np.ravel(f.dataset.attrs.get("missing_dates", [])) for f in opened]
@@ -199,7 +190,7 @@ class FileSource:
         return grid
 
     def axes(self) -> GridCoordinates:
-        """See `Source.axes`: of the first files, where `at` was given none."""
+        # Those of the first files, where `at` was given none.
         axes = self.requested
         for variable in self.variables():
             grid = self._grid(variable)
@@ -210,7 +201,6 @@ class FileSource:
         return axes
 
     def at(self, axes: GridCoordinates) -> "FileSource":
-        """See `Source.at`."""
         listed, count = self.config.level_values, self.num_levels
         if count and axes.levels is not None:
             count = len(axes.levels)
@@ -230,16 +220,14 @@ class FileSource:
         return dataclasses.replace(self, reader=reader)
 
     def grids(self) -> Iterator[FileGrid]:
-        """See `Source.grids`."""
         for kind in self.config.variables.by_type:
             yield self._grid(next(self.variables(kind)))
 
     def units(self) -> dict[str, tuple[str, str]]:
-        """See `Source.units`."""
         return {v.key: (v.unit, v.opened.path) for v in self.variables() if v.unit}
 
     def attributes(self) -> dict[str, dict[str, str]]:
-        """See `Source.attributes`; of levels, if they are values of a coordinate."""
+        # Those of levels, if they are values of a coordinate.
         described = {
             v.key: descriptive({**v.array.attrs, "units": v.unit})
             for v in self.variables()
@@ -255,12 +243,10 @@ class FileSource:
     def path_of(
         self, field_type: str, variable: str, time: np.datetime64
     ) -> str | None:
-        """See `Source.path_of`."""
         files = self.files.get((field_type, variable))
         return None if files is None else files.find(time)
 
     def coverage(self) -> tuple[pd.Timestamp, pd.Timestamp] | None:
-        """See `Source.coverage`."""
         for kind, name in self.files:
             times = None
             if kind != "static" and not self.conventions.one_time:
@@ -275,19 +261,32 @@ class FileSource:
         return None
 
     def notes(self) -> list[str]:
-        """See `Source.notes`."""
         # One reordered file and one with rounded times stand for all.
-        notes = [*self._notes_on_order()][:1] + [*self.rounded.values()][:1]
+        reordered = [
+            f"{path}: its {' and '.join(axes)} are put in the order of "
+            f"{self.requested.where}, by their coordinates"
+            for (path, _), order in dict(self.orders).items()
+            if (axes := [a for a, i in zip(_AXES, order, strict=True) if i is not None])
+        ]
+        notes = reordered[:1] + [*self.rounded.values()][:1]
         notes += self.converted.values()
-        nameless = [x.opened.path for x in self.variables() if x.lacks_axes]
+        every = [*self.variables()]
+        nameless = [x.opened.path for x in every if x.lacks_axes]
         if nameless:
             notes.append(
                 f"{nameless[0]} has no latitudes and longitudes of rows and columns, "
                 "which are taken in the order of the file"
             )
-        if self.conventions.static_time == "first":
-            notes += self._notes_on_static()
-        units = {v.name: text_of(v.array.attrs, "units") for v in self.variables()}
+        for variable in every:
+            size = variable.array.sizes.get(variable.opened.time_coord, 1)
+            if variable.is_first_time and size > 1:
+                notes.append(
+                    f"{variable.opened.path}: {variable.name} is static, and has "
+                    f"{size} times, of which the first alone is read; take the mean of "
+                    "them, or name the variable as a dynamic_forcing (temporal_mode: "
+                    "cyclic)"
+                )
+        units = {v.name: text_of(v.array.attrs, "units") for v in every}
         unknown = [f"{k} in {u!r}" for k, u in units.items() if u and not unit_of(u)]
         if unknown:
             notes.append(
@@ -295,94 +294,63 @@ class FileSource:
                 f"with none: {', '.join(unknown)}"
             )
         if self.config.level_values is not None:
-            notes += [n for v in self.variables() for n in v.notes_on_levels()]
+            notes += [n for v in every for n in v.notes_on_levels()]
         return [*dict.fromkeys(notes)]
 
-    def _notes_on_order(self) -> Iterator[str]:
-        """Yields the files whose rows or columns are read in another order."""
-        for (path, _), order in dict(self.orders).items():
-            names = [
-                subject
-                for subject, indices in zip(("rows", "columns"), order, strict=True)
-                if indices is not None
-            ]
-            if names:
-                yield (
-                    f"{path}: its {' and '.join(names)} are put in the order of "
-                    f"{self.requested.where}, by their coordinates"
-                )
-
-    def _notes_on_static(self) -> Iterator[str]:
-        """Yields the static variables of which one of several times is read."""
-        for variable in self.variables("static"):
-            path, time = variable.opened.path, variable.opened.time_coord
-            size = variable.array.sizes.get(time, 1)
-            if size > 1:
-                yield (
-                    f"{path}: {variable.name} is static, and has {size} times, of "
-                    "which the first alone is read; take the mean of them, or "
-                    "name the variable as a dynamic_forcing (temporal_mode: cyclic)"
-                )
-
     def check(self, field_type: str, times: np.ndarray) -> None:
-        """See `Source.check`."""
         by_files: dict[Files, list[tuple[str, str]]] = {}
         for dims, name in variables_of(self.config, field_type):
             by_files.setdefault(self.files[field_type, name], []).append((dims, name))
         for files, named in by_files.items():
-            missing = self._check_files(field_type, files, named, times)
+            chosen = np.array([files.find(time) or "" for time in times])
+            paths, missing = sorted({*chosen} - {""}), [*times[chosen == ""]]
+            # Variable -> the first file with units, and these.
+            units: dict[str, tuple[str, str]] = {}
+            first: FileGrid | None = None
+            for path in paths[:: -(-len(paths) // MANY_FILES) or 1]:
+                try:
+                    opened = self.reader.open(path)
+                except ValueError as error:
+                    raise BadSampleError(str(error)) from error
+                requested, timed = times[chosen == path], False
+                for dims, name in named:
+                    variable = self._variable(opened, field_type, dims, name)
+                    variable.check(is_dated=np.unique(requested).size == 1)
+                    unit = text_of(variable.array.attrs, "units")
+                    earlier, other = units.setdefault(name, (path, unit))
+                    if not other:
+                        units[name] = path, unit
+                    elif unit and not (
+                        comparable(unit, other) and conversion(unit, other)
+                    ):
+                        raise ValueError(
+                            f"{path}: variable {name!r} has units {unit!r}, but in "
+                            f"{earlier} {other!r}, to which they cannot be converted; "
+                            "bring all files to one unit"
+                        )
+                    if variable.unit_change is not None:
+                        note = f"{path}: {name} is in {unit!r}, and read in"
+                        self.converted.setdefault(name, f"{note} {variable.unit!r}")
+                    grid = self._grid(variable)
+                    first = first or grid
+                    check_same_files(grid, first)
+                    timed = timed or variable.is_timed
+                if timed:
+                    missing += self._missing_times(opened, files, requested)
             if missing:
+                texts = [str(time)[:16] for time in sorted(missing)]
+                listed = ", ".join(texts[:3])
+                listed += f", ... {texts[-1]}" if len(texts) > 3 else ""
                 raise BadSampleError(
                     f"data.source.{self.name}.variables.{field_type}: {len(missing)} "
                     f"of {len(times)} times are missing in the files of "
-                    f"{files.template!r}: {_shown(missing)}.{self._covers(files)}; "
-                    "choose other dates, or the time step of the files "
+                    f"{files.template!r}: {listed}.{self._covers(files)}; choose other "
+                    "dates, or the time step of the files "
                     f"(data.source.{self.name}.timestep), or complete the files"
                 )
 
-    def _check_files(
-        self,
-        field_type: str,
-        files: Files,
-        named: Sequence[tuple[str, str]],
-        times: np.ndarray,
-    ) -> list[np.datetime64]:
-        """Checks the files of some times, and returns the times that are missing."""
-        indices = np.array([files.find(time) or "" for time in times])
-        missing = list(times[indices == ""])
-        paths = sorted(set(indices[indices != ""]))
-        units: dict[str, tuple[str, str]] = {}
-        first: FileGrid | None = None
-        for path in paths[:: -(-len(paths) // MANY_FILES)] if paths else []:
-            try:
-                opened = self.reader.open(path)
-            except ValueError as error:
-                raise BadSampleError(str(error)) from error
-            timed = False
-            for dims, name in named:
-                variable = self._variable(opened, field_type, dims, name)
-                variable.check()
-                count = np.unique(times[indices == path]).size
-                check_timed(variable, is_dated=count == 1)
-                _check_units(variable, units)
-                if variable.unit_change is not None:
-                    unit = text_of(variable.array.attrs, "units")
-                    note = f"{path}: {name} is in {unit!r}, and read in"
-                    self.converted.setdefault(name, f"{note} {variable.unit!r}")
-                grid = self._grid(variable)
-                first = first or grid
-                check_same_files(grid, first)
-                timed = timed or variable.is_timed
-            if timed:
-                missing += self._missing_times(opened, files, times[indices == path])
-        return missing
-
     def _check_calendar(self, opened: OpenFile, files: Files) -> None:
-        """Checks that a file has the calendar of the first one.
-
-        Raises:
-            ValueError: it has another one.
-        """
+        """Checks that a file has the calendar of the first one."""
         first = self.reader.open(files.first_path)
         if opened.calendar != first.calendar:
             raise ValueError(
@@ -424,7 +392,7 @@ class FileSource:
 def open_files_source(
     name: str,
     config: SourceConfig,
-    files: Mapping[tuple[str, str], Files],
+    files_of: Callable[[str, str, str], Files],
     conventions: FileConventions,
     open_files: OpenFiles | None = None,
 ) -> FileSource:
@@ -433,7 +401,7 @@ def open_files_source(
     Args:
         name: name of the source.
         config: section of the source.
-        files: (field type, variable) -> files of the variable.
+        files_of: (field type, "3d" or "2d", variable) -> files of the variable.
         conventions: conventions of the files.
         open_files: cache of open files, shared with other sources.
 
@@ -443,12 +411,16 @@ def open_files_source(
     """
     engine = None if config.engine == NETCDF4 else config.engine
     reader = Reader(config.time_coord, engine, open_files=open_files)
+    files = {
+        (kind, variable): files_of(kind, dims, variable)
+        for kind in config.variables.by_type
+        for dims, variable in variables_of(config, kind)
+    }
     source = FileSource(name, config, files, reader, conventions)
     levels, calendars = {}, []
     for variable in source.variables():
-        num_levels = variable.check()
         of_file = files[variable.field_type, variable.name]
-        check_timed(variable, is_dated=of_file.are_dated)
+        num_levels = variable.check(is_dated=of_file.are_dated)
         if variable.is_3d:
             levels[variable.name] = num_levels
         if variable.field_type != "static" and variable.opened.times is not None:
@@ -456,52 +428,6 @@ def open_files_source(
     count = common_count(levels, f"data.source.{name}")
     calendar = config.calendar or most_restrictive(calendars)
     return dataclasses.replace(source, calendar=calendar, num_levels=count)
-
-
-def check_timed(variable: FileVariable, *, is_dated: bool) -> None:
-    """Checks that a predicted variable has times.
-
-    Args:
-        variable: the variable in one of its files.
-        is_dated: whether the names of the files say their times.
-
-    Raises:
-        ValueError: it would be the same at all times.
-    """
-    if variable.field_type in OUTPUT_TYPES and not (variable.has_time_dim or is_dated):
-        raise ValueError(
-            f"{variable.opened.path}: variable {variable.name!r} has no dim "
-            f"{variable.opened.time_coord!r}, and would be the same at all times, as "
-            "nothing that is predicted or compared is; give it times (time_coord names "
-            f"their dim), or make it static in data.source.{variable.source}"
-        )
-
-
-def _check_units(variable: FileVariable, units: dict[str, tuple[str, str]]) -> None:
-    """Checks that a variable has units in all files that can be converted.
-
-    Args:
-        variable: the variable in one of the files.
-        units: variable -> the first file with units and these, which are added.
-    """
-    unit = text_of(variable.array.attrs, "units")
-    if not unit:
-        return
-    here, name = variable.opened.path, variable.name
-    path, first = units.setdefault(name, (here, unit))
-    if not (comparable(unit, first) and conversion(unit, first)):
-        raise ValueError(
-            f"{here}: variable {name!r} has units {unit!r}, but in {path} {first!r}, "
-            "to which they cannot be converted; bring all files to one unit"
-        )
-
-
-def _shown(times: Sequence[np.datetime64]) -> str:
-    """The first three of some times and the last one, for errors."""
-    displayed = [str(time)[:16] for time in sorted(times)]
-    return ", ".join(displayed[:3]) + (
-        f", ... {displayed[-1]}" if len(displayed) > 3 else ""
-    )
 
 
 def descriptive(attributes: Mapping[Any, Any]) -> dict[str, str]:

@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from credit_jax.config.sources.source import SourceConfig
+from credit_jax.config.sources.source import OUTPUT_TYPES, SourceConfig
 from credit_jax.data.sources.levels import (
     NOTED_DISTANCE,
     Levels,
@@ -24,8 +24,8 @@ from credit_jax.data.sources.levels import (
     level_indices,
     level_positions,
 )
-from credit_jax.data.sources.reader import OpenFile, crop
-from credit_jax.data.sources.source import FileGrid, check_shape_of, field_key
+from credit_jax.data.sources.reader import OpenFile
+from credit_jax.data.sources.source import FileGrid, check_same_files, field_key
 from credit_jax.named_fields.axes import coordinate, level_values
 from credit_jax.named_fields.coordinates import (
     UNKNOWN,
@@ -49,49 +49,33 @@ _SPACE = ("latitude", "longitude")
 
 @dataclasses.dataclass(frozen=True)
 class FileConventions:
-    """The conventions of the files of a data set.
+    """The conventions of the files of a data set."""
 
-    Attributes:
-        levels: meaning of `levels` in the config: the "nearest" values of the level
-            coordinate, "exact" values, or a "position", counted from 1.
-        static_time: the time to read of a static variable that has a time dim: the
-            "first" of the file, or the "same" as for other variables.
-        one_time: whether each file has a single time, which is in its name.
-        extent: returns the rows and columns of a file to read; None reads all.
-    """
-
+    # Meaning of `levels` in the config: the "nearest" values of the level coordinate,
+    # "exact" values, or a "position", counted from 1.
     levels: Levels = "nearest"
+    # The time to read of a static variable that has a time dim: the "first" of the
+    # file, or the "same" as for other variables.
     static_time: Literal["first", "same"] = "first"
-    one_time: bool = False
+    one_time: bool = False  # whether each file has a single time, which is in its name
+    # Returns the rows and columns of a file to read; None reads all.
     extent: Callable[[OpenFile], tuple[slice, slice]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class FileVariable:
-    """A variable of an open file, and the part of it that a source reads.
+    """A variable of an open file, and the part of it that a source reads."""
 
-    Attributes:
-        opened: the file.
-        field_type: "prognostic", "dynamic_forcing", "static" or "diagnostic".
-        dims: "3d" or "2d", as the config says.
-        name: name of the variable in the file.
-        source: name of the source.
-        config: section of the source.
-        conventions: conventions of its files.
-        requested: coordinates at which fields are read; unknown ones are those of the
-            file.
-        unit: unit in which fields are read; "" if that of the file is unknown.
-    """
-
-    opened: OpenFile
-    field_type: str
-    dims: str
-    name: str
-    source: str
-    config: SourceConfig
-    conventions: FileConventions
+    opened: OpenFile  # the file
+    field_type: str  # "prognostic", "dynamic_forcing", "static" or "diagnostic"
+    dims: str  # "3d" or "2d", as the config says
+    name: str  # name of the variable in the file
+    source: str  # name of the source
+    config: SourceConfig  # section of the source
+    conventions: FileConventions  # conventions of its files
+    # Coordinates at which fields are read; unknown ones are those of the file.
     requested: GridCoordinates = UNKNOWN
-    unit: str = ""
+    unit: str = ""  # in which fields are read; "" if that of the file is unknown
 
     @property
     def array(self) -> xr.Variable:
@@ -177,7 +161,7 @@ class FileVariable:
         requested = [self.requested.latitude, self.requested.longitude]
         if None not in requested:
             size = tuple(len(values or ()) for values in requested)
-            check_shape_of(grid, FileGrid(self.requested.where, size, None, None))
+            check_same_files(grid, FileGrid(self.requested.where, size, None, None))
         stored = self.opened.latitude, self.opened.longitude
         latitude, longitude = (
             np.array(values) if values is not None else None if c is None else c.values
@@ -349,7 +333,8 @@ class FileVariable:
         if row_indices is not None:
             chosen[space[0]] = row_indices[slice(None) if rows is None else rows]
         elif rows is not None:
-            chosen[space[0]] = crop(parts[0], array.sizes[space[0]], rows)
+            part = range(array.sizes[space[0]])[parts[0]][rows]
+            chosen[space[0]] = slice(part.start, part.stop, part.step)
         if columns is not None:
             chosen[space[1]] = columns
         if self.is_3d:
@@ -395,8 +380,12 @@ class FileVariable:
             to *= factor
             to += offset
 
-    def check(self) -> int:
+    def check(self, *, is_dated: bool) -> int:
         """Checks that it holds numbers, with dims in order and the requested levels.
+
+        Args:
+            is_dated: whether the names of its files say their times; otherwise it must
+                have times, if it is predicted.
 
         Returns:
             Number of levels to read; 0 for a 2-D variable.
@@ -436,17 +425,25 @@ class FileVariable:
                 f"{self.field_type} variable; transpose the file, or set time_coord "
                 f"and level_coord of data.source.{self.source}"
             )
-        if not self.is_3d:
-            return 0
-        indices = self.level_indices()
-        count = array.sizes[self.level_dim] if indices is None else len(indices)
-        expected = self.requested.levels
-        if expected is not None and count != len(expected):
+        count = 0
+        if self.is_3d:
+            indices = self.level_indices()
+            count = array.sizes[self.level_dim] if indices is None else len(indices)
+            expected = self.requested.levels
+            if expected is not None and count != len(expected):
+                raise ValueError(
+                    f"{self._where} has {count} levels, expected {len(expected)} as in "
+                    f"{self.requested.where}: {list(expected)}; give the level "
+                    "coordinate its values, or choose levels by "
+                    f"data.source.{self.source}.levels"
+                )
+        is_timed = self.has_time_dim or is_dated
+        if self.field_type in OUTPUT_TYPES and not is_timed:
             raise ValueError(
-                f"{self._where} has {count} levels, "
-                f"expected {len(expected)} as in {self.requested.where}: "
-                f"{list(expected)}; give the level coordinate its values, or "
-                f"choose levels by data.source.{self.source}.levels"
+                f"{self._where} has no dim {time!r}, and would be the same at all "
+                "times, as nothing that is predicted or compared is; give it times "
+                "(time_coord names their dim), or make it static in "
+                f"data.source.{self.source}"
             )
         return count
 

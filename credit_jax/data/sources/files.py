@@ -75,22 +75,16 @@ class Files(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class FileSet(Files):
-    """The files of one path template, in order of time.
+    """The files of one path template, in order of time."""
 
-    Attributes:
-        template: path template of the config.
-        paths: paths of the files.
-        first, last: (file,) datetime64[ns], first and last time of the period in the
-            name of each file; None for a single file, which has all times.
-    """
-
-    template: str
-    paths: tuple[str, ...]
+    template: str  # path template of the config
+    paths: tuple[str, ...]  # paths of the files
+    # (file,) datetime64[ns], first and last time of the period in the name of each
+    # file; None for a single file, which has all times.
     first: tuple[np.datetime64, ...] | None = None
     last: tuple[np.datetime64, ...] | None = None
 
     def find(self, time: np.datetime64) -> str | None:
-        """Returns the file whose period contains a time, or None."""
         if self.first is None or self.last is None:
             return self.paths[0]
         index = bisect.bisect_right(self.first, time) - 1
@@ -100,28 +94,23 @@ class FileSet(Files):
 
     @property
     def are_dated(self) -> bool:
-        """See `Files.are_dated`."""
         periods = zip(self.first or (), self.last or (), strict=True)
         lengths = [last - first for first, last in periods]
         return bool(lengths and max(lengths) < np.timedelta64(1, "D"))
 
     @property
     def first_path(self) -> str:
-        """The first file."""
         return self.paths[0]
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """The first and the last file."""
         return self.paths[0], self.paths[-1]
 
     @property
     def count(self) -> int:
-        """Number of files."""
         return len(self.paths)
 
     def lacks(self, time: np.datetime64) -> str:
-        """The end of an error message: why a time has no file."""
         text = f"covers {str(time)[:19]}"
         if self.first is None or self.last is None:
             return text
@@ -133,17 +122,12 @@ class FileSet(Files):
 
 @dataclasses.dataclass(frozen=True)
 class TimedFiles(Files):
-    """Files of one time each, whose names are a template with strftime codes.
+    """Files of one time each, whose names are a template with strftime codes."""
 
-    Attributes:
-        template: path template; a code may occur several times.
-        probe: times in which to look for the first file.
-        optional: whether samples whose files are missing are left out; else a missing
-            file is an error.
-    """
-
-    template: str
-    probe: tuple[np.datetime64, ...]
+    template: str  # path template; a code may occur several times
+    probe: tuple[np.datetime64, ...]  # times in which to look for the first file
+    # Whether samples whose files are missing are left out; else a missing file is an
+    # error.
     optional: bool = False
 
     @property
@@ -169,18 +153,15 @@ class TimedFiles(Files):
         return stamp.strftime(self.template)
 
     def find(self, time: np.datetime64) -> str | None:
-        """Returns the file of a time, or None if it does not exist."""
         path = self.path(time)
         return path if exists(path) else None
 
     def lacks(self, time: np.datetime64) -> str:
-        """The end of an error message: why a time has no file."""
         return f"is there for {str(time)[:19]}: {self.path(time)!r} does not exist"
 
     def available(self, times: np.ndarray) -> np.ndarray:
-        """Whether each time has a file; True for all if files are not optional."""
         if not self.optional:
-            return np.ones(times.shape, dtype=bool)
+            return super().available(times)
         exists = [self.find(time) is not None for time in times.ravel()]
         return np.array(exists, dtype=bool).reshape(times.shape)
 

@@ -56,17 +56,33 @@ def level_indices(
             levels of the config select the same level.
     """
     values, available = (np.asarray(x, np.float64) for x in (requested, levels))
+    text = f"{available[:20].tolist()}{' ...' if available.size > 20 else ''}"
     if not np.isfinite(available).all():
-        raise ValueError(
-            f"{of} has levels {_shown(available)}, expected finite numbers"
-        )
+        raise ValueError(f"{of} has levels {text}, expected finite numbers")
     check_once(available, "level", of)
     index = pd.Index(available)
     # Which of two levels at one distance is nearest depends on the order, as in CREDIT.
-    ordered = index.is_monotonic_increasing or index.is_monotonic_decreasing
-    order = np.arange(available.size) if ordered else np.argsort(available)
+    is_ordered = index.is_monotonic_increasing or index.is_monotonic_decreasing
+    order = np.arange(available.size) if is_ordered else np.argsort(available)
     indices = order[index[order].get_indexer(values, method="nearest")]
-    _check_distances(available, values, indices, how, of, origin, levels.unit)
+    ordered = np.sort(available)
+    gaps = np.diff(ordered) if available.size > 1 else np.full(1, np.inf)
+    inside = (values >= ordered[0]) & (values <= ordered[-1])
+    gap = np.where(values < ordered[0], gaps[0], gaps[-1])
+    limit = np.where(inside, np.inf, LEVEL_TOLERANCE * gap)
+    limit = np.zeros(values.size) if how == "exact" else limit
+    distance = np.abs(available[indices] - values)
+    if (distance > limit).any():
+        units = f" in {levels.unit!r}" if levels.unit else ""
+        raise ValueError(
+            f"{of} has no level near {values[distance > limit].tolist()}; it has "
+            f"{available.size} levels{units}: {text}; change {origin}.levels"
+        )
+    if len({*indices.tolist()}) < len(indices):
+        raise ValueError(
+            f"{of}: {origin}.levels {values.tolist()} select a level twice "
+            f"(nearest: {available[indices].tolist()}); name each level once"
+        )
     return indices.tolist()
 
 
@@ -114,37 +130,3 @@ def common_count(counts: Mapping[str, int], origin: str) -> int:
             f"{dict(counts)}; name those to take in {origin}.levels"
         )
     return max(counts.values(), default=0)
-
-
-def _shown(values: np.ndarray) -> str:
-    return f"{values[:20].tolist()}{' ...' if values.size > 20 else ''}"
-
-
-def _check_distances(
-    available: np.ndarray,
-    requested: np.ndarray,
-    indices: np.ndarray,
-    how: Levels,
-    of: str,
-    origin: str,
-    unit: str,
-) -> None:
-    ordered = np.sort(available)
-    gaps = np.diff(ordered) if available.size > 1 else np.full(1, np.inf)
-    inside = (requested >= ordered[0]) & (requested <= ordered[-1])
-    gap = np.where(requested < ordered[0], gaps[0], gaps[-1])
-    limit = np.where(inside, np.inf, LEVEL_TOLERANCE * gap)
-    limit = np.zeros(requested.size) if how == "exact" else limit
-    distance = np.abs(available[indices] - requested)
-    if (distance > limit).any():
-        missing = requested[distance > limit].tolist()
-        units = f" in {unit!r}" if unit else ""
-        raise ValueError(
-            f"{of} has no level near {missing}; it has {available.size} levels{units}: "
-            f"{_shown(available)}; change {origin}.levels"
-        )
-    if len(set(indices.tolist())) < len(indices):
-        raise ValueError(
-            f"{of}: {origin}.levels {requested.tolist()} select a level twice "
-            f"(nearest: {available[indices].tolist()}); name each level once"
-        )

@@ -14,16 +14,22 @@ from credit_jax.config.sources.sections import (
 )
 from credit_jax.data.sources.file_source import FileSource, open_files_source
 from credit_jax.data.sources.file_variable import FileConventions
-from credit_jax.data.sources.files import Files, FileSet, discover
+from credit_jax.data.sources.files import FileSet, discover
 from credit_jax.io.open_files import OpenFiles
+
+_LOCAL = FileConventions()
+_ERA5 = FileConventions(levels="exact", static_time="same")
 
 
 def open_local(
-    name: str, data: DataConfig, open_files: OpenFiles | None = None
+    name: str,
+    data: DataConfig,
+    open_files: OpenFiles | None = None,
+    conventions: FileConventions = _LOCAL,
 ) -> FileSource:
     """Finds the files of a source, and reads the metadata of the first ones.
 
-    The arguments are those of `registry.open_source`.
+    The arguments are those of `registry.open_source`, and the conventions of the files.
 
     Raises:
         FileNotFoundError: a field type has no file.
@@ -34,13 +40,13 @@ def open_local(
     twice, are errors, too.
     """
     config = data.source[name]
-    files: dict[tuple[str, str], Files] = {}
-    for kind, template in config.file_templates.items():
-        file_set = discover(template, f"data.source.{name}.variables.{kind}.path")
-        field = config.variables.by_type[kind]
-        for variable in field.vars_3D + field.vars_2D:
-            files[kind, variable] = file_set
-    return open_files_source(name, config, files, FileConventions(), open_files)
+    sets = {
+        kind: discover(template, f"data.source.{name}.variables.{kind}.path")
+        for kind, template in config.file_templates.items()
+    }
+    return open_files_source(
+        name, config, lambda kind, *_: sets[kind], conventions, open_files
+    )
 
 
 def open_arco(
@@ -62,12 +68,10 @@ def open_arco(
     deep = flat
     if config.level_coord == "hybrid":
         deep = FileSet(config.model_level_store, (config.model_level_store,))
-    files = {}
-    for kind, field in config.variables.by_type.items():
-        files |= {(kind, variable): deep for variable in field.vars_3D}
-        files |= {(kind, variable): flat for variable in field.vars_2D}
-    conventions = FileConventions(levels="exact", static_time="same")
-    return open_files_source(name, config, files, conventions, open_files)
+    sets = {"3d": deep, "2d": flat}
+    return open_files_source(
+        name, config, lambda _, dims, *__: sets[dims], _ERA5, open_files
+    )
 
 
 def open_weatherbench(
@@ -84,10 +88,4 @@ def open_weatherbench(
     assert isinstance(config, WeatherBenchConfig)
     index = config.store or WB2_STORES[config.resolution]
     store = FileSet(index, (index,))
-    files = {
-        (kind, variable): store
-        for kind, field in config.variables.by_type.items()
-        for variable in field.vars_3D + field.vars_2D
-    }
-    conventions = FileConventions(levels="exact", static_time="same")
-    return open_files_source(name, config, files, conventions, open_files)
+    return open_files_source(name, config, lambda *_: store, _ERA5, open_files)

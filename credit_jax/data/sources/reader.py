@@ -37,28 +37,20 @@ UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, EOFError, zlib.error)
 
 @dataclasses.dataclass(frozen=True)
 class OpenFile:
-    """A file with its metadata; fields are read on access.
+    """A file with its metadata; fields are read on access."""
 
-    Attributes:
-        path: path or URL of the file.
-        dataset: xarray's data set, whose arrays are read lazily.
-        times: (time,) labels, or None without a time dim.
-        calendar: calendar of the times.
-        time_coord: name of the time dim.
-        latitude, longitude: 1-D coordinate variables, degrees; or None.
-        arrays: direct readers of variables of a local store or file, by name; None for
-            variables that xarray reads.
-        parts: what is read of variables, by name and rows, see `FileVariable.part`.
-    """
-
-    path: str
-    dataset: xr.Dataset
-    times: pd.Index | None
-    calendar: str
-    time_coord: str
+    path: str  # path or URL of the file
+    dataset: xr.Dataset  # xarray's data set, whose arrays are read lazily
+    times: pd.Index | None  # (time,) labels, or None without a time dim
+    calendar: str  # calendar of the times
+    time_coord: str  # name of the time dim
+    # 1-D coordinate variables, degrees; or None.
     latitude: xr.DataArray | None
     longitude: xr.DataArray | None
+    # Direct readers of variables of a local store or file, by name; None for variables
+    # that xarray reads.
     arrays: dict[str, StoredArray | None] = dataclasses.field(default_factory=dict)
+    # What is read of variables, by name and rows, see `FileVariable.part`.
     parts: dict[Any, Any] = dataclasses.field(default_factory=dict)
     _indices: dict[np.datetime64, int] = dataclasses.field(default_factory=dict)
 
@@ -199,7 +191,16 @@ class Reader:
         with self._lock:
             if path not in self._files:
                 dataset = self._open_files.dataset(path, self._engine)
-                self._files[path] = _with_metadata(path, dataset, self._time_coord)
+                times, calendar, name = None, "standard", self._time_coord
+                if name in dataset.dims and name in dataset.coords:
+                    decoded = dataset[name].values
+                    calendar = calendar_of(decoded, path)
+                    times = pd.DatetimeIndex(to_labels(decoded, path))
+                    # Each occurs once.
+                    near_times(times.to_numpy()[:0], times.to_numpy(), path)
+                axes = horizontal(dataset, path)
+                opened = OpenFile(path, dataset, times, calendar, name, *axes)
+                self._files[path] = opened
             self._files.move_to_end(path)
             while len(self._files) > MAX_OPEN:
                 self._files.popitem(last=False)
@@ -263,62 +264,23 @@ class Reader:
             load(range(index, index + 1), out[None])
             return out
         if is_new:
-            self._fill(held, cached, (len(times), *shape), times, load)
+            try:
+                fields = BUFFERS.empty((len(times), *shape), np.float32)
+                load(times, fields)
+            except BaseException as error:
+                with self._lock:
+                    if self._fields.get(cached) is held:
+                        self._drop(cached)
+                held.set_exception(error)
+                raise
+            fields.setflags(write=False)
+            held.set_result(fields)
         field = held.result()[index - times.start]
         if out is None:
             return field
         out[...] = field
         return out
 
-    def _fill(
-        self,
-        held: "Future[np.ndarray]",
-        cached: tuple,
-        shape: tuple[int, ...],
-        times: range,
-        load: Callable[[range, np.ndarray], None],
-    ) -> None:
-        try:
-            fields = BUFFERS.empty(shape, np.float32)
-            load(times, fields)
-        except BaseException as error:
-            with self._lock:
-                if self._fields.get(cached) is held:
-                    self._drop(cached)
-            held.set_exception(error)
-            raise
-        fields.setflags(write=False)
-        held.set_result(fields)
-
     def _drop(self, cached: tuple) -> None:
         del self._fields[cached]
         self._left += self._taken.pop(cached)
-
-
-def crop(full: slice, size: int, part: slice) -> slice:
-    """Returns the slice of `size` rows for `part` of the rows `full`.
-
-    >>> crop(slice(10, 20), 100, slice(2, 4))
-    slice(12, 14, 1)
-    """
-    chosen = range(size)[full][part]
-    return slice(chosen.start, chosen.stop, chosen.step)
-
-
-def _with_metadata(path: str, dataset: xr.Dataset, time_coord: str) -> OpenFile:
-    times, calendar = None, "standard"
-    if time_coord in dataset.dims and time_coord in dataset.coords:
-        decoded = dataset[time_coord].values
-        calendar = calendar_of(decoded, path)
-        times = pd.DatetimeIndex(to_labels(decoded, path))
-        near_times(times.to_numpy()[:0], times.to_numpy(), path)  # each occurs once
-    latitude, longitude = horizontal(dataset, path)
-    return OpenFile(
-        path=path,
-        dataset=dataset,
-        times=times,
-        calendar=calendar,
-        time_coord=time_coord,
-        latitude=latitude,
-        longitude=longitude,
-    )

@@ -1,8 +1,9 @@
-"""The interface of sources."""
+"""The base class of sources."""
 
+import abc
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -54,54 +55,43 @@ def check_same_files(grid: FileGrid, first: FileGrid) -> None:
     Raises:
         ValueError: shapes or coordinates differ.
     """
-    check_shape_of(grid, first)
-    expected, axes = ((x.latitude, x.longitude) for x in (first, grid))
-    check_shared_grid(expected, axes, grid.where, first.where)
-
-
-def check_shape_of(grid: FileGrid, first: FileGrid) -> None:
-    """Checks that two files have as many rows and columns.
-
-    Raises:
-        ValueError: they have not.
-    """
     if grid.shape != first.shape:
         raise ValueError(
             f"{grid.where} has a grid of {grid.size}, but {first.where} has "
             f"{first.size}; bring both to one grid"
         )
+    expected, axes = ((x.latitude, x.longitude) for x in (first, grid))
+    check_shared_grid(expected, axes, grid.where, first.where)
 
 
 class BadSampleError(ValueError):
     """An error for times of a source that are missing or cannot be read."""
 
 
-@runtime_checkable
-class Source(Protocol):
-    """An opened source of a data section.
+class Source(abc.ABC):
+    """An opened source of a data section; the base class of all sources.
 
-    Sources are thread-safe, and opening one reads no field.
+    Sources are thread-safe, and opening one reads no field. By default, attributes,
+    files, and first and last time of a source are unknown, and its fields are in one
+    order, which is compared with that of others.
+
+    Attributes:
+        name: key of the source in `data.source`.
+        config: section of the source.
+        calendar: calendar of its times.
+        num_levels: number of levels of its 3-D variables; 0 without any.
     """
 
-    @property
-    def name(self) -> str:
-        """Key of the source in `data.source`."""
-        ...
+    name: str
+    config: Any
+    calendar: str
+    num_levels: int
 
-    @property
-    def config(self) -> SourceConfig:
-        """Section of the source."""
-        ...
-
-    @property
-    def calendar(self) -> str:
-        """Calendar of the times of the source."""
-        ...
-
-    @property
-    def num_levels(self) -> int:
-        """Number of levels of its 3-D variables; 0 without any."""
-        ...
+    def fields(
+        self, field_type: str, times: np.ndarray, rows: slice | None = None
+    ) -> SourceFields:
+        """Does what `read` does without `out`, which calls it."""
+        raise NotImplementedError
 
     def read(
         self,
@@ -124,85 +114,6 @@ class Source(Protocol):
                 file, the variable and the time.
             OSError: the storage failed at every attempt.
         """
-        ...
-
-    def grids(self) -> Iterator[FileGrid]:
-        """The grid of each field type."""
-        ...
-
-    def axes(self) -> GridCoordinates:
-        """The coordinates of its fields."""
-        ...
-
-    def at(self, axes: GridCoordinates) -> "Source":
-        """Returns the source with fields at some coordinates, in their order.
-
-        A file whose coordinates differ is an error when it is read or checked.
-
-        Raises:
-            ValueError: the coordinates differ, and no file says so.
-        """
-        ...
-
-    def units(self) -> dict[str, tuple[str, str]]:
-        """Key -> unit and file, for the variables whose files have a unit."""
-        ...
-
-    def attributes(self) -> dict[str, dict[str, str]]:
-        """Key -> standard_name, long_name and units, those that the files have.
-
-        The key of the level coordinate is "SOURCE/level".
-        """
-        ...
-
-    def notes(self) -> list[str]:
-        """What is read otherwise than the config says, one line each."""
-        ...
-
-    def path_of(
-        self, field_type: str, variable: str, time: np.datetime64
-    ) -> str | None:
-        """The file of a variable at a time; None if there is none, or many."""
-        ...
-
-    def coverage(self) -> tuple[pd.Timestamp, pd.Timestamp] | None:
-        """First and last time of the first file with times; None if there is none."""
-        ...
-
-    def available(self, times: np.ndarray) -> np.ndarray:
-        """(...) whether each time may be used by samples.
-
-        It is False for times that a source leaves out without an error, such as runs
-        that were not archived, or images of bad quality.
-        """
-        ...
-
-    def check(self, field_type: str, times: np.ndarray) -> None:
-        """Checks that all variables can be read at some times, without reading them.
-
-        Raises:
-            BadSampleError: some of the times are missing, or a file cannot be opened.
-            ValueError: a file does not match the config.
-        """
-        ...
-
-
-class AnyTime:
-    """Base class of sources with unknown attributes, files, and first and last time.
-
-    Their fields are in one order, which is compared with that of others. They have a
-    method `fields(field_type, times, rows)`, which does what `Source.read` does without
-    `out`.
-    """
-
-    def read(
-        self: Any,
-        field_type: str,
-        times: np.ndarray,
-        rows: slice | None = None,
-        out: Mapping[str, Float[np.ndarray, "_ _ *space"]] | None = None,
-    ) -> SourceFields:
-        """See `Source.read`."""
         fields = self.fields(field_type, times, rows)
         for key, to in (out or {}).items():
             if key in fields:
@@ -210,15 +121,34 @@ class AnyTime:
                 fields[key] = to
         return fields
 
-    def axes(self: Any) -> GridCoordinates:
-        """See `Source.axes`."""
+    @abc.abstractmethod
+    def grids(self) -> Iterator[FileGrid]:
+        """The grid of each field type."""
+
+    @abc.abstractmethod
+    def check(self, field_type: str, times: np.ndarray) -> None:
+        """Checks that all variables can be read at some times, without reading them.
+
+        Raises:
+            BadSampleError: some of the times are missing, or a file cannot be opened.
+            ValueError: a file does not match the config.
+        """
+
+    def axes(self) -> GridCoordinates:
+        """The coordinates of its fields."""
         grid = next(iter(self.grids()))
         levels = as_values(self.config.level_values) if self.num_levels else None
         axes = as_values(grid.latitude), as_values(grid.longitude), levels
         return GridCoordinates(*axes, where=grid.where)
 
-    def at(self: Any, axes: GridCoordinates) -> Any:
-        """See `Source.at`; the order of coordinates must be the same."""
+    def at(self, axes: GridCoordinates) -> Self:
+        """Returns the source with fields at some coordinates, in their order.
+
+        A file whose coordinates differ is an error when it is read or checked.
+
+        Raises:
+            ValueError: the coordinates or their order differ, and no file says so.
+        """
         grid = next(iter(self.grids()))
         expected = (None if x is None else np.array(x) for x in axes.values[:2])
         check_same_files(grid, FileGrid(axes.where, grid.shape, *expected))
@@ -228,28 +158,37 @@ class AnyTime:
         check_order([indices], f"data.source.{self.name}.levels {levels}", *pair)
         return self
 
-    def units(self) -> dict[str, tuple[str, str]]:
-        """See `Source.units`; none are known."""
+    def attributes(self) -> dict[str, dict[str, str]]:
+        """Key -> standard_name, long_name and units, those that the files have.
+
+        The key of the level coordinate is "SOURCE/level".
+        """
         return {}
 
-    def attributes(self) -> dict[str, dict[str, str]]:
-        """See `Source.attributes`; none are known."""
+    def units(self) -> dict[str, tuple[str, str]]:
+        """Key -> unit and file, for the variables whose files have a unit."""
         return {}
 
     def notes(self) -> list[str]:
-        """See `Source.notes`; there are none."""
+        """What is read otherwise than the config says, one line each."""
         return []
 
     def path_of(
         self, field_type: str, variable: str, time: np.datetime64
     ) -> str | None:
-        """See `Source.path_of`; it is unknown."""
+        """The file of a variable at a time; None if there is none, or many."""
+        return None
 
     def coverage(self) -> tuple[pd.Timestamp, pd.Timestamp] | None:
-        """See `Source.coverage`; it is unknown."""
+        """First and last time of the first file with times; None if there is none."""
+        return None
 
     def available(self, times: np.ndarray) -> np.ndarray:
-        """See `Source.available`: True, since a missing time is an error."""
+        """(...) whether each time may be used by samples.
+
+        It is False for times that a source leaves out without an error, such as runs
+        that were not archived, or images of bad quality.
+        """
         return np.ones(times.shape, dtype=bool)
 
 

@@ -38,19 +38,13 @@ _ENCODINGS = ("_FillValue", "missing_value", "scale_factor", "add_offset", "_Uns
 
 
 class Chunk(NamedTuple):
-    """The bytes of a chunk.
+    """The bytes of a chunk."""
 
-    Attributes:
-        path: its file.
-        start: offset in the file.
-        size: number of bytes.
-        codecs: what was done to the values, in the order of writing: "shuffle", then a
-            name of `chunk_codecs.DECODERS`.
-    """
-
-    path: str
-    start: int
-    size: int
+    path: str  # its file
+    start: int  # offset in the file
+    size: int  # number of bytes
+    # What was done to the values, in the order of writing: "shuffle", then a name of
+    # `chunk_codecs.DECODERS`.
     codecs: tuple[str, ...] = ()
 
 

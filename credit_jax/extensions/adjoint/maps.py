@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from credit_jax.data.forecast_reader import ForecastReader
+from credit_jax.data.forecast_data import ForecastReader
 from credit_jax.data.schedule import Task
 from credit_jax.extensions.adjoint.normalization import Normalization, normalization
 from credit_jax.forecast.autoregression import ForecastStep

@@ -16,9 +16,9 @@ from credit_jax.data.clock import probe_times
 from credit_jax.data.sources.levels import common_count, level_positions
 from credit_jax.data.sources.registry import SourceEntry
 from credit_jax.data.sources.source import (
-    AnyTime,
     BadSampleError,
     FileGrid,
+    Source,
     SourceFields,
     field_key,
     read_times,
@@ -38,7 +38,7 @@ _MANY_FILES = 200
 
 
 @dataclasses.dataclass(frozen=True)
-class GefsSource(AnyTime):
+class GefsSource(Source):
     """Reads the six tiles of the cubed sphere as one dim of points; see `Source`.
 
     Attributes:

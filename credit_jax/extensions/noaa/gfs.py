@@ -6,7 +6,7 @@ from credit_jax.config.data import DataConfig
 from credit_jax.data.clock import probe_times
 from credit_jax.data.sources.file_source import FileSource, open_files_source
 from credit_jax.data.sources.file_variable import FileConventions
-from credit_jax.data.sources.files import Files, TimedFiles
+from credit_jax.data.sources.files import TimedFiles
 from credit_jax.data.sources.registry import SourceEntry
 from credit_jax.extensions.noaa.sections import GfsConfig
 from credit_jax.io.open_files import OpenFiles
@@ -47,15 +47,13 @@ def open_gfs(
         )
         for part in ("atm", "sfc")
     )
-    files: dict[tuple[str, str], Files] = {}
-    for kind, field in config.variables.by_type.items():
-        files |= {(kind, variable): atmosphere for variable in field.vars_3D}
-        for variable in field.vars_2D:
-            file_set = atmosphere if variable in _ATMOSPHERE else surface
-            files[kind, variable] = file_set
+
+    def files_of(_: str, dims: str, variable: str) -> TimedFiles:
+        return atmosphere if dims == "3d" or variable in _ATMOSPHERE else surface
+
     levels = "position" if config.level_type == "model" else "nearest"
     conventions = FileConventions(levels=levels, static_time="same", one_time=True)
-    return open_files_source(name, config, files, conventions, open_files)
+    return open_files_source(name, config, files_of, conventions, open_files)
 
 
 GFS = SourceEntry(GfsConfig, open_gfs)

@@ -89,16 +89,18 @@ def open_goes(
     shared = None
     if catalogs:
         shared = _from_catalogs(catalogs, config, data, name)
-    files: dict[tuple[str, str], Files] = {}
-    for kind, field in config.variables.by_type.items():
-        file_set = shared or _from_folders(str(field.path), config, times)
-        files |= {(kind, variable): file_set for variable in field.vars_2D}
+    images = {
+        kind: shared or _from_folders(str(field.path), config, times)
+        for kind, field in config.variables.by_type.items()
+    }
     part = None
     if config.extent is not None:
         area = _area(config, open_files or OpenFiles())
         part = functools.partial(_constant, area)
     conventions = FileConventions(static_time="same", one_time=True, extent=part)
-    return open_files_source(name, config, files, conventions, open_files)
+    return open_files_source(
+        name, config, lambda kind, *_: images[kind], conventions, open_files
+    )
 
 
 def _constant(area: tuple[slice, slice], opened: OpenFile) -> tuple[slice, slice]:

@@ -15,8 +15,8 @@ from credit_jax.data.clock import probe_times
 from credit_jax.data.sources.levels import common_count
 from credit_jax.data.sources.registry import SourceEntry
 from credit_jax.data.sources.source import (
-    AnyTime,
     FileGrid,
+    Source,
     SourceFields,
     field_key,
     read_times,
@@ -37,7 +37,7 @@ _MANY_FILES = 200
 
 
 @dataclasses.dataclass(frozen=True)
-class HrrrSource(AnyTime):
+class HrrrSource(Source):
     """Reads HRRR on its Lambert grid; see `Source`.
 
     Attributes:

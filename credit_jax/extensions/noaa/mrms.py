@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 
 from credit_jax.config.data import DataConfig
-from credit_jax.data.sources.file_source import FileSource, open_files_source
+from credit_jax.data.sources.file_source import FileSource
 from credit_jax.data.sources.file_variable import FileConventions
-from credit_jax.data.sources.files import Files, discover
+from credit_jax.data.sources.local import open_local
 from credit_jax.data.sources.reader import OpenFile
 from credit_jax.data.sources.registry import SourceEntry
 from credit_jax.extensions.noaa.sections import Extent, MrmsConfig
@@ -28,14 +28,10 @@ def open_mrms(
     """
     config = data.source[name]
     assert isinstance(config, MrmsConfig)
-    files: dict[tuple[str, str], Files] = {}
-    for kind, template in config.file_templates.items():
-        file_set = discover(template, f"data.source.{name}.variables.{kind}.path")
-        files |= {(kind, v): file_set for v in config.variables.by_type[kind].vars_2D}
     extent = config.extent
     part = functools.partial(_part, extent) if extent is not None else None
     conventions = FileConventions(static_time="same", extent=part)
-    return open_files_source(name, config, files, conventions, open_files)
+    return open_local(name, data, open_files, conventions)
 
 
 def _part(extent: Extent, opened: OpenFile) -> tuple[slice, slice]:

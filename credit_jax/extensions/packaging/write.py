@@ -273,10 +273,8 @@ def _described(
     inference = contents.config.inference or InferenceConfig()
     attributes = read_attributes(inference.output.metadata)
     recorded = {key: dict(values) for key, values in contents.data.attributes().items()}
-    further = contents.data.further
-    if further is not None:
-        for key, (unit, _) in further.units().items():
-            recorded.setdefault(key, {})["units"] = unit
+    for key, (unit, _) in contents.data.units().items():
+        recorded.setdefault(key, {})["units"] = unit
     described = {}
     for group in chain.from_iterable(groups.values()):
         metadata = descriptive(attributes.get(group.variable, {}))
@@ -312,12 +310,10 @@ def _loss(config: Config) -> str:
 def _inputs(contents: Contents) -> str:
     """Describes the channels of x, and the further inputs of the model."""
     parts = [", ".join(contents.schema.names["input"])]
-    further = contents.data.further
-    if further is not None:
-        for name, schema in further.schemas.items():
-            parts.append(f"{name}: {', '.join(schema.names['input'])}")
-        for name, which in further.data.time_encoding.items():
-            parts.append(f"{name}: times of {', '.join(which)}")
+    for name, schema in contents.data.further.items():
+        parts.append(f"{name}: {', '.join(schema.names['input'])}")
+    for name, which in contents.data.data.time_encoding.items():
+        parts.append(f"{name}: times of {', '.join(which)}")
     return "; ".join(parts)
 
 

@@ -9,7 +9,6 @@ import zarr
 
 from credit_jax.config.load import config_of
 from credit_jax.data import open_dataset
-from credit_jax.data.checks import check_dataset
 from credit_jax.extensions.packaging.write import _copy
 from credit_jax.training.data_store import write_store
 from credit_jax.transforms import Normalizer
@@ -101,7 +100,7 @@ def opened(path, **section):
 def test_values(tmp_path, zarr_format):
     data = make(tmp_path / "a.zarr", zarr_format).reshape(len(DATES), 8, 5, 8)
     dataset = opened(tmp_path / "a.zarr", levels=[850, 500])
-    check_dataset(dataset, (5, 8))
+    dataset.check((5, 8))
     sample = dataset[3]
     fields = sample.input["era"] | {
         f"target {key}": field for key, field in sample.target["era"].items()
@@ -213,7 +212,7 @@ def test_other_stores_and_times(tmp_path):
     config["data"]["end_datetime"] = "2000-01-08"
     dataset = open_dataset(config_of(config).data)
     with pytest.raises(ValueError, match=r"9 of 29 times are missing in .*2000-01-06"):
-        check_dataset(dataset)
+        dataset.check()
     xr.Dataset({"t": ("x", [1.0])}).to_zarr(tmp_path / "b.zarr", consolidated=False)
     with pytest.raises(ValueError, match=r"b\.zarr: no array data, which stores of"):
         opened(tmp_path / "b.zarr")

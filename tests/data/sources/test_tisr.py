@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 
-from credit_jax.data.sources.solar import integrated_radiation, sun_at
+from credit_jax.data.sources.tisr import integrated_radiation, sun_at
 from tests.data.world import GRID, parsed, raw_config
 
 # Tolerance of a float32 result, relative to the largest value at that time.
