@@ -103,7 +103,7 @@ def test_a_layout_takes_no_space(tmp_path: Path) -> None:
     ((empty, between, _),) = series._layouts.values()
     kept = len(empty) + sum(map(len, between))
     assert kept < 40_000 < (tmp_path / "t.nc").stat().st_size
-    with xr.open_dataset(io.BytesIO(layout.empty)) as found:
+    with xr.open_dataset(io.BytesIO(empty)) as found:
         assert found["T"].shape == (10_000,)
 
 
