@@ -138,7 +138,7 @@ def test_forecasts_are_those_of_credit(
     raw["data"]["forecast_len"] = 1
     config = build_config(raw)
     model_def = build(raw["model"])
-    weights = open_run(folder / f"{name}-1" / "run", None, "last", None)
+    weights = open_run(folder / f"{name}-1" / "run", None, "last")
     state = to_state_dict(model_def, *weights.on_host(model_def))
     model = credit.build_credit(raw["model"], seed=0).eval()
     model.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in state.items()})
