@@ -31,24 +31,17 @@ def plan(num_devices=None, **changes):
     ("changes", "devices", "message"),
     [
         (
-            {"trainer__parallelism": {"data": "fsdp2", "tensor": 2, "domain": 2}},
-            6,
-            "world_size=6 not divisible by tensor*domain=4",
-        ),
-        (
             {"trainer__parallelism": {"tensor": 4}},
             4,
             "stage 0 has 2 heads, which tensor = 4",
         ),
         ({"model__levels": 3}, None, "model: has 9 input channels, but data.source"),
-        ({"model__dmi": 3}, None, "model.dmi: unknown key; the nearest known key is"),
         ({"model__frames": 2}, None, "model.frames: 2 differs from data.history_len"),
         (
             {"model__global_window_size": [3, 2, 2, 1]},
             None,
             "model.global_window_size[0] is 3, which does not divide the height 16",
         ),
-        ({"loss__training_loss": "mze"}, None, "loss.training_loss"),
         ({"metrics": {"args": {"metrics": {"rmze": {}}}}}, None, "rmze"),
         (
             {"preblocks": {"per_step": {"a": {"type": "regird"}}}},

@@ -235,37 +235,23 @@ def test_a_diverging_run(run):
 
 MISTAKES = {
     "resume without a checkpoint": (("--resume",), {}, "--resume needs a checkpoint"),
-    "unknown key": ((), {"trainer__epoch": 1}, "trainer.epoch"),
-    "unknown override": (("--set", "trainer.x.y=1"), {}, "trainer.x"),
-    "missing file": (
-        (),
-        {"loss__latitude_weights": "missing.nc"},
-        "loss.latitude_weights: missing.nc does not exist",
-    ),
     "wrong grid": ((), {"model__image_height": 7}, "grid of 6 x 10"),
     "wrong channels": (
         (),
         {"model__input_only_channels": 5},
         "model 2 x 2 + 1 + 5 = 10; data U 2 + T 2 + SP 1 + LSM 1 + tsi 1 = 7",
     ),
-    "no sizes in the model": ((), {"model": {"type": "wxformer"}}, "to 6 and 10"),
     "a pattern without files": (
         (),
         {"data__source__ERA5__variables__prognostic__path": "data/nope_%Y.zarr"},
         "data.source.ERA5.variables.prognostic.path: no file matches "
         "'data/nope_%Y.zarr' (searched 'data/nope_*.zarr' in",
     ),
-    "unknown metric": (
-        (),
-        {"metrics": {"type": "combined", "args": {"metrics": {"crps": {}}}}},
-        "'crps' is not available",
-    ),
     "unknown training metric": (
         (),
         {"trainer__training_metric": "valid_acc"},
         "expected one of train_loss, valid_bias, valid_loss, valid_r2score, valid_rmse",
     ),
-    "unknown loss": ((), {"loss__training_loss": "CRPS"}, "loss.training_loss"),
     "loss of an ensemble": (
         (),
         {"loss__training_loss": "KCRPS"},
@@ -275,16 +261,6 @@ MISTAKES = {
         ("--devices", "3"),
         {"trainer__parallelism": {"data": "none", "tensor": 3, "domain": 1}},
         "dense/down: 8 mlp are not divisible by tensor 3",
-    ),
-    "devices": (
-        ("--devices", "3"),
-        {"trainer__parallelism": {"data": "none", "tensor": 2, "domain": 1}},
-        "world_size=3 not divisible by tensor*domain=2",
-    ),
-    "schedule": (
-        (),
-        {"trainer__scheduler": {"scheduler_type": "plato"}},
-        "plato",
     ),
 }
 

@@ -69,6 +69,7 @@ EXEMPT = {
     "belongs to --score": "the option is one too many",
     "Z500: not in both": "those of both are listed",
     "name one file, x.json": "two keys are named, which must differ",
+    "^convert: ": "what CREDIT has no words for: another config, or --drop",
 }
 
 
