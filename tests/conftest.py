@@ -36,7 +36,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_addoption(parser):
-    """Adds the options of `tests.without_torch` and `tests.slow_tests`."""
+    """Adds the options of `tests.without_torch` and `tests.suite`."""
     parser.addoption(
         "--slow-since",
         metavar="COMMIT",
@@ -52,7 +52,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     """Registers the plugins of these tests; with CI=true a skipped test fails."""
     optimize_little()
-    plugins = ["longest_first", "bounded_memory", "slow_tests"]
+    plugins = ["suite"]
     if os.environ.get("CI", "").lower() in ("true", "1"):
         plugins.append("skips_fail")
     if config.getoption("without_torch"):

@@ -1,4 +1,4 @@
-"""A pytest plugin of slow tests: which cases are slow, and which a change reaches.
+"""A pytest plugin: which slow tests run, in which order, and how much memory they hold.
 
     @pytest.mark.slow(but=["dp2_tp2_domain2", "domain3"])
 
@@ -7,16 +7,25 @@ marks all cases of a test as slow except those with these ids.
     pytest --slow-since COMMIT
 
 runs, of the slow tests, those that the change since that commit reaches
-(`tools.touched.reached`); none where git lacks the commit. `tests/conftest.py` loads
-this plugin.
+(`tools.touched.reached`); none where git lacks the commit.
+
+Folders with slow test files run first: worker processes take the tests file by file,
+and if a slow file came last, one worker would run it while the others are idle.
+
+JAX keeps every program that a process has compiled, here those of thousands of tests:
+its caches are cleared when memory runs high. `tests/conftest.py` loads this plugin.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import jax
 import pytest
 
 from tools.touched import changed, reached
@@ -53,8 +62,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Refuses unknown cases, and deselects slow tests that a change does not reach."""
+    """Refuses unknown cases, sorts, and deselects what a change does not reach."""
     refuse_unknown_cases(config, items)
+    items.sort(key=lambda item: rank(item.path))
     if (base := config.getoption("slow_since")) is None:
         return
     slow: dict[str, list[pytest.Item]] = {}
@@ -114,3 +124,54 @@ def case_of(item: pytest.Item) -> str:
 def function_of(item: pytest.Item) -> str:
     """Returns the node id of a test without that of the case."""
     return item.nodeid.partition("[")[0]
+
+
+TESTS = Path(__file__).parent
+# Folders of tests/ in their order; the others follow.
+FIRST = (
+    *("reliability", "training", "models", "benchmarks", "bridge", "parallel"),
+    *("forecast", "evaluation"),
+)
+
+
+def rank(path: Path) -> int:
+    """Returns the position in the order, from 0, of a file's folder in tests/."""
+    folder = path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
+    return FIRST.index(folder) if folder in FIRST else len(FIRST)
+
+
+LIMIT = 5e9  # bytes of memory in use
+STEP = 1e9  # bytes more than after the last time
+STATM = Path("/proc/self/statm")
+
+_after_last_time = 0.0
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Drops programs after the last test of a file; others compile their own."""
+    if nextitem is not None and nextitem.path != item.path:
+        drop_programs()
+
+
+def drop_programs() -> None:
+    """Clears JAX's caches above `LIMIT`, and again when memory grew by `STEP`."""
+    global _after_last_time
+    if resident() > max(LIMIT, _after_last_time + STEP):
+        jax.clear_caches()
+        gc.collect()
+        return_freed_memory()
+        _after_last_time = resident()
+
+
+def return_freed_memory() -> None:
+    """Returns freed memory to the system, which glibc does only on `malloc_trim`."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def resident() -> float:
+    """Returns the resident memory of this process in bytes, or 0 outside Linux."""
+    if not STATM.exists():
+        return 0.0
+    return float(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
