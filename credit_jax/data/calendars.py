@@ -119,8 +119,8 @@ def shift(
     if calendar == STANDARD:
         return stamp + by
     moved = to_labels([_to_cftime(stamp, calendar) + by.to_pytimedelta()])
-    label: Any = pd.Timestamp(moved[0])
-    return label
+    result: Any = pd.Timestamp(moved[0])
+    return result
 
 
 def shift_all(labels: np.ndarray, by: pd.Timedelta, calendar: str) -> np.ndarray:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -69,7 +69,8 @@ def read_fields(
             f"{wrong}"
         )
     kinds: tuple[Kind, ...] = ("level", "latitude", "longitude")
-    space = dict(zip(kinds[1:], horizontal(dataset, f"{key}: {file}"), strict=True))
+    rows_columns = horizontal(dataset, f"{key}: {file}")
+    space: dict[Kind, Any] = dict(zip(kinds[1:], rows_columns, strict=True))
     for name, field in fields.items():
         axes = dataset[name]
         origin = f"{key}: {file}: {name}", data.where

@@ -26,7 +26,7 @@ from credit_jax.data.values import (
     OUTSTANDING,
 )
 from credit_jax.named_fields import FieldContext
-from credit_jax.named_fields.tree import by_key, by_source
+from credit_jax.named_fields.tree import ChannelGroup, by_key, by_source
 from credit_jax.parallel.collectives import sum_parts
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.transforms import (

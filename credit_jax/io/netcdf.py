@@ -91,7 +91,7 @@ class NetcdfSeries:
                 return
             for gap, name in zip(between, order, strict=False):
                 file.write(gap)
-                file.write(values[name].reshape(-1).view(np.uint8))
+                file.write(values[name].reshape(-1).view(np.uint8).data)
             file.write(between[-1])
 
     def check(self, dataset: xr.Dataset) -> None:
