@@ -21,7 +21,7 @@ from credit_jax.config.sources.registry import source_config, source_types
 from credit_jax.data.perturbations import PERTURBATIONS
 from credit_jax.extensions.submit.job_section import OTHER_NAMES, JobSection
 from credit_jax.losses import LOSSES
-from credit_jax.losses.by_variable import BaseLoss
+from credit_jax.losses.build import BaseLoss
 from credit_jax.metrics import METRICS
 from credit_jax.models.function import FunctionConfig
 from credit_jax.models.registry import MODELS

@@ -23,7 +23,7 @@ from credit_jax.config.loss import LossConfig
 from credit_jax.config.sources.registry import source_types
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.losses import LOSSES
-from credit_jax.losses.by_variable import BaseLoss
+from credit_jax.losses.build import BaseLoss
 from credit_jax.metrics import METRICS
 from credit_jax.models.registry import MODELS
 from credit_jax.transforms import TRANSFORMS

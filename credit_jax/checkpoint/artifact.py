@@ -36,7 +36,7 @@ from credit_jax.named_fields.units import VariableUnits, unit_problems
 from credit_jax.nn.low_rank import is_adapter
 from credit_jax.nn.parameters import ModelState
 from credit_jax.parallel.params.init import initialize
-from credit_jax.plan.channel_match import (
+from credit_jax.plan.channels import (
     ChannelMatch,
     level_differences,
     match_channels,

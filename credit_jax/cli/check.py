@@ -191,7 +191,13 @@ class CheckReport:
                 "forecast_len": data.forecast_len,
             },
             **{name: parts.get(name) for name in _OF_PLAN},
-            "roofline": None if self.bound is None else self.bound.to_json(),
+            "roofline": None
+            if (bound := self.bound) is None
+            else {
+                "device": bound.device,
+                "seconds_at_least": bound.seconds,
+                **asdict(bound),
+            },
         }
 
     def _split(self, line: str) -> dict[str, str | None]:

@@ -29,7 +29,7 @@ from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.io.netcdf import attribute_value
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.packages.package import Package, open_artifact, open_package
-from credit_jax.plan.channel_match import check_forecast_units
+from credit_jax.plan.channels import check_forecast_units
 from credit_jax.plan.finetune import kind_of
 from credit_jax.plan.forecast import ForecastPlan, plan_forecast
 

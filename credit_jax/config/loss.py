@@ -65,7 +65,7 @@ class LossConfig(StrictModel):
 
     Attributes:
         type: `base`, whose arguments are those of
-            `credit_jax.losses.by_variable.BaseLoss`, or the name of a loss for
+            `credit_jax.losses.build.BaseLoss`, or the name of a loss for
             training and validation; null selects the flat style of the other keys.
         args: arguments of `type`.
         training_loss: name of the training loss, such as "mse".

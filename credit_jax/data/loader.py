@@ -30,7 +30,6 @@ from credit_jax.transforms import (
     Units,
     build_pipeline,
     channel_units,
-    check_schema,
     check_units,
 )
 from credit_jax.transforms.rollout import RAW
@@ -371,10 +370,9 @@ def build_loader(
             f"image_width {grid[1]}; take other weights, or set them to {new.shape[0]} "
             f"and {new.shape[1]}"
         )
-    check_schema(pipeline, dataset.schema.as_read())
     pipeline = pipeline.at(dataset.schema.as_read(), dataset.coordinates().grid)
     for schema in dataset.further.values():
-        check_schema(pipeline, schema.as_read())
+        pipeline.check(schema.as_read())
     check_units(pipeline, dataset.units())
     trainer = config.trainer
     size = trainer.train_batch_size if train else trainer.valid_batch_size

@@ -46,7 +46,7 @@ from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.placement import place_batch
 from credit_jax.plan import plan_model
-from credit_jax.plan.channel_match import check_forecast_units
+from credit_jax.plan.channels import check_forecast_units
 from credit_jax.plan.forecast import (
     forecast_pipeline,
     forecast_schema,

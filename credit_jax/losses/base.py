@@ -68,15 +68,7 @@ def value_and_parts(
 
 
 def check_global(name: str, value: Array) -> None:
-    """Checks that a number is a scalar, and the same on all devices.
-
-    Args:
-        name: name of the number, for the error.
-        value: what a loss or a metric returned, inside of `shard_map`.
-
-    Raises:
-        ValueError: it has dims, or is computed from the shards of a device alone.
-    """
+    """Checks that what a loss or a metric returned is a scalar, the same everywhere."""
     if jnp.shape(value):
         raise ValueError(
             f"{name} has the shape {jnp.shape(value)}; expected a scalar: reduce the "
@@ -143,7 +135,6 @@ class PointwiseLoss(ConfiguredLoss):
         """
 
     def __call__(self, tree: FieldTree, context: FieldContext) -> Scalar:
-        """Computes the mean of the values."""
         target = context.repeat_members(tree["y"])
         return context.mean(self.values(tree["y_pred"], target, context))
 
@@ -159,11 +150,8 @@ def parse_loss(
 ) -> ConfiguredLoss:
     """Returns a loss by its name, with its parameters.
 
-    Args:
-        name: a key of `LOSSES`.
-        parameters: parameters by name.
-        key: dotted path of the name, for errors.
-        parameters_key: dotted path of the parameters; None is `key` with "_parameters".
+    Keys are dotted paths, of the name and of the parameters; None for the latter is
+    `key` with "_parameters".
     """
     cls = LOSSES.find(name, key)
     return parse(cls, parameters, parameters_key or f"{key}_parameters")

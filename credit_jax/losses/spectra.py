@@ -93,8 +93,25 @@ class _ByDegree(ConfiguredLoss):
 
     def __call__(self, tree: FieldTree, context: FieldContext) -> Scalar:
         """Computes the weighted sum over degrees, and its mean over all else."""
-        fields = _pair(tree, context)
-        matrix = _analysis(self.truncation, context, fields[0].shape[-1])
+        if context.latitude is None:
+            raise ValueError(
+                "this loss needs the latitudes of the rows: give the FieldContext "
+                "`latitude=`, or `build_loss(config, latitude=...)`"
+            )
+        fields, truncation = _pair(tree, context), self.truncation
+        num_columns = fields[0].shape[-1]
+        row_weights, resolved = quadrature(context.latitude)
+        largest = min(resolved, (num_columns - 1) // 2)
+        if truncation is not None and truncation > largest:
+            raise ValueError(
+                f"truncation: {truncation} is more than this grid of "
+                f"{len(row_weights)} x {num_columns} points resolves, which is "
+                f"{largest}"
+            )
+        count = (largest if truncation is None else truncation) + 1
+        # Legendre functions (lat, degree, order) times the weights of the rows.
+        functions = legendre_functions(context.latitude, count)
+        matrix = np.moveaxis(functions * row_weights, -1, 0)
         pair = (_coefficients(field, matrix, context) for field in fields)
         by_degree = self.errors(*pair)
         weights = (np.arange(matrix.shape[1]) + 1.0) ** self.exponent
@@ -153,27 +170,6 @@ def _mean(by_channel: Float[Array, " channel"], context: FieldContext) -> Scalar
     if context.channel_weights is not None:
         by_channel = by_channel * jnp.asarray(context.channel_weights)
     return by_channel.mean()
-
-
-def _analysis(
-    truncation: int | None, context: FieldContext, num_columns: int
-) -> Float[np.ndarray, "lat degree order"]:
-    """Legendre functions times the weights of the rows."""
-    if context.latitude is None:
-        raise ValueError(
-            "this loss needs the latitudes of the rows: give the FieldContext "
-            "`latitude=`, or `build_loss(config, latitude=...)`"
-        )
-    weights, resolved = quadrature(context.latitude)
-    largest = min(resolved, (num_columns - 1) // 2)
-    if truncation is not None and truncation > largest:
-        raise ValueError(
-            f"truncation: {truncation} is more than this grid of {len(weights)} x "
-            f"{num_columns} points resolves, which is {largest}"
-        )
-    count = (largest if truncation is None else truncation) + 1
-    functions = legendre_functions(context.latitude, count)
-    return np.moveaxis(functions * weights, -1, 0)
 
 
 def _coefficients(

@@ -1,7 +1,14 @@
 """Metrics: scores of each variable, with the same value on every mesh."""
 
-from credit_jax.metrics.build import Metrics, build_metrics, parse_metrics
-from credit_jax.metrics.scores import METRICS, ConfiguredMetric, Measure, Pair
+from credit_jax.metrics.scores import (
+    METRICS,
+    ConfiguredMetric,
+    Measure,
+    Metrics,
+    Pair,
+    build_metrics,
+    parse_metrics,
+)
 
 __all__ = [
     "METRICS",

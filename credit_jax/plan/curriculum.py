@@ -21,30 +21,21 @@ _ENOUGH = 0.9
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A stage of a run.
+    """A stage of a run."""
 
-    Attributes:
-        config: the config of the stage, which has no curriculum.
-        loader: training data of data-parallel rank 0; None if no data is open.
-        objective: its losses, with the validation of the run; None if no data is open.
-    """
-
-    config: Config
+    config: Config  # the config of the stage, which has no curriculum
+    # Training data of data-parallel rank 0; None if no data is open.
     loader: Loader | None = None
+    # Its losses, with the validation of the run; None if no data is open.
     objective: Objective | None = None
 
 
 @dataclass(frozen=True)
 class StageLength:
-    """How long a stage lasts.
+    """How long a stage lasts."""
 
-    Attributes:
-        updates: number of its updates; 0 if the run ends before it.
-        epochs: number of its epochs, the last of which may end early.
-    """
-
-    updates: int
-    epochs: int
+    updates: int  # number of its updates; 0 if the run ends before it
+    epochs: int  # number of its epochs, the last of which may end early
 
 
 def plan_stages(
@@ -105,13 +96,8 @@ def stage_lengths(
 ) -> list[StageLength]:
     """Numbers of updates and epochs of each stage, up to `trainer.epochs`.
 
-    A stage that ends within an epoch ends that epoch.
-
-    Args:
-        config: config of the run.
-        loaders: training data by the index of the stage; where one is missing, the
-            samples are counted by the dates.
-        dp_size: data-parallel ranks of the mesh.
+    A stage that ends within an epoch ends that epoch. Samples of stages whose data are
+    not open are counted by the dates.
     """
     done, epochs, lengths = 0, config.trainer.start_epoch, []
     for index, stage in enumerate(config.stages):

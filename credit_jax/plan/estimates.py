@@ -1,7 +1,12 @@
-"""Estimated memory of one device in training.
+"""Estimated memory of one device in training, and the least time of a step.
 
 Parameters, gradients and optimizer state are counted exactly. Activations, that is the
 residuals of each layer for the backward pass, are estimated from the sizes of stages.
+
+The least time is that of programs compiled for a device: `benchmarks.accelerator`
+compiles the step of one model for its meshes, and counts kernels and bytes, which
+`DEVICES` has. For another model, the number of kernels is kept, and their work is
+scaled by the ratio of the operations.
 """
 
 from __future__ import annotations
@@ -9,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from math import log2
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from credit_jax.config import Config
 from credit_jax.config.trainer import TrainerConfig
@@ -65,16 +70,10 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Estimates the peak memory of a training step on one device.
 
-    Args:
-        config: gives batch size, precision, EMA and rematerialization.
-        model_def: the model.
-        axes: the axes of the mesh.
-
-    Returns:
-        Bytes of parameters, gradients, AdamW's two moments, EMA, the normalized weights
-        of spectral norm, the gathered parameters of the largest blocks, those gathered
-        over domain, activations, the batch with the targets of all steps, and the input
-        of each step that gradients through whole forecasts keep.
+    Bytes of parameters, gradients, AdamW's two moments, EMA, the normalized weights of
+    spectral norm, the gathered parameters of the largest blocks, those gathered over
+    domain, activations, the batch with the targets of all steps, and the input of each
+    step that gradients through whole forecasts keep.
     """
     trainer = config.trainer
     param_specs = model_def.param_specs
@@ -118,8 +117,7 @@ def memory_problems(
 
     Args:
         config, model_def, axes: see `estimate_memory`.
-        memory: bytes of a device.
-        origin: what has them, such as "NVIDIA H100".
+        memory, origin: bytes of a device, and what has them, such as "NVIDIA H100".
     """
     lines = []
     for index, stage in enumerate(config.stages or (config,)):
@@ -191,18 +189,25 @@ def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
     geometry = model_def.config.geometry()
     if geometry is None:
         return 0
-    mode = config.trainer.activation_checkpoint
+    mode, tensor = config.trainer.activation_checkpoint, axes.num_tensor
     saved, largest = 0, 0
     for stage in geometry.stages:
         points = local_points(stage, axes.num_domain)
-        block, attention = (
-            points * width * stage.attentions // 2
-            for width in _block_widths(stage, axes.num_tensor)
-        )
+        channels, heads = stage.channels, stage.heads
+        # Values per point of the two attentions: the normalized input, q, k, v, logits
+        # and weights (one per key), the output of the heads, and the sum.
+        inner = heads * stage.head_channels
+        keys = stage.local_window**2 + stage.global_window**2
+        width = 2 * (2 * channels + 4 * inner // tensor) + 2 * heads * keys // tensor
+        attention = points * width * stage.attentions // 2
+        # Of feed-forward layers: the normalized input, the hidden units before and
+        # after their nonlinearity, and the sum.
+        width += 2 * (2 * channels + 8 * channels // tensor)
+        block = points * width * stage.attentions // 2
         block += points * _expert_width(model_def.config, stage, axes)
-        between = points * stage.channels
-        inner = stage.attentions * between
-        again = {"none": 0, "selective": attention - inner, "full": block}[mode]
+        between = points * channels
+        sums = stage.attentions * between
+        again = {"none": 0, "selective": attention - sums, "full": block}[mode]
         largest = max(largest, again)
         remainder = between if mode == "full" else block - again
         saved += 2 * between + stage.depth * remainder
@@ -226,21 +231,6 @@ def local_points(stage: StageGeometry, domain: int) -> int:
     """Largest number of points of a stage on a device, with whole windows."""
     share = max(stage.shares(domain).values())
     return math.ceil(share * stage.height * stage.width / domain)
-
-
-def _block_widths(stage: StageGeometry, tensor: int) -> tuple[int, int]:
-    """Values per point that a block saves, and that its two attentions save.
-
-    Attention saves the normalized input, q, k, v, logits and weights (one per key), the
-    output of the heads, and the sum; feed-forward saves the normalized input, the
-    hidden units before and after their nonlinearity, and the sum.
-    """
-    channels, heads = stage.channels, stage.heads
-    inner = heads * stage.head_channels
-    keys = stage.local_window**2 + stage.global_window**2
-    attention = 2 * (2 * channels + 4 * inner // tensor) + 2 * heads * keys // tensor
-    feed_forward = 2 * (2 * channels + 8 * channels // tensor)
-    return attention + feed_forward, attention
 
 
 def _expert_width(config: ModelConfig, stage: StageGeometry, axes: MeshAxes) -> int:
@@ -285,22 +275,14 @@ _SAME = 1.01
 
 
 class CompiledStep(NamedTuple):
-    """Counts of a compiled step of one sample in bfloat16, for a device of its mesh.
+    """Counts of a compiled step of one sample in bfloat16, for a device of its mesh."""
 
-    Attributes:
-        remat: mode of activation checkpointing.
-        tensor, domain: degrees of the mesh.
-        kernels: number of kernel launches.
-        work: time of the kernels at the roofline, without launches, s.
-        waits: time of transfers that nothing hides, s.
-    """
-
-    remat: str
-    tensor: int
+    remat: str  # mode of activation checkpointing
+    tensor: int  # degrees of the mesh
     domain: int
-    kernels: int
-    work: float
-    waits: float
+    kernels: int  # number of kernel launches
+    work: float  # time of the kernels at the roofline, without launches, s
+    waits: float  # time of transfers that nothing hides, s
 
 
 class Device(NamedTuple):
@@ -340,69 +322,18 @@ DEVICES = {
 
 @dataclass(frozen=True)
 class StepBound:
-    """Lower bound of the time of a step on a device; see `step_bound`.
-
-    Attributes:
-        device: name of the device.
-        step: the compiled program that the bound is derived from.
-        ratio: operations per device, relative to those of the compiled program.
-        same_model: whether a sample has the operations of the compiled model.
-        bfloat16: whether the config computes in bfloat16.
-    """
+    """Lower bound of the time of a step on a device, in seconds; see `step_bound`."""
 
     device: str
-    step: CompiledStep
-    ratio: float
-    same_model: bool
-    bfloat16: bool
-
-    @property
-    def launches(self) -> float:
-        """Launches of kernels, s."""
-        return self.step.kernels * _LAUNCH
-
-    @property
-    def work(self) -> float:
-        """Kernels, s."""
-        return self.step.work * self.ratio
+    launches: float  # of kernels
+    work: float  # of kernels
+    waits: float  # for transfers that nothing hides
+    explanation: str  # of the bound and its assumptions, for the user
 
     @property
     def seconds(self) -> float:
-        """The bound, s."""
-        return self.launches + self.work + self.step.waits
-
-    def to_json(self) -> dict[str, Any]:
-        """The bound as JSON values, for the report of `check`."""
-        return {
-            "device": self.device,
-            "seconds_at_least": self.seconds,
-            "launches": self.launches,
-            "work": self.work,
-            "waits": self.step.waits,
-            "explanation": self.explanation,
-        }
-
-    @property
-    def explanation(self) -> str:
-        """A text for the user that explains the bound and its assumptions."""
-        step = self.step
-        lines = [
-            f"{self.device}: a micro-batch takes at least {1e3 * self.seconds:.1f} ms. "
-            f"This is no measurement but the roofline of {MODEL} as XLA compiles it in "
-            f"bfloat16 for tensor {step.tensor} x domain {step.domain}, {step.remat} "
-            f"remat: {step.kernels:,} launches ({1e3 * self.launches:.1f} ms), memory "
-            f"and operations with perfect kernels ({1e3 * self.work:.1f} ms), "
-            f"transfers that nothing hides ({1e3 * step.waits:.1f} ms)"
-        ]
-        if not self.same_model or abs(self.ratio - 1) > _SAME - 1:
-            lines.append(
-                f"this run was not compiled: memory and operations are scaled by its "
-                f"{self.ratio:.3g} times as many operations a device, the rest is "
-                "taken over"
-            )
-        if not self.bfloat16:
-            lines.append("this run computes in another format than bfloat16")
-        return "; ".join(lines) + "."
+        """The bound."""
+        return self.launches + self.work + self.waits
 
 
 def step_bound(
@@ -424,14 +355,26 @@ def step_bound(
     flops = gradient_flops(model_def)
     samples = trainer.train_batch_size * config.num_members
     shards = axes.num_tensor * axes.num_domain
-    policy = trainer.mp_policy
-    return StepBound(
-        device.name,
-        step,
-        flops * samples / shards / (FLOPS / (step.tensor * step.domain)),
-        same_model=1 / _SAME < flops / FLOPS < _SAME,
-        bfloat16=policy is not None and policy.param_dtype == "bfloat16",
-    )
+    ratio = flops * samples / shards / (FLOPS / (step.tensor * step.domain))
+    launches, work = step.kernels * _LAUNCH, step.work * ratio
+    total = launches + work + step.waits
+    lines = [
+        f"{device.name}: a micro-batch takes at least {1e3 * total:.1f} ms. This is no "
+        f"measurement but the roofline of {MODEL} as XLA compiles it in bfloat16 for "
+        f"tensor {step.tensor} x domain {step.domain}, {step.remat} remat: "
+        f"{step.kernels:,} launches ({1e3 * launches:.1f} ms), memory and operations "
+        f"with perfect kernels ({1e3 * work:.1f} ms), transfers that nothing hides "
+        f"({1e3 * step.waits:.1f} ms)"
+    ]
+    if not 1 / _SAME < flops / FLOPS < _SAME or abs(ratio - 1) > _SAME - 1:
+        lines.append(
+            f"this run was not compiled: memory and operations are scaled by its "
+            f"{ratio:.3g} times as many operations a device, the rest is taken over"
+        )
+    if trainer.mp_policy is None or trainer.mp_policy.param_dtype != "bfloat16":
+        lines.append("this run computes in another format than bfloat16")
+    explanation = "; ".join(lines) + "."
+    return StepBound(device.name, launches, work, step.waits, explanation)
 
 
 def update_seconds(bound: StepBound, run: Config, stage: Config) -> float:
@@ -448,5 +391,5 @@ def update_seconds(bound: StepBound, run: Config, stage: Config) -> float:
     if stage.trainer.backprop == "full" and steps > 1:
         gradients = steps * 4 / 3
     work = bound.work * (samples / run_samples)
-    seconds = bound.launches + work + bound.step.waits
+    seconds = bound.launches + work + bound.waits
     return seconds * gradients * stage.trainer.grad_accum_every

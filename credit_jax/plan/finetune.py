@@ -31,7 +31,7 @@ from credit_jax.models.registry import MODELS, build, parse_model
 from credit_jax.named_fields.coordinates import Coordinates, CoordinateValues
 from credit_jax.nn.low_rank import LowRank, is_matrix
 from credit_jax.nn.parameters import COLLECTIONS
-from credit_jax.plan.channel_problems import schema_of
+from credit_jax.plan.channels import schema_of
 from credit_jax.state_dict.arrangement import compare_shapes
 
 _KEY = "trainer.finetune"
@@ -57,19 +57,12 @@ BaseKind = Literal["run", "package", "torch"]
 
 @dataclass(frozen=True)
 class Base:
-    """The run, package or checkpoint that a run begins with, by its files.
+    """The run, package or checkpoint that a run begins with, by its files."""
 
-    Attributes:
-        path: its path.
-        kind: "run", "package", or "torch" for a checkpoint of CREDIT.
-        written: content of its model.yml.
-        key: key or option that names it, for errors.
-    """
-
-    path: Path
-    kind: BaseKind
-    written: Mapping[str, Any]
-    key: str = _FROM
+    path: Path  # its path
+    kind: BaseKind  # "run", "package", or "torch" for a checkpoint of CREDIT
+    written: Mapping[str, Any]  # content of its model.yml
+    key: str = _FROM  # key or option that names it, for errors
 
     @property
     def folder(self) -> Path:
@@ -201,12 +194,7 @@ def levels_asked(data: DataConfig | None) -> dict[str, CoordinateValues]:
 def with_levels(
     schema: ChannelSchema, levels: Mapping[str, CoordinateValues]
 ) -> ChannelSchema:
-    """A schema whose 3-D variables have the values of levels of their sources.
-
-    Args:
-        schema: the schema.
-        levels: source -> values; those of another number of levels are left out.
-    """
+    """A schema whose 3-D variables have the levels of their sources, if as many."""
 
     def shared(group: ChannelGroup) -> ChannelGroup:
         values = levels.get(group.source, ())
@@ -253,13 +241,7 @@ def _differing(
 
 
 def finetuned(model_def: ModelDef, finetune: FinetuneConfig | None) -> ModelDef:
-    """Returns a model with the frozen parameters and the adapters of a config.
-
-    Args:
-        model_def: the model, without such.
-        finetune: patterns of paths, or of CREDIT's keys; None leaves the model as it
-            is.
-    """
+    """Returns a model with the frozen parameters and the adapters of a config."""
     marked = replace(model_def, frozen=frozen_parameters(model_def, finetune))
     return replace(marked, low_rank=low_rank_of(marked, finetune))
 
@@ -267,12 +249,7 @@ def finetuned(model_def: ModelDef, finetune: FinetuneConfig | None) -> ModelDef:
 def frozen_parameters(
     model_def: ModelDef, finetune: FinetuneConfig | None
 ) -> frozenset[str]:
-    """Returns the paths of the parameters that a config freezes.
-
-    Args:
-        model_def: the model, without such parameters.
-        finetune: patterns of paths, or of CREDIT's keys; None freezes nothing.
-    """
+    """Returns the paths of the parameters that a config freezes, by its patterns."""
     if finetune is not None and finetune.lora and not finetune.train:
         return frozenset(model_def.param_specs)
     if finetune is None or not (finetune.freeze or finetune.train):
@@ -302,12 +279,7 @@ def frozen_parameters(
 
 
 def low_rank_of(model_def: ModelDef, finetune: FinetuneConfig | None) -> LowRank | None:
-    """Returns the matrices that a config gives adapters.
-
-    Args:
-        model_def: the model, whose frozen parameters are known.
-        finetune: patterns of paths, or of CREDIT's keys; None gives none.
-    """
+    """Returns the matrices that a config gives adapters, which are frozen."""
     lora = None if finetune is None else finetune.lora
     if lora is None:
         return None

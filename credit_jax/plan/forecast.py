@@ -34,14 +34,13 @@ from credit_jax.named_fields.coordinates import (
     indices_of,
     listed,
 )
-from credit_jax.plan.channel_problems import data_problems, schema_of
+from credit_jax.plan.channels import data_problems, schema_of
 from credit_jax.plan.run import ModelPlan, RunPlan, plan_model
 from credit_jax.plan.run_record import RunRecord
 from credit_jax.transforms import (
     Pipeline,
     Rollout,
     build_pipeline,
-    check_schema,
     for_forecast,
     notes_on_initial,
     notes_on_order,
@@ -53,31 +52,19 @@ _SECTIONS = ("data", "preblocks", "postblocks")
 
 @dataclass(frozen=True)
 class ForecastPlan:
-    """The parts of the forecasts of a config; each file is opened once.
+    """The parts of the forecasts of a config; each file is opened once."""
 
-    Attributes:
-        config: the config.
-        inference: its `inference:` section, with the options of the command line.
-        data: the data section of the forecasts.
-        model: the model and the degrees of its mesh.
-        schedule: start dates, steps, members.
-        perturbation: perturbation of the members.
-        reader: reader of initial states and forcing.
-        rollout: the transforms after a step, and how the next input is made.
-        schema: channels of x and y.
-        notes: information for the user, one line each.
-    """
-
-    config: Config
+    config: Config  # the config
+    # Its `inference:` section, with the options of the command line.
     inference: InferenceConfig
-    data: DataConfig
-    model: ModelPlan
-    schedule: ForecastSchedule
-    perturbation: Perturbation
-    reader: ForecastReader
-    rollout: Rollout
-    schema: ChannelSchema
-    notes: tuple[str, ...] = ()
+    data: DataConfig  # the data section of the forecasts
+    model: ModelPlan  # the model and the degrees of its mesh
+    schedule: ForecastSchedule  # start dates, steps, members
+    perturbation: Perturbation  # perturbation of the members
+    reader: ForecastReader  # reader of initial states and forcing
+    rollout: Rollout  # the transforms after a step, and how the next input is made
+    schema: ChannelSchema  # channels of x and y
+    notes: tuple[str, ...] = ()  # information for the user, one line each
 
     @cached_property
     def truth(self) -> NamedData:
@@ -135,14 +122,10 @@ def plan_forecast(
     like: Coordinates | None = None,
     earlier_state: int | None = None,
 ) -> ForecastPlan:
-    """Plans forecasts.
-
-    No weights are initialized, and nothing is compiled.
+    """Plans forecasts; no weights are initialized, and nothing is compiled.
 
     Args:
-        config: the config of the run.
-        parallelism: parallelism of the forecasts.
-        num_devices: devices to plan for.
+        config, parallelism, num_devices: those of the forecasts.
         init_times, num_steps, length: see `make_schedule`.
         overrides: keys of the `inference:` section that the command line replaces.
         run: the plan of a training run, whose model, mesh, channels, transforms and
@@ -274,14 +257,7 @@ def plan_forecast(
 def forecast_pipeline(
     config: Config, inference: InferenceConfig, run: RunPlan | None = None
 ) -> Pipeline:
-    """Builds the transforms of forecasts.
-
-    Args:
-        config: the config of the run.
-        inference: its `inference:` section.
-        run: the plan of the training run, whose transforms are taken; None builds them
-            from the config, and reads their files.
-    """
+    """Builds the transforms of forecasts, or takes those of the plan of a run."""
     if run is not None and run.pipeline is not None:
         return for_forecast(with_reconstruct(run.pipeline))
     preblocks = inference.preblocks or config.preblocks
@@ -338,7 +314,6 @@ def _located(
 ) -> Pipeline:
     """The transforms with their files in the order of the data."""
     tree_schema = opened.schema.as_read()
-    check_schema(pipeline, tree_schema)
     data = opened.coordinates()
     if like is not None:
         like.check_calendar(data.calendar, "the data of forecasts")

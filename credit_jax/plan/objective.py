@@ -39,9 +39,9 @@ from credit_jax.losses import (
     needs_latitude,
     value_and_parts,
 )
-from credit_jax.losses.by_variable import PART
+from credit_jax.losses.build import PART
 from credit_jax.metrics import Measure, Metrics, build_metrics
-from credit_jax.metrics.build import Climatologies
+from credit_jax.metrics.scores import Climatologies
 from credit_jax.named_fields import FieldContext, FieldTree, target_variances
 from credit_jax.named_fields.axes import horizontal
 from credit_jax.named_fields.coordinates import UNKNOWN, indices_of, take_indices
@@ -68,26 +68,18 @@ TWIN = (
 
 @dataclass(frozen=True)
 class Objective:
-    """Losses and metrics as functions inside `shard_map`.
+    """Losses and metrics as functions inside `shard_map`."""
 
-    Attributes:
-        loss: the training loss, (tree, context) -> scalar.
-        metrics: computes the metrics of training batches by name, for the log.
-        evaluate: computes validation loss and metrics by name; None with
-            `skip_validation`. Its first trace reads the climatology.
-        evaluated: names of the values of `evaluate`.
-        rollout: the forecast whose losses are minimized.
-        valid_rollout: the forecast whose last step is evaluated.
-        measure: computes further values of each training step for the log, by name;
-            None for no such values.
-    """
-
-    loss: Loss
-    metrics: Measure
+    loss: Loss  # the training loss, (tree, context) -> scalar
+    metrics: Measure  # computes the metrics of training batches by name, for the log
+    # Computes validation loss and metrics by name; None with `skip_validation`. Its
+    # first trace reads the climatology.
     evaluate: Measure | None
-    evaluated: tuple[str, ...] = ()
-    rollout: Rollout = ONE_STEP
-    valid_rollout: Rollout = ONE_STEP
+    evaluated: tuple[str, ...] = ()  # names of the values of `evaluate`
+    rollout: Rollout = ONE_STEP  # the forecast whose losses are minimized
+    valid_rollout: Rollout = ONE_STEP  # the forecast whose last step is evaluated
+    # Computes further values of each training step for the log, by name; None for no
+    # such values.
     measure: Measure | None = None
 
 
@@ -173,7 +165,10 @@ def plan_objective(
         with_parts(valid_loss, scores) if validates else None,
         evaluated,
         *rollouts,
-        measure=_spread if config.shares_batches else None,
+        # CREDIT logs it when it trains by a CRPS.
+        measure=(lambda tree, context: {"std": error_spread(tree, context)})
+        if config.shares_batches
+        else None,
     )
     return objective, notes
 
@@ -240,28 +235,21 @@ def _climatologies(
 
     @cache
     def mean_fields(path: str | None) -> Mapping[str, np.ndarray]:
+        loader, open_files = files.loader, files.open_files
         if path is None:
-            return _training_mean(config, schema, files.loader)
-        assert files.open_files is not None, "a plan that is executed has its data open"
-        grid = UNKNOWN
-        if files.loader is not None:
-            grid = files.loader.coordinates().grid
+            # That of the training period, in the units that metrics score.
+            assert loader is not None, "a plan that is executed has its data open"
+            mean = build_climatology(loader.dataset).mean[:, :, 0]
+            if not _scored_fields(config)[1]:
+                mean = loader.units.normalize(mean)
+            return {key: mean[0, part] for key, part in schema.target_slices().items()}
+        assert open_files is not None, "a plan that is executed has its data open"
+        grid = UNKNOWN if loader is None else loader.coordinates().grid
         levels = {group.variable: group.levels for group in schema.target}
         key = "metrics: climatology_path"
-        return read_fields(path, key, files.open_files, grid, levels)
+        return read_fields(path, key, open_files, grid, levels)
 
     return mean_fields
-
-
-def _training_mean(
-    config: Config, schema: ChannelSchema, loader: Loader | None
-) -> dict[str, Float[np.ndarray, "level lat lon"]]:
-    """The mean of the training period by variable, in the units that metrics score."""
-    assert loader is not None, "a plan that is executed has its data open"
-    mean = build_climatology(loader.dataset).mean[:, :, 0]
-    if not _scored_fields(config)[1]:
-        mean = loader.units.normalize(mean)
-    return {key: mean[0, part] for key, part in schema.target_slices().items()}
 
 
 def _check_training_metric(
@@ -312,24 +300,14 @@ def with_parts(loss: Loss, metrics: Measure) -> Measure:
     return evaluate
 
 
-def _spread(tree: FieldTree, context: FieldContext) -> dict[str, Array]:
-    """The standard deviation of errors, which CREDIT logs when it trains by a CRPS."""
-    return {"std": error_spread(tree, context)}
-
-
 @dataclass(frozen=True)
 class WeightFiles:
-    """Reads the files by which losses and metrics weigh rows and variables.
+    """Reads the files by which losses and metrics weigh rows and variables."""
 
-    Attributes:
-        num_rows: rows of the model, to compare with.
-        open_files: cache of open files; None reads no file.
-        loader: loader of the training data, for a section that names no file; None if
-            no data is open.
-    """
-
-    num_rows: int
-    open_files: OpenFiles | None
+    num_rows: int  # rows of the model, to compare with
+    open_files: OpenFiles | None  # cache of open files; None reads no file
+    # Loader of the training data, for a section that names no file; None if no data is
+    # open.
     loader: Loader | None
 
     def latitude(self, config: Config, section: WeightedSection) -> Latitude | None:
@@ -420,13 +398,7 @@ class WeightFiles:
 def read_latitude(
     path: str | Path, key: str, open_files: OpenFiles
 ) -> Float[np.ndarray, " lat"]:
-    """Reads the `latitude` coordinate, degrees north, of a NetCDF or Zarr file.
-
-    Args:
-        path: path of the file.
-        key: dotted config key of the path, for errors.
-        open_files: cache of open files.
-    """
+    """Reads the `latitude` coordinate, degrees north, of a NetCDF or Zarr file."""
     with errors_of(key):
         dataset = open_files.dataset(Path(path))
         latitude, _ = horizontal(dataset, str(path))

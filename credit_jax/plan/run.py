@@ -31,7 +31,7 @@ from credit_jax.parallel.mesh.devices import required_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.mesh.model_fit import ULYSSES, model_notes, model_problems
 from credit_jax.parallel.params.precision import Float8, Precision, default_mp_policy
-from credit_jax.plan.channel_problems import (
+from credit_jax.plan.channels import (
     check_corrections,
     fit_problems,
     further_schemas,
@@ -65,18 +65,12 @@ from credit_jax.transforms import (
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """A `model:` section and the degrees of its mesh.
+    """A `model:` section and the degrees of its mesh."""
 
-    Attributes:
-        dims: degrees of the mesh.
-        config: the validated `model:` section.
-        model_def: the model.
-        notes: information for the user, one line each, such as uneven rows.
-    """
-
-    dims: ParallelDims
-    config: ModelConfig
-    model_def: ModelDef
+    dims: ParallelDims  # degrees of the mesh
+    config: ModelConfig  # the validated `model:` section
+    model_def: ModelDef  # the model
+    # Information for the user, one line each, such as uneven rows.
     notes: tuple[str, ...] = ()
 
     @property
@@ -107,8 +101,7 @@ def plan_model(
     """Parses a model and checks it against the degrees of parallelism.
 
     Args:
-        section: the `model:` section.
-        parallelism: the validated `trainer.parallelism` section.
+        section, parallelism: `model:` as it is written, and `trainer.parallelism`.
         num_devices: devices to plan for.
         keep_whole: patterns of parameter paths that FSDP never splits.
         finetune: section that says which parameters are frozen; None freezes none.
@@ -269,10 +262,16 @@ def plan_run(
     of_stages = [
         partial(_ring_members, each, dp_size) for each in (config, *config.stages)
     ]
+
+    def base_notes() -> list[str]:
+        if trainer.finetune is None or not begins:
+            return []
+        base = find_base(trainer.finetune.base)
+        check_base(base, model.model_def, trainer.finetune)
+        return notes_on_base(base, model.model_def)
+
     checks: list[Callable[[], list[str]]]
-    checks = [*of_stages, partial(_process_training, config, model.config)]
-    if trainer.finetune is not None and begins:
-        checks.insert(0, partial(_finetune_base, trainer.finetune, model.model_def))
+    checks = [base_notes, *of_stages, partial(_process_training, config, model.config)]
     if with_data:
         checks.append(partial(find_missing, config, expected_files, model.config))
     lines = together(*checks)
@@ -373,13 +372,6 @@ def _open_loaders(
             section = "data" if split == "train" else "validation_data"
             like.check_calendar(loaders[split].coordinates().calendar, section)
     return loaders
-
-
-def _finetune_base(finetune: FinetuneConfig, model_def: ModelDef) -> list[str]:
-    """Checks the base of a run by its config; returns notes."""
-    base = find_base(finetune.base)
-    check_base(base, model_def, finetune)
-    return notes_on_base(base, model_def)
 
 
 def _process_training(config: Config, model: ModelConfig) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a run is: the part of its config, and of its files, that changes its numbers."""
+"""Files that a run names, and what of them and of its config changes its numbers."""
 
 from __future__ import annotations
 
@@ -77,37 +77,28 @@ def weight_files(config: Config) -> dict[str, str]:
 
     Those that stages name are listed if the run does not name them.
     """
-    named = _weight_files(config)
-    for index, stage in enumerate(config.stages):
-        for key, path in _weight_files(stage).items():
-            if path not in named.values():
-                named[f"trainer.curriculum.{index}.{key}"] = path
+    named: dict[str, str] = {}
+    for index, each in enumerate((config, *config.stages)):
+        stage = f"trainer.curriculum.{index - 1}." if index else ""
+        metrics = _metrics_args(each)
+        files: dict[str, Any] = {"loss.args.scaler_path": each.loss.scaler_file}
+        if metrics.get("var_weighting", "inverse_variance") == "inverse_variance":
+            files["metrics.args.scaler_path"] = metrics.get("scaler_path")
+        files["metrics.args.climatology_path"] = metrics.get("climatology_path")
+        by_name = metrics.get("metrics")
+        for name, args in (by_name if isinstance(by_name, Mapping) else {}).items():
+            path = args.get("climatology_path") if isinstance(args, Mapping) else None
+            files[f"metrics.args.metrics.{name}.climatology_path"] = path
+        for key, path in (latitude_files(each) | _existing(files)).items():
+            if not stage or path not in named.values():
+                named[f"{stage}{key}"] = path
     return named | tendency_files(config)
 
 
-def _weight_files(config: Config) -> dict[str, str]:
-    """Those of one stage, but for variances of tendencies."""
-    metrics = _metrics_args(config)
-    named = {"loss.args.scaler_path": config.loss.scaler_file}
-    if metrics.get("var_weighting", "inverse_variance") == "inverse_variance":
-        named["metrics.args.scaler_path"] = metrics.get("scaler_path")
-    key = "climatology_path"
-    named[f"metrics.args.{key}"] = metrics.get(key)
-    metric_args = metrics.get("metrics")
-    for name, args in (metric_args if isinstance(metric_args, Mapping) else {}).items():
-        path = args.get(key) if isinstance(args, Mapping) else None
-        named[f"metrics.args.metrics.{name}.{key}"] = path
-    return latitude_files(config) | _existing(named)
-
-
 def static_files(data: DataConfig, section: str) -> dict[str, str]:
-    """Files that hold static fields alone, by dotted key.
+    """Files that hold static fields alone, by dotted key below that of the section.
 
     Left out are those of other fields, too, which are added to as time goes on.
-
-    Args:
-        data: the section of the data.
-        section: its dotted key.
     """
     templates = {name: source.file_templates for name, source in data.source.items()}
     dated = {
@@ -128,7 +119,7 @@ def data_patterns(config: Config) -> Iterator[tuple[str, str]]:
 
     Paths of validation that are those of training are left out.
     """
-    visited: set[tuple[str, str, str]] = set()
+    visited = set[tuple[str, str, str]]()
     sections = {"data": config.data}
     if config.validation_overrides.source and not config.trainer.skip_validation:
         sections["validation_data"] = config.validation_data

@@ -23,22 +23,18 @@ class NothingToFitError(ValueError):
 
 @dataclass(frozen=True)
 class FitPlan:
-    """The blocks to fit.
+    """The blocks to fit."""
 
-    Attributes:
-        chain: the preblocks up to the last one to fit, in execution order, without
-            scalers and normalizers whose files exist.
-        existing: existing files that are not fitted again.
-        unpaired: existing files without the other one of their pair, as where the
-            command was killed between them; both are fitted again.
-        facts: path of a block to fit -> what is known of the variables before it.
-        notes: variables that the data lack, which are ignored, as in CREDIT.
-    """
-
+    # The preblocks up to the last one to fit, in execution order, without scalers and
+    # normalizers whose files exist.
     chain: tuple[Block, ...]
-    existing: tuple[Path, ...] = ()
+    existing: tuple[Path, ...] = ()  # existing files that are not fitted again
+    # Existing files without the other one of their pair, as where the command was
+    # killed between them; both are fitted again.
     unpaired: tuple[Path, ...] = ()
+    # Path of a block to fit -> what is known of the variables before it.
     facts: Mapping[str, VariableFacts] = field(default_factory=dict)
+    # Variables that the data lack, which are ignored, as in CREDIT.
     notes: tuple[str, ...] = ()
 
     @property
@@ -60,22 +56,17 @@ class FitPlan:
         """
         collected = {}
         for block in self.chain:
-            with errors_of(block.path):
-                if isinstance(block.transform, Fitted):
+            if isinstance(block.transform, Fitted):
+                with errors_of(block.path):
                     collected[block.path] = block.transform.collect(tree)
-                else:
-                    tree = block.transform(tree, None)
+            else:
+                tree = block(tree)
         return collected
 
     def of_data(
         self, schema: TreeSchema, units: Mapping[str, tuple[str, str]]
     ) -> FitPlan:
-        """Returns a copy with what is known of the variables of the data.
-
-        Args:
-            schema: variables of "input" and "target" of the data, with their levels.
-            units: key -> unit and file, for the variables of the data.
-        """
+        """Returns a copy with what is known of the variables of the data, and notes."""
         facts, notes = {}, list[str]()
         units_by_key = {key: unit for key, (unit, _) in units.items()}
         for block in self.chain:
@@ -87,7 +78,7 @@ class FitPlan:
                     {variable_of(g.var_key): g.levels for g in groups if g.levels},
                 )
                 if isinstance(transform, OfVariables):
-                    lines = transform.selection.unmatched(g.var_key for g in groups)
+                    lines = transform.unmatched(g.var_key for g in groups)
                     notes += [f"{block.path}.args.variables: {line}" for line in lines]
                 continue
             units_by_key = {
@@ -119,7 +110,21 @@ def plan_fits(preblocks: PreblocksConfig, *, overwrite: bool = False) -> FitPlan
             present = []
         existing += present
         chain += [] if present else [block]
-    _check_files(every)
+    if not every:
+        raise NothingToFitError(
+            "preblocks: there is no block of type bridgescaler_transform or "
+            "era5_normalizer, nothing to fit"
+        )
+    seen: dict[Path, str] = {}
+    for path, fit in every.items():
+        for file in fit.fitted_files:
+            resolved = Path(local_path(str(file))).expanduser().resolve()
+            if resolved in seen:
+                raise ValueError(
+                    f"{seen[resolved]} and {path} name one file, {file}; give each "
+                    "block its own"
+                )
+            seen[resolved] = path
     while chain and not isinstance(chain[-1].transform, Fitted):
         chain.pop()
     if not chain:
@@ -133,22 +138,3 @@ def plan_fits(preblocks: PreblocksConfig, *, overwrite: bool = False) -> FitPlan
             with errors_of(block.path):
                 block.transform.open()
     return FitPlan(tuple(chain), tuple(existing), tuple(unpaired))
-
-
-def _check_files(fits: Mapping[str, Fitted]) -> None:
-    """Checks that there are blocks to fit, and that no two share a file."""
-    if not fits:
-        raise NothingToFitError(
-            "preblocks: there is no block of type bridgescaler_transform or "
-            "era5_normalizer, nothing to fit"
-        )
-    seen: dict[Path, str] = {}
-    for path, fit in fits.items():
-        for file in fit.fitted_files:
-            resolved = Path(local_path(str(file))).expanduser().resolve()
-            if resolved in seen:
-                raise ValueError(
-                    f"{seen[resolved]} and {path} name one file, {file}; give each "
-                    "block its own"
-                )
-            seen[resolved] = path

@@ -32,7 +32,7 @@ from credit_jax.parallel.mesh.credit import (
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import LocalRows, place_batch, rows_of
 from credit_jax.plan import Objective, RunPlan
-from credit_jax.plan.channel_match import ChannelMatch
+from credit_jax.plan.channels import ChannelMatch
 from credit_jax.training.optimizer import (
     build_loss_optimizer,
     build_optimizer,

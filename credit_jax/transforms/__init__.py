@@ -11,9 +11,8 @@ from credit_jax.transforms.base import (
     TreeSchema,
     Where,
 )
-from credit_jax.transforms.build import build_pipeline
-from credit_jax.transforms.data_checks import (
-    check_schema,
+from credit_jax.transforms.build import (
+    build_pipeline,
     check_units,
     notes_on_initial,
     notes_on_inverses,
@@ -29,7 +28,7 @@ from credit_jax.transforms.forecast_pipelines import (
     with_reconstruct,
 )
 from credit_jax.transforms.normalize import Normalizer
-from credit_jax.transforms.pipeline import Pipeline, Postprocess, Units, channel_units
+from credit_jax.transforms.pipeline import Pipeline, Units, channel_units
 from credit_jax.transforms.rollout import (
     FORCING,
     ONE_STEP,
@@ -54,7 +53,6 @@ __all__ = [
     "Normalizer",
     "Phase",
     "Pipeline",
-    "Postprocess",
     "Reach",
     "Rollout",
     "Transform",
@@ -64,7 +62,6 @@ __all__ = [
     "after_aligned",
     "build_pipeline",
     "channel_units",
-    "check_schema",
     "check_units",
     "constant_fields",
     "fields_of_rollout",

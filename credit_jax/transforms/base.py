@@ -73,7 +73,7 @@ StepContext: TypeAlias = FieldContext | None
 TransformFunction: TypeAlias = Callable[[FieldTree, StepContext], dict[str, Any]]
 
 OUTPUT = "y_processed"  # the entry of the predicted fields
-# Entries that preblocks change, and the argument `variables`, see `Selection`.
+# Entries that preblocks change, and the argument `variables`, see `OfVariables`.
 DataType: TypeAlias = Literal["input", "target"]
 Variables: TypeAlias = tuple[str, ...] | str | None
 
@@ -118,17 +118,13 @@ TreeSchema: TypeAlias = Mapping[str, Sequence[ChannelGroup]]
 
 
 class LevelFile(NamedTuple):
-    """Values of a file for each level of some variables, without a coordinate.
+    """Values of a file for each level of some variables, without a coordinate."""
 
-    Attributes:
-        origin: the file, and what it holds, for errors.
-        selects: whether it has values for the levels of a variable, by its key.
-        numbers: number of each level in the file, in the order in which the levels of
-            the variables are expected; None if the file has none.
-    """
-
-    origin: str
+    origin: str  # the file, and what it holds, for errors
+    # Whether it has values for the levels of a variable, by its key.
     selects: Callable[[str], bool]
+    # Number of each level in the file, in the order in which the levels of the
+    # variables are expected; None if the file has none.
     numbers: CoordinateValues | None = None
 
     @classmethod
@@ -164,40 +160,29 @@ class LevelFile(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """The grid of fields.
+    """The grid of fields."""
 
-    Attributes:
-        shape: number of latitudes and longitudes.
-        latitude: (lat,) degrees north; None if it varies along rows or is unknown.
-        longitude: (lon,) degrees east; None if it varies along columns or is unknown.
-    """
-
-    shape: tuple[int, int]
+    shape: tuple[int, int]  # number of latitudes and longitudes
+    # (lat,) degrees north; None if it varies along rows or is unknown.
     latitude: Float[np.ndarray, " lat"] | None = None
+    # (lon,) degrees east; None if it varies along columns or is unknown.
     longitude: Float[np.ndarray, " lon"] | None = None
 
 
 @dataclass(frozen=True)
 class Effects:
-    """What a transform does besides changing values.
+    """What a transform does besides changing values."""
 
-    Attributes:
-        renames: old key -> new key of the variables that it gives another name.
-        moves: keys that a preblock reads to bring predicted fields to its grid or
-            levels. A step predicts its variables there. An interpolation of forcing
-            alone is part of every step, which predicts the pressure that it needs, and
-            has none.
-        grid: the grid after a preblock; None if it is the one before.
-        levels: key -> level coordinate of the fields that a postblock makes on other
-            levels.
-        state: keys of the fields that it reads from `x_physical`.
-    """
-
+    # Old key -> new key of the variables that it gives another name.
     renames: Mapping[str, str] = field(default_factory=dict)
+    # Keys that a preblock reads to bring predicted fields to its grid or levels. A step
+    # predicts its variables there. An interpolation of forcing alone is part of every
+    # step, which predicts the pressure that it needs, and has none.
     moves: tuple[str, ...] = ()
-    grid: Grid | None = None
+    grid: Grid | None = None  # the grid after a preblock; None if it is the one before
+    # Key -> level coordinate of the fields that a postblock makes on other levels.
     levels: Mapping[str, OutputLevels] = field(default_factory=dict)
-    state: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()  # keys of the fields that it reads from `x_physical`
 
 
 class Transform(StrictModel):
@@ -327,34 +312,17 @@ postblock = TRANSFORMS["postblocks"].register
 
 
 def variable_of(var_key: str) -> str:
-    """Name of the variable of a key: its last part.
-
-    >>> variable_of("ERA5/prognostic/3d/T")
-    'T'
-    """
+    """Name of the variable of a key: its last part."""
     return var_key.split("/")[-1]
 
 
 def source_of(var_key: str) -> str:
-    """Name of the source of a key: its first part.
-
-    >>> source_of("ERA5/prognostic/3d/T")
-    'ERA5'
-    """
+    """Name of the source of a key: its first part."""
     return var_key.split("/")[0]
 
 
 def get_field(tree: FieldTree, part: str, key: str) -> Any:
-    """Returns a field of an entry, (batch, level, time, lat, lon).
-
-    Args:
-        tree: see `credit_jax.transforms.base`.
-        part: the entry, such as "y_processed".
-        key: key of the variable.
-
-    Raises:
-        ValueError: there is no such entry or variable.
-    """
+    """Returns a field of an entry, (batch, level, time, lat, lon), by its key."""
     if part not in tree:
         raise ValueError(
             f"the batch has no {part!r}, which {key} is read from; it has: "
@@ -387,13 +355,7 @@ def with_fields(
 def map_fields(
     tree: FieldTree, change: Callable[[str, Any], Any], parts: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns a new tree with `change(key, array)` for every field of some entries.
-
-    Args:
-        tree: the tree; it is not modified.
-        change: returns the new array for a key and its array.
-        parts: entries such as "input"; missing ones are skipped.
-    """
+    """Returns a tree with `change(key, array)` of each field of the entries `parts`."""
     new = dict(tree)
     for part in parts:
         if part in tree:
@@ -407,16 +369,7 @@ def map_fields(
 def change_entry(
     tree: FieldTree, change: Callable[[str, Any], Any], key: str
 ) -> dict[str, Any]:
-    """Applies `map_fields` to one entry, which must exist.
-
-    Args:
-        tree: the tree; it is not modified.
-        change: returns the new array for a variable's key and its array.
-        key: the entry, argument `key` of a postblock.
-
-    Raises:
-        ValueError: the tree has no such entry of named fields.
-    """
+    """Applies `map_fields` to the entry `key`, which must have named fields."""
     if not isinstance(tree.get(key), Mapping):
         entries = [entry for entry in tree if isinstance(tree[entry], Mapping)]
         raise ValueError(
@@ -426,56 +379,17 @@ def change_entry(
     return map_fields(tree, change, (key,))
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The variables that the argument `variables` selects.
+def selects(variables: Variables, key: str) -> bool:
+    """Whether the argument `variables` selects the variable of a key.
 
-    A list selects the keys that it names and those below them: "ERA5/prognostic" is
-    every prognostic variable of ERA5. An empty list, or null, selects all. A string
-    selects none, as in CREDIT, which iterates over its letters.
-
-    Attributes:
-        variables: the argument.
-
-    >>> Selection(("A/prognostic",))("A/prognostic/3d/T")
+    >>> selects(("ERA5/prognostic",), "ERA5/prognostic/3d/T")
     True
-    >>> Selection("A/prognostic/3d/T")("A/prognostic/3d/T")
+    >>> selects("ERA5/prognostic/3d/T", "ERA5/prognostic/3d/T")
     False
     """
-
-    variables: Variables
-
-    def __call__(self, key: str) -> bool:
-        """Whether the variable of a key is selected."""
-        if not self.variables:
-            return True
-        return any(_covers(variable, key) for variable in self.variables)
-
-    def applying(self, change: Callable[[Any], Any]) -> Callable[[str, Any], Any]:
-        """Returns a function of a key and its field that changes selected fields."""
-        return lambda key, field: change(field) if self(key) else field
-
-    def unmatched(self, keys: Iterable[str]) -> list[str]:
-        """Returns a line for each entry of `variables` that matches none of `keys`."""
-        keys = list(keys)
-        if not self.variables:
-            return []
-        if isinstance(self.variables, str):
-            return [
-                f"got the string {self.variables!r}, expected a list; CREDIT takes its "
-                "letters one by one and changes no variable, and so it is here. "
-                f"Trained weights may depend on that; if not, write [{self.variables}]"
-            ]
-        return [
-            f"{variable!r} is no variable here and changes "
-            f"nothing{hint(variable, keys)}"
-            for variable in self.variables
-            if not any(_covers(variable, key) for key in keys)
-        ]
-
-
-def _covers(entry: str, key: str) -> bool:
-    return key == entry or key.startswith(f"{entry}/")
+    # CREDIT iterates over the letters of a string, and so it is here.
+    every = not variables
+    return every or any(key == x or key.startswith(f"{x}/") for x in variables or ())
 
 
 class InputBlock(Transform):
@@ -505,18 +419,33 @@ class OfVariables(Transform):
     """Base class of transforms that change selected variables, each by itself.
 
     Attributes:
-        variables: selected variables, see `Selection`.
+        variables: keys that are selected, with those below them: "ERA5/prognostic" is
+            every prognostic variable of ERA5. An empty list, or null, selects all; a
+            string selects none, as in CREDIT, which iterates over its letters.
     """
 
     reach: ClassVar = Reach.CHANNEL
 
     variables: Variables
 
-    @property
-    def selection(self) -> Selection:
-        """The selected variables."""
-        return Selection(self.variables)
-
     def changes(self, key: str) -> bool:
-        """Whether the variable is selected."""
-        return self.selection(key)
+        return selects(self.variables, key)
+
+    def applying(self, change: Callable[[Any], Any]) -> Callable[[str, Any], Any]:
+        """Returns a function of a key and its field that changes selected fields."""
+        return lambda key, x: change(x) if self.changes(key) else x
+
+    def unmatched(self, keys: Iterable[str]) -> list[str]:
+        """Returns a line for each entry of `variables` that matches none of `keys`."""
+        keys = list(keys)
+        if isinstance(self.variables, str) and self.variables:
+            return [
+                f"got the string {self.variables!r}, expected a list; CREDIT takes its "
+                "letters one by one and changes no variable, and so it is here. "
+                f"Trained weights may depend on that; if not, write [{self.variables}]"
+            ]
+        return [
+            f"{each!r} is no variable here and changes nothing{hint(each, keys)}"
+            for each in self.variables or ()
+            if not any(selects((each,), key) for key in keys)
+        ]

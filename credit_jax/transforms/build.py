@@ -1,15 +1,16 @@
-"""Builds the transforms of a config: their types, arguments, files and places.
+"""Builds the transforms of a config, and compares them with its data.
 
 Each type registers itself when its module is imported, which this one does for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from credit_jax.config import ConfigError
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 from credit_jax.io.errors import errors_of
+from credit_jax.named_fields.units import EXPECTED, differ
 from credit_jax.transforms import (
     channels,
     conservation,
@@ -18,13 +19,22 @@ from credit_jax.transforms import (
     levels,
     normalize,
     pointwise,
-    regrid,
     scaling,
 )
-from credit_jax.transforms.base import PREBLOCKS, TRANSFORMS, Phase, Where
+from credit_jax.transforms.base import (
+    PREBLOCKS,
+    TRANSFORMS,
+    OfVariables,
+    Phase,
+    TreeSchema,
+    Where,
+    variable_of,
+)
+from credit_jax.transforms.forecast_pipelines import missing_inverses
+from credit_jax.transforms.normalize import Normalizer
 from credit_jax.transforms.pipeline import Block, Pipeline, names_after
 
-_MODULES = (channels, normalize, pointwise, regrid, scaling, levels)
+_MODULES = (channels, normalize, pointwise, levels, scaling)
 _MODULES = (*_MODULES, conservation, diagnostics, filters)
 
 
@@ -33,16 +43,8 @@ def build_pipeline(
 ) -> Pipeline:
     """Builds the transforms of a config, and reads their files.
 
-    Args:
-        preblocks: the preblocks section.
-        postblocks: the postblocks section; None is an empty one.
-
-    Raises:
-        ConfigError: types or arguments are unknown or invalid; all are listed.
-        ValueError: the preblocks do not end with concat, a phase has transforms that
-            run on the host only and others that run traced only, or a file has invalid
-            content.
-        OSError: a file cannot be read.
+    Raises a ConfigError that lists unknown types and invalid arguments, or a ValueError
+    where the preblocks do not end with concat, or a phase cannot run in one place.
     """
     pipeline = parse_pipeline(preblocks, postblocks)
     types = [block.type for block in pipeline.preblocks]
@@ -76,13 +78,7 @@ def parse_pipeline(
     *,
     types: Collection[str] | None = None,
 ) -> Pipeline:
-    """Validates the transforms of a config, without reading their files.
-
-    Args:
-        preblocks: the preblocks section.
-        postblocks: the postblocks section; None is an empty one.
-        types: types of the blocks to return; None is all.
-    """
+    """Validates the transforms of a config, those of some types; reads no file."""
     blocks, problems = [], []
     for phase in Phase:
         section = preblocks if phase in PREBLOCKS else postblocks or PostblocksConfig()
@@ -127,3 +123,129 @@ def predicted_names(
         keys = filter(levels.is_predicted, block.argument("variables"))
         moved |= {origins.get(key, key) for key in keys}
     return names_after(blocks), frozenset(moved)
+
+
+def check_units(pipeline: Pipeline, units: Mapping[str, tuple[str, str]]) -> None:
+    """Checks units, by key with their file, against statistics and formulas."""
+    available = {key: (*unit, variable_of(key)) for key, unit in units.items()}
+    for each in pipeline.blocks:
+        available = each.renamed(available)
+        # Key, expected unit and origin of that unit, for variables with known units.
+        expectations = [
+            (key, unit, f".args.{argument} takes")
+            for argument, unit in EXPECTED.items()
+            if isinstance(key := each.argument(argument), str) and key in available
+        ]
+        if isinstance(transform := each.transform, Normalizer):
+            origin = f" has a mean ({transform.paths}) in"
+            means = [(key, transform.unit_of(key), origin) for key in available]
+            expectations = [*means, *expectations]
+        for key, expected, whose in expectations:
+            unit, path, name = available[key]
+            if expected is None:
+                continue
+            if differ(unit, expected):
+                raise ValueError(
+                    f"{path}: variable {name!r} has units {unit!r}, "
+                    f"but {each.path}{whose} {expected!r}; bring the file to that "
+                    "unit"
+                )
+
+
+def units_after(
+    pipeline: Pipeline, units: Mapping[str, tuple[str, str]]
+) -> dict[str, tuple[str, str]]:
+    """The units of variables, with their file, by their keys after the preblocks."""
+    available = dict(units)
+    for each in pipeline.blocks:
+        available = each.renamed(available)
+    return available
+
+
+def notes_on_schema(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
+    """Notes variables that the data lack, which are ignored, as in CREDIT.
+
+    Also predicted variables that no normalizer has in its files.
+    """
+    notes = []
+    for each, previous in pipeline.with_schemas(schema):
+        if isinstance(each.transform, OfVariables):
+            parts = previous if each.phase in PREBLOCKS else {"": previous["target"]}
+            keys = {group.var_key: 0 for groups in parts.values() for group in groups}
+            lines = each.transform.unmatched(keys)
+            notes += [f"{each.path}.args.variables: {line}" for line in lines]
+    return notes + _not_normalized(pipeline, schema)
+
+
+def _not_normalized(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
+    """A note on predicted variables that no normalizer has in its files."""
+    scaling = [
+        each.transform for each in pipeline.preblocks if each.transform.is_scaling
+    ]
+    if not all(isinstance(transform, Normalizer) for transform in scaling):
+        return []
+    missing, paths = {}, []
+    for each, previous in pipeline.with_schemas(schema):
+        if isinstance(each.transform, Normalizer) and each.phase in PREBLOCKS:
+            names = (variable_of(group.var_key) for group in previous["target"])
+            unscaled = [name for name in names if not each.transform.changes(name)]
+            missing = dict.fromkeys(n for n in unscaled if not paths or n in missing)
+            paths.append(f"{each.path}: {each.transform.paths}")
+    if not missing:
+        return []
+    return [
+        f"{'; '.join(paths)} do not both have {', '.join(missing)}, which "
+        "the model then predicts as read, not normalized, as in CREDIT"
+    ]
+
+
+def notes_on_order(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
+    """A note on the files whose values are matched with levels by count."""
+    notes = []
+    for each, previous in pipeline.with_schemas(schema):
+        for file in each.transform.level_files:
+            groups = [
+                group for group, numbered in file.groups(previous) if not numbered
+            ]
+            names = dict.fromkeys(variable_of(group.var_key) for group in groups)
+            if names:
+                notes.append(f"{each.path}: {file.origin} ({', '.join(names)})")
+    if not notes:
+        return []
+    return [
+        f"{'; '.join(notes)}: without values of levels, taken in the order of the "
+        "levels of the data, whose number alone is compared"
+    ]
+
+
+def notes_on_inverses(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
+    """A note on preblocks that no postblock undoes, for training of several steps."""
+    keys = [group.var_key for group in pipeline.schema_after(schema)["target"]]
+    undone = [f"{b.path} (type {b.type})" for b in missing_inverses(pipeline, keys)]
+    if not undone:
+        return []
+    return [
+        f"{', '.join(undone)}: no postblock undoes it; it is undone in what a step "
+        "feeds back, as in forecasts (CREDIT applies it twice)"
+    ]
+
+
+def notes_on_initial(pipeline: Pipeline) -> list[str]:
+    """Scalers and logs of the initial state alone, which nothing undoes for the output.
+
+    A field that is fed back has the units after `ic_only`, in which it is written.
+    """
+    changed = [
+        f"{block.path} (type {block.type})"
+        for block in pipeline.of(Phase.INITIAL)
+        if block.transform.undone_by is not None
+    ]
+    restoring = {each.undone_by for each in TRANSFORMS["preblocks"].values()}
+    undone = pipeline.of(Phase.AFTER_STEP)
+    if not changed or any(block.type in restoring for block in undone):
+        return []
+    return [
+        f"{', '.join(changed)}: changes the initial state, and no block of "
+        "postblocks.per_step restores its units: fields are written, fed back and "
+        "scored as they are after it, not in physical units, as in CREDIT"
+    ]

@@ -1,4 +1,4 @@
-"""Between named fields and channels: `concat`, `reconstruct`, `flatten_to_tensor`."""
+"""Names and channels: `rename`, `concat`, `reconstruct`, `flatten_to_tensor`."""
 
 from __future__ import annotations
 
@@ -60,20 +60,9 @@ class Concat(Transform):
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Joins all fields along channels: x sorted by `channel_rank`, y in its order.
 
-        Args:
-            tree: has the entries input or target or both, with fields (batch, level,
-                time, lat, lon). The order of variables is that of input_channel_map and
-                channel_map if it has them, else that of the dicts.
-            context: context of a traced step, which needs these maps, since JAX sorts
-                the keys of dicts; None on the host.
-
-        Returns:
-            The tree without its fields, and with x of the input and y of the target, if
-            they exist, (batch, channel, time, lat, lon) float32 (or wider, if traced).
-
-        Raises:
-            ValueError: there are no fields, their grids differ, or a traced step has no
-                channel map.
+        The order of variables is that of input_channel_map and channel_map, which a
+        traced step needs, since JAX sorts the keys of dicts. Arrays are (batch,
+        channel, time, lat, lon) float32, or wider if traced.
         """
         new = {key: v for key, v in tree.items() if key not in ("input", "target")}
         inputs, targets = (by_key(tree.get(part, {})) for part in ("input", "target"))
@@ -121,7 +110,6 @@ class ToDevice(Transform):
     device: str = "cpu"
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
-        """Returns a copy of the tree."""
         return dict(tree)
 
     inverse = __call__
@@ -140,12 +128,7 @@ def _order(tree: FieldTree, name: str, traced: bool) -> list[str] | None:
 
 
 def join(fields: Mapping[str, Any], keys: Sequence[str]) -> Any:
-    """Concatenates fields along channels, in float32 (or wider, if traced).
-
-    Args:
-        fields: key -> (batch, level, time, lat, lon), numpy or JAX.
-        keys: keys of the fields, in channel order.
-    """
+    """Concatenates fields along channels by key, in float32 (or wider, if traced)."""
     fields = {key: fields[key] for key in keys}
     shapes = {(f.shape[0], *f.shape[2:]) for f in fields.values()}
     if len(shapes) > 1:
@@ -180,13 +163,8 @@ class Reconstruct(Transform):
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Adds the entry `out_key`, {source: {key: (batch, level, time, lat, lon)}}.
 
-        Args:
-            tree: has `in_key` (batch, channel, time, lat, lon) or (batch, channel, lat,
-                lon), and "channel_map" ("input_channel_map" for x) {key: slice}.
-            context: not used.
-
-        Raises:
-            ValueError: an entry is missing or has another number of channels.
+        `in_key` is (batch, channel, time, lat, lon) or (batch, channel, lat, lon), and
+        the tree has "channel_map" ("input_channel_map" for x) {key: slice}.
         """
         channel_map = "input_channel_map" if self.in_key == "x" else "channel_map"
         for key in (self.in_key, channel_map):
@@ -235,17 +213,11 @@ class FlattenToTensor(OfScalers):
         return self.variables is None or key in self.variables
 
     def open(self) -> None:
-        """Reads the scalers, if there are some."""
         if self.scaler_path is not None:
             super().open()
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
-        """Adds the entry `out_key`, (batch, channel, time, lat, lon).
-
-        Args:
-            tree: has the fields and "channel_map".
-            context: context of a traced step; None on the host.
-        """
+        """Adds the entry `out_key`, (batch, channel, time, lat, lon)."""
         slices, path = tree["channel_map"], self.scaler_path
 
         def change(key: str, x: Any) -> Any:
@@ -291,7 +263,6 @@ class Rename(InputBlock):
     _mapping: Mapping[str, str] = PrivateAttr()
 
     def open(self) -> None:
-        """Reads the mapping."""
         mapping = self.mapping
         if mapping is None:
             path = expandvars(self.mapping_file or "")
@@ -315,7 +286,6 @@ class Rename(InputBlock):
         return self._renamed(tree, self._mapping)
 
     def inverse(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
-        """Restores the old keys."""
         return self._renamed(tree, {new: old for old, new in self._mapping.items()})
 
     def schema_after(self, schema: TreeSchema) -> TreeSchema:

@@ -61,7 +61,6 @@ class TracerFixer(Transform):
         return self
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
-        """Replaces the fields by clipped ones."""
         count = len(self.tracer_vars)
         limits = (
             values if isinstance(values, tuple) else (values,) * count
@@ -103,7 +102,6 @@ class _OnLevels(Transform):
     _grid: physics.PhysicsGrid = PrivateAttr()
 
     def open(self) -> None:
-        """Reads the grid."""
         self._grid = read_grid(
             self.save_loc_physics,
             self.lon_lat_level_name,
@@ -245,7 +243,6 @@ class _EnergyFixer(_OnLevels):
         return self
 
     def open(self) -> None:
-        """Reads the grid and the surface geopotential."""
         super().open()
         name = self.surface_geopotential_name
         name = name if isinstance(name, str) else name[0]
@@ -317,7 +314,6 @@ class EnergyFixer(_EnergyFixer):
         return Effects(state=(*self._air_keys, self.toa_down_solar_input_var))
 
     def flux(self, previous: Reader, after: Reader) -> Any:
-        """Of upward and downward fluxes."""
         top = previous(self.toa_down_solar_input_var) - after(self.toa_up_solar_var)
         top = top - after(self.toa_up_olr_var)
         down = after(self.surf_down_solar_var) + after(self.surf_down_lw_var)
@@ -344,7 +340,6 @@ class NetEnergyFixer(_EnergyFixer):
     flux_units: Literal["J m-2", "W m-2"] = "J m-2"
 
     def flux(self, previous: Reader, after: Reader) -> Any:
-        """Of net fluxes."""
         top = after(self.toa_net_solar_var) + after(self.toa_net_thermal_var)
         surface = after(self.surf_net_solar_var) + after(self.surf_net_thermal_var)
         surface = surface + after(self.surf_sh_var) + after(self.surf_lh_var)

@@ -6,7 +6,6 @@ units, and add fields to `y_processed`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -169,7 +168,6 @@ class _OfLevels(_OfEra5):
         raise NotImplementedError
 
     def open(self) -> None:
-        """Reads the coefficients."""
         super().open()
         path, names, levels = self.level_info_file, self.coefficient_names, self.levels
         self._coefficients = read_coefficients(
@@ -206,7 +204,6 @@ class SeaLevelPressure(_OfEra5):
         return with_fields(tree, self.key, {self.output_name: pressure})
 
     def describe(self, units: Descriptions) -> Descriptions:
-        """Returns the attributes of the result."""
         return {self.output_name: SEA_LEVEL_PRESSURE}
 
 
@@ -254,7 +251,6 @@ class Geopotential(_OfLevels):
         return with_fields(tree, self.key, {self.output_name: heights})
 
     def describe(self, units: Descriptions) -> Descriptions:
-        """Returns the attributes of the result."""
         return {self.output_name: GEOPOTENTIAL}
 
 
@@ -408,32 +404,30 @@ class FullLevels(OverGround):
     _numbers: CoordinateValues | None = PrivateAttr()
 
     def open(self) -> None:
-        """Reads the coefficients."""
         super().open()
         path, a = self.model_level_file, self.a_model_name
         levels = read_coefficients(path, a, self.b_model_name)
         numbers = level_numbers(path, a)
         half_levels = read_coefficients(path, self.a_half_name, self.b_half_name)
-        self._chosen = self._positions(numbers or range(1, len(levels[0]) + 1))
+        positions = {
+            int(number): k
+            for k, number in enumerate(numbers or range(1, len(levels[0]) + 1))
+        }
+        missing = [level for level in self.levels or () if level not in positions]
+        if missing:
+            raise ValueError(
+                f"{path} has levels {min(positions)} to {max(positions)}, but `levels` "
+                f"asks for {missing}"
+            )
+        every = tuple(range(len(levels[0])))
+        named = self.levels
+        self._chosen = every if named is None else tuple(positions[k] for k in named)
         index = list(self._chosen)
         self._levels = self.P0 * levels[0][index], levels[1][index]
         self._half_levels = self.P0 * half_levels[0], half_levels[1]
         if not (rises(*self._levels) and rises(*self._half_levels)):
             raise ValueError(f"levels of {path} must be from the top down")
         self._numbers = numbers and tuple(numbers[k] for k in self._chosen)
-
-    def _positions(self, numbers: Sequence[float]) -> tuple[int, ...]:
-        """Position of each level of the data among those of the file."""
-        if self.levels is None:
-            return tuple(range(len(numbers)))
-        positions = {int(number): k for k, number in enumerate(numbers)}
-        missing = [level for level in self.levels if level not in positions]
-        if missing:
-            raise ValueError(
-                f"{self.model_level_file} has levels {min(positions)} to "
-                f"{max(positions)}, but `levels` asks for {missing}"
-            )
-        return tuple(positions[level] for level in self.levels)
 
     @property
     def level_files(self) -> tuple[LevelFile, ...]:
@@ -495,9 +489,27 @@ class FullLevels(OverGround):
         heights = ground + above
         fields = {key: on_full_levels(key) for key in self.interp_fields}
         state = ColumnState(warm, heights, surface, ground)
-        derived = self._on_pressure(fields, state, full)
+        *others, on_pressure, pressure_heights = to_pressure_levels(
+            list(fields.values()), state, full, np.asarray(self.pressure_levels) * 100.0
+        )
+        interpolated = dict(zip(fields, others, strict=True))
+        if self.temperature_var in interpolated:
+            interpolated[self.temperature_var] = on_pressure
+        interpolated[self.derived(self.geopotential_var)] = pressure_heights
+        derived = {
+            derived_key(key, self.pres_ending): x for key, x in interpolated.items()
+        }
         if self.height_levels:
-            derived |= self._on_heights(fields, full_pressure, above / GRAVITY)
+            # From the lowest level upward, above the ground.
+            fields[self.derived(self.pressure_3d_var)] = full_pressure
+            points = by_level(self.height_levels, full_pressure)
+            heights_above = (above / GRAVITY)[:, ::-1]
+            derived |= {
+                derived_key(key, self.height_ending): interpolate_linearly(
+                    x[:, ::-1], heights_above, points
+                )
+                for key, x in fields.items()
+            }
         derived |= {
             self.derived(self.geopotential_var): heights[:, np.array(self._chosen)],
             self.derived(self.pressure_3d_var): pressure,
@@ -541,33 +553,6 @@ class FullLevels(OverGround):
                 f"levels, {self.model_level_file} gives the coefficients of "
                 f"{count}; give `levels`, their numbers in that file"
             )
-
-    def _on_pressure(
-        self, fields: dict[str, Any], state: ColumnState, full: Coefficients
-    ) -> dict[str, Any]:
-        """Fields and geopotential on `pressure_levels`."""
-        pressures = np.asarray(self.pressure_levels) * 100.0
-        *others, warm, heights = to_pressure_levels(
-            list(fields.values()), state, full, pressures
-        )
-        interpolated = dict(zip(fields, others, strict=True))
-        if self.temperature_var in interpolated:
-            interpolated[self.temperature_var] = warm
-        interpolated[self.derived(self.geopotential_var)] = heights
-        return {derived_key(k, self.pres_ending): x for k, x in interpolated.items()}
-
-    def _on_heights(
-        self, fields: dict[str, Any], pressure: Any, heights: Any
-    ) -> dict[str, Any]:
-        """Fields and pressure on `height_levels`, from the lowest level upward."""
-        fields = {**fields, self.derived(self.pressure_3d_var): pressure}
-        points = by_level(self.height_levels, pressure)
-        return {
-            derived_key(key, self.height_ending): interpolate_linearly(
-                x[:, ::-1], heights[:, ::-1], points
-            )
-            for key, x in fields.items()
-        }
 
 
 def _pressure(levels: Coefficients, surface: Any) -> Any:

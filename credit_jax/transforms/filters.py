@@ -1,4 +1,7 @@
-"""The filters of fields: `laplace_filter` near the poles, `wind_artifact_filter`."""
+"""What is damped or masked after the model.
+
+`laplace_filter` near the poles, `wind_artifact_filter`, and `wet_mask_samudra` on land.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,7 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from pydantic import NonNegativeInt, PositiveFloat, PrivateAttr, field_validator
 
 from credit_jax.config import StrictModel
@@ -176,36 +178,33 @@ class WindFilter(Transform):
         # CREDIT's reach: 2 sigma along latitude, and twice that along longitude.
         falloff = Kernel(gaussian(sigma, 2 * sigma), gaussian(2 * sigma, 4 * sigma))
         mask = strong_wind_mask(u, v, self.speed_threshold, dilation, falloff, context)
-        fixed = {
-            key: self._smooth(get_field(tree, OUTPUT, key)[:, :, :1], mask, context)
-            for key in self.target_vars
-        }
-        return with_fields(tree, OUTPUT, fixed)
-
-    def _smooth(self, field: Any, mask: Any, context: StepContext) -> Any:
-        """Smooths the target levels of a field."""
-        chosen = sorted({n for n in self.target_levels if n < field.shape[1]})
-        if not chosen:
-            return field
         sigmas = (
             self.smooth_sigma if width is None else width
             for width in (self.smooth_sigma_meridional, self.smooth_sigma_zonal)
         )
-        smooth = blend_smoothed(
-            field[:, np.asarray(chosen)],
-            mask,
-            Kernel(*(gaussian(sigma, 3 * sigma) for sigma in sigmas)),
-            context,
-            preserve_amplitude=self.preserve_amplitude,
-        )
-        indices = {level: part for part, level in enumerate(chosen)}
-        levels = [
-            smooth[:, indices[n] : indices[n] + 1]
-            if n in indices
-            else field[:, n : n + 1]
-            for n in range(field.shape[1])
-        ]
-        return namespace(field).concatenate(levels, axis=1)
+        kernel = Kernel(*(gaussian(sigma, 3 * sigma) for sigma in sigmas))
+        fixed = {}
+        for key in self.target_vars:
+            full = get_field(tree, OUTPUT, key)[:, :, :1]
+            chosen = sorted({n for n in self.target_levels if n < full.shape[1]})
+            if chosen:
+                smooth = blend_smoothed(
+                    full[:, np.asarray(chosen)],
+                    mask,
+                    kernel,
+                    context,
+                    preserve_amplitude=self.preserve_amplitude,
+                )
+                indices = {level: part for part, level in enumerate(chosen)}
+                levels = [
+                    smooth[:, indices[n] : indices[n] + 1]
+                    if n in indices
+                    else full[:, n : n + 1]
+                    for n in range(full.shape[1])
+                ]
+                full = namespace(full).concatenate(levels, axis=1)
+            fixed[key] = full
+        return with_fields(tree, OUTPUT, fixed)
 
 
 NUM_DEPTHS = 19
@@ -264,10 +263,21 @@ class WetMask(Transform):
     _axes: GridCoordinates = PrivateAttr(UNKNOWN)
 
     def open(self) -> None:
-        """Reads the masks."""
         data = self.conf.data
         with opened(expandvars(data.data_path)) as store:
-            depths = _depths(store, data.data_path)
+            names = [f"mask_{depth}" for depth in range(NUM_DEPTHS)]
+            if names[0] not in store and "wetmask" in store:
+                depths = store["wetmask"].values[:NUM_DEPTHS]
+            else:
+                lacking = ", ".join(name for name in names if name not in store)
+                if lacking:
+                    raise ValueError(
+                        f"{data.data_path} lacks {lacking}, and has no wetmask"
+                    )
+                # Masks of stores that repeat them at each time.
+                masks = [store[name] for name in names]
+                masks = [m.isel(time=0) if "time" in m.dims else m for m in masks]
+                depths = np.stack([mask.values for mask in masks])
             axes = (
                 None if x is None else as_values(x.values)
                 for x in horizontal(store, data.data_path)
@@ -296,20 +306,3 @@ class WetMask(Transform):
             local = context.local_rows(np.moveaxis(self._mask, 1, 0))
             mask = jnp.moveaxis(local, 0, 1)[None, :, None]
         return {**tree, self.key: x * (mask if is_numpy(x) else jnp.asarray(mask))}
-
-
-def _depths(store: xr.Dataset, path: str) -> Shaped[np.ndarray, "depth lat lon"]:
-    """Reads the masks of all depths."""
-    names = [f"mask_{depth}" for depth in range(NUM_DEPTHS)]
-    if names[0] not in store and "wetmask" in store:
-        return store["wetmask"].values[:NUM_DEPTHS]
-    lacking = [name for name in names if name not in store]
-    if lacking:
-        raise ValueError(f"{path} lacks {', '.join(lacking)}, and has no wetmask")
-    masks = [store[name] for name in names]
-    return np.stack(
-        [
-            mask.isel(time=0).values if "time" in mask.dims else mask.values
-            for mask in masks
-        ]
-    )

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from credit_jax.io.errors import errors_of
 from credit_jax.named_fields.coordinates import GridCoordinates
 from credit_jax.named_fields.tree import by_key, by_source
 from credit_jax.transforms.base import (
@@ -124,12 +123,10 @@ class Inverse(Transform):
 
     @property
     def where(self) -> Where:  # type: ignore[override]
-        """Where the preblock runs."""
         return self.transform.where
 
     @property
     def reach(self) -> Reach:  # type: ignore[override]
-        """That of the preblock."""
         return self.transform.reach
 
     def names(self, keys: Iterable[str]) -> dict[str, str]:
@@ -156,7 +153,6 @@ class Inverse(Transform):
 
     @property
     def level_files(self) -> Sequence[LevelFile]:
-        """Those of the preblock."""
         return self.transform.level_files
 
     def at(self, schema: TreeSchema, grid: GridCoordinates) -> Inverse:
@@ -202,8 +198,7 @@ def check_feedback(pipeline: Pipeline, counts: Mapping[str, int]) -> None:
     def undone(fields: Mapping[str, Any]) -> dict[str, Any]:
         tree: FieldTree = {OUTPUT: by_source(fields)}
         for block in after:
-            with errors_of(block.path):
-                tree = block.transform(tree)
+            tree = block(tree)
         return by_key(tree[OUTPUT])
 
     values = np.array([0.3, 0.6], np.float32)
@@ -211,8 +206,7 @@ def check_feedback(pipeline: Pipeline, counts: Mapping[str, int]) -> None:
     physical = undone(fields)
     tree = pipeline.with_input_names({"target": by_source(physical)})
     for block in previous:
-        with errors_of(block.path):
-            tree = block.transform(tree)
+        tree = block(tree)
     again = undone(by_key(tree["target"]))
     for key, first in physical.items():
         error = np.abs(again[key] - first)

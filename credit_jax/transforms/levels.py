@@ -1,17 +1,26 @@
-"""`hybrid_level_interp`, before or after the model: interpolates to hybrid levels."""
+"""Blocks of grids and levels.
+
+`regrid` interpolates to another grid by a sparse matrix of ESMF, `hybrid_level_interp`
+to other levels; `semilagrangian_advection` advects tracers. The last two are before or
+after the model.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
+from os.path import expandvars
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import xarray as xr
 from pydantic import PositiveInt, PrivateAttr
+from scipy.sparse import csr_array
 
-from credit_jax.config.components import PackagedFile
+from credit_jax.config.components import FilePath, PackagedFile
 from credit_jax.config.sources.source import OUTPUT_TYPES
 from credit_jax.io.errors import errors_of
+from credit_jax.io.open_files import opened
 from credit_jax.named_fields.coordinates import (
     CoordinateValues,
     GridCoordinates,
@@ -31,6 +40,7 @@ from credit_jax.physics.interpolation import hybrid_to_hybrid
 from credit_jax.transforms.base import (
     Effects,
     FieldTree,
+    Grid,
     InputBlock,
     LevelFile,
     OutputBlock,
@@ -38,7 +48,9 @@ from credit_jax.transforms.base import (
     StepContext,
     Transform,
     TreeSchema,
+    Where,
     get_field,
+    map_fields,
     postblock,
     preblock,
     source_of,
@@ -50,7 +62,6 @@ class _ByEntry(Transform):
     """A block that is applied to each entry by itself, before or after the model."""
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
-        """Replaces variables of every entry."""
         new = dict(tree)
         for part in self.entries(tree):
             new = self.replaced(new, part, context)
@@ -103,7 +114,6 @@ class _LevelInterp(_ByEntry):
     _numbers: CoordinateValues | None = PrivateAttr()
 
     def open(self) -> None:
-        """Reads the coefficients."""
         self._source = centers(
             self.source_level_info_file,
             self.source_a_var,
@@ -201,11 +211,7 @@ class LevelInterpPostblock(OutputBlock, _LevelInterp):
 
 
 def is_predicted(var_key: str) -> bool:
-    """Whether the field type of a key is one that a model predicts.
-
-    >>> is_predicted("ERA5/prognostic/3d/T")
-    True
-    """
+    """Whether the field type of a key is one that a model predicts."""
     return var_key.split("/")[1:2] in ([kind] for kind in OUTPUT_TYPES)
 
 
@@ -262,7 +268,6 @@ class _Advection(_ByEntry):
     _numbers: CoordinateValues | None = PrivateAttr()
 
     def open(self) -> None:
-        """Reads the coefficients and the grid."""
         names = self.model_a_half_var, self.model_b_half_var
         self._half_levels = read_coefficients(
             self.level_info_file, *names, self.levels, interfaces=True
@@ -354,3 +359,99 @@ class AdvectionPreblock(InputBlock, _Advection):
 @postblock("semilagrangian_advection")
 class AdvectionPostblock(OutputBlock, _Advection):
     """Advects predicted tracers by one step of the wind."""
+
+
+@preblock("regrid")
+class Regrid(InputBlock):
+    """Interpolates fields to another grid by a sparse matrix of ESMF.
+
+    Attributes:
+        weight_file: NetCDF file of ESMF with row, col and S of the matrix.
+        variables: whole keys of the variables to regrid.
+        reshape_to_xy: whether the new fields are (lat, lon) instead of (point,).
+        flip_axis: axes of the old fields to flip first, -1 or -2.
+    """
+
+    where: ClassVar = Where.HOST
+    reach: ClassVar = Reach.GRID
+    keeps_units: ClassVar = True
+
+    weight_file: FilePath
+    variables: tuple[str, ...]
+    reshape_to_xy: bool = True
+    flip_axis: tuple[int, ...] | None = None
+
+    # (new points, old points) float32, and the grid of the regridded fields.
+    _matrix: csr_array = PrivateAttr()
+    _num_points: int = PrivateAttr()
+    _grid: Grid = PrivateAttr()
+
+    def open(self) -> None:
+        path = expandvars(self.weight_file)
+        with opened(path) as weights:
+            lacking = {"row", "col", "S", "dst_grid_dims"} - set(map(str, weights))
+            if lacking:
+                raise ValueError(
+                    f"{path} is no weight file of ESMF: it lacks "
+                    f"{', '.join(sorted(lacking))}"
+                )
+            entries = weights["S"].values.astype(np.float32)
+            indices = weights["row"].values - 1, weights["col"].values - 1
+            self._num_points = int(weights.sizes["n_a"])
+            shape = int(weights.sizes["n_b"]), self._num_points
+            self._matrix = csr_array((entries, indices), shape)
+            self._grid = _new_grid(weights, self.reshape_to_xy)
+
+    @property
+    def effects(self) -> Effects:
+        return Effects(moves=self.variables, grid=self._grid)
+
+    def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Interpolates fields (batch, level, time, lat, lon) or (..., point)."""
+        count = self._num_points
+        shape = self._grid.shape if self.reshape_to_xy else (-1,)
+
+        def change(key: str, x: np.ndarray) -> np.ndarray:
+            if key not in self.variables:
+                return x
+            num_dims = 1 if x.shape[-1] == count else 2
+            if num_dims == 2 and (x.ndim < 2 or x.shape[-2] * x.shape[-1] != count):
+                raise ValueError(
+                    f"{key} has a grid of {' x '.join(map(str, x.shape[3:]))}, but "
+                    f"{self.weight_file} takes {count} points; make weights for this "
+                    "grid, or leave the variable out"
+                )
+            lead = x.shape[: x.ndim - num_dims]
+            flips = tuple(
+                axis for axis in self.flip_axis or () if -num_dims <= axis < 0
+            )
+            x = np.flip(x, flips) if flips else x
+            points = np.asarray(x.reshape(-1, count), np.float32)
+            new = np.ascontiguousarray((self._matrix @ points.T).T)
+            return new.reshape(*lead, *shape)
+
+        return map_fields(tree, change, self.data_types)
+
+    def inverse(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Returns a copy of the tree, since units do not depend on the grid."""
+        return dict(tree)
+
+
+def _new_grid(weights: xr.Dataset, reshape_to_xy: bool) -> Grid:
+    """The new grid; if the file has no two dims, they are the distinct coordinates."""
+    dims = weights["dst_grid_dims"].values
+    if len(dims) == 2:
+        shape = int(dims[1]), int(dims[0])
+    elif not reshape_to_xy:
+        return Grid((1, int(weights.sizes["n_b"])))
+    else:
+        rows, columns = (np.unique(weights[k].values).size for k in ("yc_b", "xc_b"))
+        shape = rows, columns
+    if "yc_b" not in weights or "xc_b" not in weights:
+        return Grid(shape)
+    latitude = weights["yc_b"].values.reshape(shape)
+    longitude = weights["xc_b"].values.reshape(shape)
+    straight = np.allclose(latitude, latitude[:, :1])
+    if not (straight and np.allclose(longitude, longitude[:1])):
+        return Grid(shape)
+    return Grid(shape, latitude[:, 0].astype(float), longitude[0].astype(float))

@@ -90,7 +90,6 @@ class _Moments(Transform):
     )
 
     def open(self) -> None:
-        """Reads both files."""
         mean, units, of_mean = _read(self.mean_path, "mean_path")
         std, std_units, of_std = _read(self.std_path, "std_path")
         self._units = std_units | units
@@ -239,11 +238,6 @@ class Normalizer(_Moments, Fitted):
     def inverse(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Converts all fields of the input and the target to physical units."""
         return map_fields(tree, self.denormalize, ("input", "target"))
-
-    @property
-    def fitted_files(self) -> tuple[Path, ...]:
-        paths = self.mean_path, self.std_path
-        return tuple(Path(os.path.expandvars(path)) for path in paths)
 
     def collect(self, tree: FieldTree) -> Collected:
         """Statistics of the input, and of the target's variables that it lacks."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -49,25 +49,29 @@ from credit_jax.transforms.base import (
     get_field,
 )
 
+Value = TypeVar("Value")
 # A traced phase: (tree, context) -> tree.
 Postprocess = Callable[[FieldTree, FieldContext], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Block:
-    """One preblock or postblock of a config.
+    """One preblock or postblock of a config."""
 
-    Attributes:
-        path: dotted path of its section, such as "preblocks.per_step.scaler".
-        type: name in the registry.
-        phase: phase in which it runs.
-        transform: the function, with its arguments.
-    """
+    path: str  # dotted path of its section, such as "preblocks.per_step.scaler"
+    type: str  # name in the registry
+    phase: Phase  # phase in which it runs
+    transform: Transform  # the function, with its arguments
 
-    path: str
-    type: str
-    phase: Phase
-    transform: Transform
+    def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Applies it; errors name its path."""
+        with errors_of(self.path):
+            return self.transform(tree, context)
+
+    def inverse(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
+        """Undoes a preblock; errors name its path."""
+        with errors_of(self.path):
+            return self.transform.inverse(tree, context)
 
     @property
     def by_field(self) -> bool:
@@ -81,6 +85,11 @@ class Block:
         elsewhere = self.transform.effects.moves or self.transform.needs_host
         return is_traced and self.by_field and not elsewhere
 
+    def renamed(self, by_key: Mapping[str, Value]) -> dict[str, Value]:
+        """What is known of variables, by their keys after it."""
+        names = self.transform.effects.renames
+        return {names.get(key, key): value for key, value in by_key.items()}
+
     def argument(self, name: str) -> Any:
         """Value of an argument; None if its type has no such argument."""
         return getattr(self.transform, name, None)
@@ -88,13 +97,9 @@ class Block:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """All blocks of a config.
+    """All blocks of a config."""
 
-    Attributes:
-        blocks: the blocks, in execution order.
-    """
-
-    blocks: tuple[Block, ...]
+    blocks: tuple[Block, ...]  # the blocks, in execution order
 
     @property
     def preblocks(self) -> tuple[Block, ...]:
@@ -110,21 +115,11 @@ class Pipeline:
     def run(
         self, phase: Phase, tree: FieldTree, context: StepContext = None
     ) -> dict[str, Any]:
-        """Runs the blocks of a phase.
-
-        Args:
-            phase: the phase.
-            tree: see `credit_jax.transforms.base`; it is not modified.
-            context: context of the step if traced; None on the host.
-
-        Raises:
-            ValueError: a block of the phase cannot be traced, or not run on the host.
-        """
+        """Runs the blocks of a phase on a tree, traced with the context of a step."""
         self.require(phase, Where.HOST if context is None else Where.TRACED)
         new = dict(tree)
         for block in self.of(phase):
-            with errors_of(block.path):
-                new = block.transform(new, context)
+            new = block(new, context)
         return new
 
     def require(self, phase: Phase, origin: Where) -> None:
@@ -171,11 +166,9 @@ class Pipeline:
         """
         new = dict(tree)
         for block in self.blocks:
-            if block.phase in phases and (
-                block.transform.effects.renames or block.transform.effects.moves
-            ):
-                with errors_of(block.path):
-                    new = block.transform(new, None)
+            effects = block.transform.effects
+            if block.phase in phases and (effects.renames or effects.moves):
+                new = block(new)
         return new
 
     def with_input_names(
@@ -188,8 +181,7 @@ class Pipeline:
         new = dict(tree)
         for block in reversed(self.of(Phase.BEFORE_STEP)):
             if block.transform.effects.renames:
-                with errors_of(block.path):
-                    new = block.transform.inverse(new, context)
+                new = block.inverse(new, context)
         return new
 
     def divided(self, num_steps: int) -> tuple[Pipeline, Pipeline]:
@@ -231,12 +223,7 @@ class Pipeline:
     # What the blocks make of the data.
 
     def with_schemas(self, schema: TreeSchema) -> Iterator[tuple[Block, TreeSchema]]:
-        """Yields every block with the variables of its input.
-
-        Args:
-            schema: variables of "input" and "target" of the data, in the order of a
-                sample.
-        """
+        """Yields each block with the variables of its input, from those of the data."""
         for block in self.blocks:
             yield block, schema
             schema = block.transform.schema_after(schema)
@@ -247,13 +234,15 @@ class Pipeline:
             schema = block.transform.schema_after(schema)
         return schema
 
-    def at(self, schema: TreeSchema, grid: GridCoordinates) -> Pipeline:
-        """Returns the blocks with their files in the order of the data.
+    def check(self, schema: TreeSchema) -> None:
+        """Checks that blocks and their files fit the variables of the data."""
+        for block, previous in self.with_schemas(schema):
+            with errors_of(block.path):
+                block.transform.check(previous)
 
-        Args:
-            schema: variables of "input" and "target" of the data, with their levels.
-            grid: latitudes and longitudes of the data.
-        """
+    def at(self, schema: TreeSchema, grid: GridCoordinates) -> Pipeline:
+        """Returns the blocks with files in the order of the data, once checked."""
+        self.check(schema)
         located = []
         for block, previous in self.with_schemas(schema):
             with errors_of(block.path):
@@ -291,8 +280,7 @@ class Pipeline:
         """Keys of x and y that a normalizer or a scaler of the preblocks changes."""
         scaled: set[str] = set()
         for block, previous in Pipeline(self.preblocks).with_schemas(schema):
-            names = block.transform.effects.renames
-            scaled = {names.get(key, key) for key in scaled}
+            scaled = {*block.renamed(dict.fromkeys(scaled))}
             if block.transform.is_scaling:
                 keys = {
                     group.var_key for groups in previous.values() for group in groups
@@ -334,19 +322,13 @@ def origins_of(blocks: Iterable[Block]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Units:
-    """The preblocks of the target as a function of channels, and its inverse.
+    """The preblocks of the target as a function of channels, and its inverse."""
 
-    Attributes:
-        blocks: the preblocks in execution order, without concat.
-        data: the channel layout of the data.
-        model: the channel layout of y, which may have other names and another order.
-        origins: key in y -> key in the data.
-    """
-
-    blocks: tuple[Block, ...]
-    data: ChannelLayout
+    blocks: tuple[Block, ...]  # the preblocks in execution order, without concat
+    data: ChannelLayout  # the channel layout of the data
+    # The channel layout of y, which may have other names and another order.
     model: ChannelLayout
-    origins: dict[str, str]
+    origins: dict[str, str]  # key in y -> key in the data
 
     def normalize(
         self,
@@ -355,25 +337,17 @@ class Units:
     ) -> Shaped[Any, "batch channel_out ..."]:
         """Converts channels of the data in physical units to channels of y.
 
-        Args:
-            array: (batch, channel, lat, lon) or (batch, channel, time, lat, lon).
-            context: context of a traced step; None on the host.
+        Arrays may have a time dim, (batch, channel, time, lat, lon), or none.
         """
-        steps = [(each.path, each.transform) for each in self.blocks]
-        return _applied(steps, array, self.data, self.model.keys, context)
+        return _applied(self.blocks, array, self.data, self.model.keys, context)
 
     def denormalize(
         self,
         array: Shaped[Any, "batch channel_out ..."],
         context: StepContext = None,
     ) -> Shaped[Any, "batch channel_out ..."]:
-        """Converts channels of y to physical units, on the grid of y.
-
-        Args:
-            array: (batch, channel, lat, lon) or (batch, channel, time, lat, lon).
-            context: context of a traced step; None on the host.
-        """
-        steps = [(each.path, each.transform.inverse) for each in reversed(self.blocks)]
+        """Converts channels of y to physical units on its grid; see `normalize`."""
+        steps = [each.inverse for each in reversed(self.blocks)]
         keys = [self.origins[key] for key in self.model.keys]
         return _applied(steps, array, self.model, keys, context)
 
@@ -381,10 +355,8 @@ class Units:
 def channel_units(pipeline: Pipeline, groups: Sequence[ChannelGroup]) -> Units:
     """Builds the conversion between channels of y and physical units."""
     after = pipeline.schema_after({"target": groups})["target"]
-    origins = {}
-    for group in groups:
-        (new,) = pipeline.schema_after({"target": [group]})["target"]
-        origins[new.var_key] = group.var_key
+    names = names_after(pipeline.preblocks)
+    origins = {names.get(g.var_key, g.var_key): g.var_key for g in groups}
     blocks = [block for block in pipeline.preblocks if block.type != "concat"]
     return Units(tuple(blocks), _channels(groups), _channels(after), origins)
 
@@ -394,28 +366,19 @@ def _channels(groups: Sequence[ChannelGroup]) -> ChannelLayout:
 
 
 def _applied(
-    steps: Sequence[tuple[str, TransformFunction]],
+    steps: Sequence[TransformFunction],
     array: Shaped[Any, "batch channel ..."],
     channels: ChannelLayout,
     keys: Sequence[str],
     context: StepContext,
 ) -> Shaped[Any, "batch channel_out ..."]:
-    """Applies functions of named fields to the variables of some channels.
-
-    Args:
-        steps: path of a block, for its errors, and the function.
-        array: (batch, channel, lat, lon) or (batch, channel, time, lat, lon).
-        channels: the channels of `array`.
-        keys: keys of the variables of the result, in the order of its channels.
-        context: context of a traced step; None on the host.
-    """
+    """Applies functions of named fields to channels; returns those of `keys`."""
     has_time = array.ndim == 5
     split = array if has_time else array[:, :, None]
     fields = {key: split[:, part] for key, part in channels.slices.items()}
     tree: FieldTree = {"target": by_source(fields)}
-    for path, function in steps:
-        with errors_of(path):
-            tree = function(tree, context)
+    for function in steps:
+        tree = function(tree, context)
     parts = [get_field(tree, "target", key) for key in keys]
     module = np if all(isinstance(x, np.ndarray) for x in parts) else jnp
     joined = module.concatenate(parts, axis=1)

@@ -50,16 +50,10 @@ def standardize(
     factor: Shaped[np.ndarray, ...],
     local_rows: Callable[..., Any] | None = None,
 ) -> Shaped[Any, "batch level time lat lon"]:
-    """Computes `(x - shift) / factor`.
+    """Computes `(x - shift) / factor`, in the dtype of x for JAX arrays.
 
-    Args:
-        x: the field, numpy or JAX.
-        shift, factor: broadcast to `x`, or to the whole field that x is a shard of.
-        local_rows: selects the rows of this shard (`FieldContext.local_rows`); None
-            for all.
-
-    Returns:
-        The field, in the promoted dtype for numpy arrays, in that of x for JAX arrays.
+    Shift and factor are broadcast to x, or to the whole field that x is a shard of, of
+    which `local_rows` selects the rows.
     """
     if is_numpy(x):
         return (x - shift) / factor
@@ -142,14 +136,12 @@ class _Root(_Elementwise):
     """The square root; NaN below 0."""
 
     def formula(self, x: Any) -> Any:
-        """Computes the root."""
         if not is_numpy(x):
             return jnp.sqrt(x)
         with np.errstate(invalid="ignore"):
             return np.sqrt(x)
 
     def undone(self, y: Any) -> Any:
-        """Computes the square."""
         return y * y
 
 
@@ -158,11 +150,10 @@ class _Before(_Elementwise, InputBlock):
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Applies the formula to the selected variables of input and target."""
-        return map_fields(tree, self.selection.applying(self.formula), self.data_types)
+        return map_fields(tree, self.applying(self.formula), self.data_types)
 
     def inverse(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
-        """Undoes the formula."""
-        return map_fields(tree, self.selection.applying(self.undone), self.data_types)
+        return map_fields(tree, self.applying(self.undone), self.data_types)
 
 
 class _After(_Elementwise, OutputBlock):
@@ -170,7 +161,7 @@ class _After(_Elementwise, OutputBlock):
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Replaces selected fields of the entry `key`."""
-        return change_entry(tree, self.selection.applying(self.undone), self.key)
+        return change_entry(tree, self.applying(self.undone), self.key)
 
 
 @preblock("log_transform")
@@ -226,7 +217,6 @@ class FillValues(_Before):
     variables: Variables = ()
 
     def formula(self, x: Any) -> Any:
-        """Replaces values of a field."""
         module = np if is_numpy(x) else jnp
         missing, filled = module.isnan(x), x
         for rule in self.rules:

@@ -66,11 +66,7 @@ Prepare = Callable[[FieldTree, FieldContext], tuple[dict[str, Any], Array]]
 
 
 def field_type_of(var_key: str) -> str:
-    """Field type of the variable of a key: its second part.
-
-    >>> field_type_of("ERA5/dynamic_forcing/2d/tsi")
-    'dynamic_forcing'
-    """
+    """Field type of the variable of a key: its second part."""
     return var_key.split("/")[1]
 
 
@@ -94,10 +90,8 @@ def fields_of_rollout(
 ) -> dict[str, FieldTree]:
     """Collects the fields that later steps need in addition to the prediction.
 
-    Returns:
-        {"forcing": {source: {key: (batch, level, later step, lat, lon)}}, "static":
-        {source: {key: (batch, level, 1, lat, lon)}}}, where "static" has every input
-        that is neither prognostic nor dynamic forcing.
+    They are "forcing" (batch, level, later step, lat, lon) and "static" (batch, level,
+    1, lat, lon), every input that is neither prognostic nor dynamic forcing.
     """
     steps = [by_key(fields) for fields in later]
     forcing = {
@@ -112,14 +106,8 @@ def initial_entries(
 ) -> dict[str, FieldTree]:
     """Collects the named fields of the first step that transforms need besides x.
 
-    Args:
-        pipeline: the transforms.
-        raw: input fields before any transform.
-        physical: input fields before `preblocks.per_step`, but with the names, grid and
-            levels after them.
-
-    Returns:
-        {"x_physical": ..., "ic_raw": ...}, each only if a transform needs it.
+    Of raw fields static ones, and the state before `preblocks.per_step`, but with the
+    names, grid and levels after them.
     """
     entries: dict[str, FieldTree] = {}
     if pipeline.needs("x_physical"):
@@ -134,23 +122,19 @@ def initial_entries(
 class Advance:
     """Computes the input of the next step: (tree, forcing, static, context) -> carry.
 
-    Attributes:
-        pipeline: the transforms, whose `preblocks.per_step` are applied to the new
-            input.
-        input_channels: channels of each variable in x.
-        target_channels: channels of each variable in y and the model's output.
-        restore: the postblocks that make "y_processed" of what is fed back, where those
-            of the pipeline do not undo all preblocks.
-
     Raises:
         ValueError: a transform of `preblocks.per_step` runs on the host only, one that
             moves fields to another grid or levels cannot run before the others, or
             postblocks do not undo what preblocks do.
     """
 
+    # The transforms, whose `preblocks.per_step` are applied to the new input.
     pipeline: Pipeline
-    input_channels: Mapping[str, slice]
+    input_channels: Mapping[str, slice]  # channels of each variable in x
+    # Channels of each variable in y and the model's output.
     target_channels: Mapping[str, slice]
+    # The postblocks that make "y_processed" of what is fed back, where those of the
+    # pipeline do not undo all preblocks.
     restore: Postprocess | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -179,15 +163,23 @@ class Advance:
     ) -> dict[str, Any]:
         """Returns "x" and, if a transform needs it, "x_physical" of the next step.
 
-        Args:
-            tree: the tree after a step, with x and y_processed.
-            forcing: dynamic forcing of the next step, fields (batch, level, 1, rows,
-                lon).
-            static: fields that do not change, like `forcing`.
-            context: context of the step.
+        They are of the tree after a step, of dynamic forcing of the next one, (batch,
+        level, 1, rows, lon), and of fields that do not change.
         """
-        keys = [k for k in self.input_channels if field_type_of(k) == PROGNOSTIC]
-        predicted = _predicted(tree, keys)
+        if OUTPUT not in tree:
+            raise ValueError(
+                "a forecast of several steps feeds named fields back in physical "
+                "units: postblocks.per_step needs a block of type reconstruct"
+            )
+        fed_back, predicted = by_key(tree.get(FED_BACK, tree[OUTPUT])), {}
+        for key in self.input_channels:
+            if field_type_of(key) == PROGNOSTIC:
+                if key not in fed_back:
+                    raise ValueError(
+                        f"the postblocks leave no {key!r} to feed back; y_processed "
+                        f"has: {', '.join(sorted(fed_back)) or 'nothing'}"
+                    )
+                predicted[key] = fed_back[key]
         # Predictions have an entry for each member, what is read has one for a sample.
         read = by_key(forcing) | by_key(static)
         repeated = {key: context.repeat_members(x) for key, x in read.items()}
@@ -200,12 +192,7 @@ class Advance:
         return {"x": x, "x_physical": self.pipeline.state(fields)}
 
     def input_of(self, fields: NamedFields, context: FieldContext) -> Array:
-        """Returns x of fields with the names, grid and levels of the model.
-
-        Args:
-            fields: {source: {key: (batch, level, time, rows, lon)}}, physical units.
-            context: context of the step.
-        """
+        """Returns x of fields with the names, grid and levels of the model."""
         tree = {
             "input": fields,
             "input_channel_map": dict(self.input_channels),
@@ -216,36 +203,16 @@ class Advance:
         return self.pipeline.run(Phase.BEFORE_STEP, renamed, context)["x"]
 
 
-def _predicted(tree: FieldTree, keys: Sequence[str]) -> dict[str, Array]:
-    """Returns predicted variables in physical units, by key."""
-    if OUTPUT not in tree:
-        raise ValueError(
-            "a forecast of several steps feeds named fields back in physical units: "
-            "postblocks.per_step needs a block of type reconstruct"
-        )
-    fields = by_key(tree.get(FED_BACK, tree[OUTPUT]))
-    for key in keys:
-        if key not in fields:
-            raise ValueError(
-                f"the postblocks leave no {key!r} to feed back; y_processed has: "
-                f"{', '.join(sorted(fields)) or 'nothing'}"
-            )
-    return {key: fields[key] for key in keys}
-
-
 @dataclass(frozen=True)
 class Backprop:
-    """Which losses of a forecast are minimized, and how far their gradients go.
+    """Which losses of a forecast are minimized, and how far their gradients go."""
 
-    Attributes:
-        mode: "truncated", where a loss has a gradient through its step alone, as in
-            CREDIT; or "full", where it has one through all steps before it, too.
-        steps: steps whose losses are minimized, from 1; None for all.
-        weights: factor of the loss of each step; None for 1.
-    """
-
+    # "truncated", where a loss has a gradient through its step alone, as in CREDIT; or
+    # "full", where it has one through all steps before it, too.
     mode: Literal["truncated", "full"] = "truncated"
+    # Steps whose losses are minimized, from 1; None for all.
     steps: tuple[int, ...] | None = None
+    # Factor of the loss of each step; None for 1.
     weights: tuple[float, ...] | None = None
 
     def counts(self, num_steps: int) -> tuple[bool, ...]:
@@ -264,26 +231,21 @@ class Backprop:
 class Rollout:
     """A forecast of one or more steps: what is done before and after the model.
 
-    Attributes:
-        num_steps: number of steps.
-        postprocess: transforms after every step; None for none.
-        advance: computes the input of the next step; required for several steps.
-        clamp: smallest and largest value of x and y; None does not clamp.
-        num_members: ensemble members of each sample, adjacent on the batch dim.
-        prepare: makes x and y of a raw batch; None takes batches with x and y.
-        backprop: what training minimizes; validation and inference do not read it.
-
     Raises:
         ValueError: there are several steps, and `advance` is None; or there is not one
             weight for each step.
     """
 
-    num_steps: int = 1
-    postprocess: Postprocess | None = None
+    num_steps: int = 1  # number of steps
+    postprocess: Postprocess | None = None  # transforms after every step; None for none
+    # Computes the input of the next step; required for several steps.
     advance: Advance | None = None
+    # Smallest and largest value of x and y; None does not clamp.
     clamp: tuple[float, float] | None = None
-    num_members: int = 1
+    num_members: int = 1  # ensemble members of each sample, adjacent on the batch dim
+    # Makes x and y of a raw batch; None takes batches with x and y.
     prepare: Prepare | None = None
+    # What training minimizes; validation and inference do not read it.
     backprop: Backprop = Backprop()
 
     def __post_init__(self) -> None:
@@ -350,15 +312,10 @@ class Rollout:
         carry: FieldTree,
         index: Array | int = 0,
     ) -> dict[str, Array]:
-        """Returns the inputs of the model in one step.
+        """Returns the inputs of the model in the step `index`, from 0.
 
-        Args:
-            shapes: shapes of the inputs of one step, by name.
-            batch: the inputs other than x, either of one step, which are used in every
-                step, or of all steps (fields concatenated along time, vectors along
-                their size).
-            carry: the carry of the step, with the input x.
-            index: index of the step, from 0.
+        Those other than x are of one step, which are used in every step, or of all
+        steps: fields concatenated along time, vectors along their size.
         """
         inputs = {
             name: _of_step(batch[name], shape, index)
@@ -380,16 +337,7 @@ class Rollout:
         prediction: Array,
         context: FieldContext,
     ) -> FieldTree:
-        """Returns the tree of a step, after its transforms.
-
-        Args:
-            batch: the batch, whose entries except forcing and static fields are
-                included.
-            carry: the carry of the step, with x.
-            target: becomes "y"; None in a forecast, which has no "y".
-            prediction: becomes "y_pred".
-            context: context of the step.
-        """
+        """Returns the tree of a step after its transforms; forecasts have no target."""
         tree = {
             **{name: batch[name] for name in batch if name not in (FORCING, CONSTANT)},
             **carry,
@@ -413,15 +361,7 @@ class Rollout:
         forcing: NamedFields,
         context: FieldContext,
     ) -> dict[str, Any]:
-        """Returns the carry of the next step.
-
-        Args:
-            batch: the batch, with static fields.
-            carry: the carry of this step, returned for a single step.
-            tree: the result of `outputs`.
-            forcing: dynamic forcing of the next step.
-            context: context of the step.
-        """
+        """Returns the carry of the next step, of that and the tree of this one."""
         if self.advance is None:
             return dict(carry)
         # Not clamped: earlier times of x are handed on as they were made.
@@ -434,14 +374,7 @@ class Rollout:
 
 
 def _of_step(x: Array, shape: tuple[int, ...], index: Array | int) -> Array:
-    """Selects one step of an array of all steps; returns an array of one step.
-
-    Args:
-        x: field (batch, channel, step x time, rows, lon) or vector (batch, step x
-            size).
-        shape: shape of one step.
-        index: index of the step.
-    """
+    """Selects one step of a field, or a vector, of all steps; one of a step stays."""
     dim = 2 if x.ndim == 5 else 1
     size = shape[dim]
     if x.shape[dim] == size:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from os.path import expandvars
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,6 +17,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 from numpy.lib.recfunctions import structured_to_unstructured
 
+from credit_jax.config.components import files_within
 from credit_jax.named_fields.bridgescaler import Attributes
 from credit_jax.named_fields.coordinates import CoordinateValues
 from credit_jax.transforms.base import FieldTree, Transform
@@ -28,17 +30,11 @@ Collected: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class MeanAndVariance:
-    """Mean and variance, in float64.
+    """Mean and variance, in float64."""
 
-    Attributes:
-        count: (channel,) number of values.
-        mean: (channel,) mean; NaN without values.
-        squares: (channel,) sum of squared deviations from the mean.
-    """
-
-    count: PerChannel
-    mean: PerChannel
-    squares: PerChannel
+    count: PerChannel  # (channel,) number of values
+    mean: PerChannel  # (channel,) mean; NaN without values
+    squares: PerChannel  # (channel,) sum of squared deviations from the mean
 
     @classmethod
     def of(cls, x: AnyArray, axis: int) -> MeanAndVariance:
@@ -80,17 +76,11 @@ class MeanAndVariance:
 
 @dataclass(frozen=True, eq=False)
 class Extremes:
-    """Smallest and largest value, in the dtype of the data.
+    """Smallest and largest value, in the dtype of the data."""
 
-    Attributes:
-        count: (channel,) number of values.
-        low: (channel,) smallest value; inf without values.
-        high: (channel,) largest value; -inf without values.
-    """
-
-    count: PerChannel
-    low: PerChannel
-    high: PerChannel
+    count: PerChannel  # (channel,) number of values
+    low: PerChannel  # (channel,) smallest value; inf without values
+    high: PerChannel  # (channel,) largest value; -inf without values
 
     @classmethod
     def of(cls, x: AnyArray, axis: int) -> Extremes:
@@ -125,12 +115,9 @@ class Digests:
     """A t-digest of each channel, by the package crick, as in bridgescaler.
 
     Values that are not finite are ignored.
-
-    Attributes:
-        digests: crick's digest of each channel.
     """
 
-    digests: Sequence[Any]
+    digests: Sequence[Any]  # crick's digest of each channel
 
     @classmethod
     def of(cls, x: AnyArray, axis: int, compression: float) -> Digests:
@@ -247,14 +234,11 @@ def _range(values: np.ndarray) -> str:
 
 @dataclass(frozen=True)
 class VariableFacts:
-    """What is known of the variables before a block that is fitted.
+    """What is known of the variables before a block that is fitted."""
 
-    Attributes:
-        units: name of a variable -> its unit.
-        levels: name of a variable -> values of its levels.
-    """
-
+    # Name of a variable -> its unit.
     units: Mapping[str, str] = field(default_factory=dict)
+    # Name of a variable -> values of its levels.
     levels: Mapping[str, CoordinateValues] = field(default_factory=dict)
 
 
@@ -264,7 +248,8 @@ class Fitted(Transform):
     @property
     def fitted_files(self) -> tuple[Path, ...]:
         """The files of the block, which are written."""
-        raise NotImplementedError
+        files = files_within(type(self), self.model_dump())
+        return tuple(Path(expandvars(path)) for _, path, _ in files)
 
     @property
     def in_order(self) -> bool:

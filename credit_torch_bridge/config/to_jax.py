@@ -15,7 +15,7 @@ from credit_jax.config.sources.registry import source_config, source_types
 from credit_jax.models.registry import parse_model
 from credit_jax.parallel.mesh.device_mesh import TP
 from credit_jax.parallel.mesh.model_fit import model_problems
-from credit_jax.plan.channel_problems import fit_problems
+from credit_jax.plan.channels import fit_problems
 from credit_jax.transforms import TRANSFORMS
 from credit_torch_bridge.config.editor import ConfigEditor
 from credit_torch_bridge.config.post_conf import active_physics

@@ -7,7 +7,7 @@ import yaml
 from credit_jax.data import ChannelGroup, ChannelSchema, open_dataset
 from credit_jax.data.schema import num_levels
 from credit_jax.models.registry import parse_model
-from credit_jax.plan.channel_problems import channel_problems
+from credit_jax.plan.channels import channel_problems
 from tests.data.world import MODEL, parsed, raw_config
 
 

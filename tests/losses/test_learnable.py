@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from credit_jax.config.loss import LossConfig
 from credit_jax.losses import build_loss, initial_parameters, value_and_parts
-from credit_jax.losses.by_variable import LOG_VARIANCE
+from credit_jax.losses.build import LOG_VARIANCE
 from credit_jax.named_fields import target_variances
 from tests.losses.test_by_variable import (
     CHANNELS,

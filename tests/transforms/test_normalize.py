@@ -16,7 +16,6 @@ from credit_jax.transforms import (
     Phase,
     build_pipeline,
     channel_units,
-    check_schema,
     for_forecast,
 )
 from credit_jax.transforms.channels import join
@@ -99,7 +98,7 @@ def test_statistics_errors(files, changes, kind, text):
     norm = {"type": "era5_normalizer", "args": {**files, **changes}}
     layout = {"input": [], "target": [group(T, LEVELS)]}
     with pytest.raises(kind, match=re.escape(text)):
-        check_schema(preblocks(norm=norm, concat=CONCAT), layout)
+        preblocks(norm=norm, concat=CONCAT).check(layout)
 
 
 @pytest.mark.parametrize(

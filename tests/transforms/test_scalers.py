@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from credit_jax.transforms import Phase, check_schema
+from credit_jax.transforms import Phase
 from tests.support import assert_close
 from tests.transforms.cases import CONCAT, LSM, SP, TP, T, group, postblocks, preblocks
 from tests.transforms.credit_blocks import (
@@ -195,7 +195,7 @@ def chain(path, **args):
 def test_scalers_of_other_variables(scalers, groups, args, text):
     made, path = [group(*own) for own in groups], scalers("standard")
     with pytest.raises(ValueError, match=re.escape(text.format(path=path))):
-        check_schema(chain(path, **args), {"input": made, "target": made})
+        chain(path, **args).check({"input": made, "target": made})
 
 
 def test_scalers_of_another_grid(scalers):

@@ -10,7 +10,7 @@ from credit_jax.config import ConfigError, parse
 from credit_jax.config.finetune import FinetuneConfig
 from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.named_fields.units import unit_problems
-from credit_jax.plan.channel_match import (
+from credit_jax.plan.channels import (
     ChannelMatch,
     level_differences,
     match_channels,
