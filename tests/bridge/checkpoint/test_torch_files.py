@@ -19,8 +19,12 @@ from credit_jax.models.registry import build
 from credit_torch_bridge.checkpoint.torch_checkpoint import open_checkpoint
 from credit_torch_bridge.checkpoint.torch_files import load_file
 from tests.bridge.checkpoint.untrusted import Creates
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
 from tests.reference.training import GEN2_CONFIG
 from tests.support.processes import run_program
+
+CASES = Cases("torch_files")
 
 CONFIG = yaml.safe_load(GEN2_CONFIG.read_text())
 PLAN = key_map_for(build(CONFIG["model"]))
@@ -130,71 +134,49 @@ def _broken(state):
     nan[1] = float("nan")
     one = torch.zeros(1)
     return {
-        "a list": ([1, 2], "expected a dict"),
-        "a tensor": (one, "expected a dict"),
-        "empty": ({}, "expected a state dict"),
-        "not finite": (state | {key: nan}, f"not finite: {key} (6,)"),
-        "infinite": (state | {key: nan.nan_to_num(nan=np.inf)}, "not finite"),
-        "integers": (state | {key: state[key].int()}, f"'{key}': tensor of int32"),
-        "float64": (state | {key: state[key].double()}, "tensor of float64"),
-        "no tensor": (state | {key: 3.0}, f"'{key}': float"),
-        "number as key": (state | {3: one}, "3: tensor of float32"),
-        "sparse": (state | {key: state[key].to_sparse()}, key),
-        "wrong shape": (state | {key: one}, f"shape: {key} is (1,), expected (6,)"),
-        "missing": ({k: v for k, v in state.items() if k != key}, f"missing: {key}"),
-        "unexpected": (state | {"more": one}, "unexpected: more (1,)"),
-        "two models": (
-            state | {f"module.{k}": v for k, v in state.items()},
-            "the file holds two models",
-        ),
-        "a huge view": (
-            state | {key: one.expand(2**40)},
-            f"{key} is (1099511627776,), expected (6,)",
-        ),
-        "wrong epoch": ({"model_state_dict": state, "epoch": "two"}, "epoch is 'two'"),
-        "wrong weights": ({"model_state_dict": {"a": 1}}, "'a': int"),
-        "wrong optimizer": (
-            {"model_state_dict": state, "optimizer_state_dict": {"state": 3}},
-            "optimizer: expected a dict of state and param_groups",
-        ),
-        "wrong schedule": (
-            {"model_state_dict": state, "scheduler_state_dict": [1]},
-            "scheduler_state_dict is a list",
-        ),
-        "no weights": (
-            {"epoch": 1, "scheduler_state_dict": {}, "scaler_state_dict": {}},
-            "not floating-point tensors",
-        ),
-        "old decoder": (
-            {
-                k.replace("up_block4.0.weight_orig", "up_block4.weight_orig"): v
-                for k, v in state.items()
-            },
-            "write model.type: crossformer",
-        ),
-        "nextgen": (
-            state | {"level_embedding.bias": one},
-            "weights of a nextgen_wxformer; model.type 'wxformer' is another model",
-        ),
-        "no spectral norm": (
-            {
-                k.replace("_orig", ""): v
-                for k, v in state.items()
-                if not k.endswith(("_u", "_v"))
-            },
-            "model.use_spectral_norm: false may be what it is",
-        ),
+        "a list": [1, 2],
+        "a tensor": one,
+        "empty": {},
+        "not finite": state | {key: nan},
+        "infinite": state | {key: nan.nan_to_num(nan=np.inf)},
+        "integers": state | {key: state[key].int()},
+        "float64": state | {key: state[key].double()},
+        "no tensor": state | {key: 3.0},
+        "number as key": state | {3: one},
+        "sparse": state | {key: state[key].to_sparse()},
+        "wrong shape": state | {key: one},
+        "missing": {k: v for k, v in state.items() if k != key},
+        "unexpected": state | {"more": one},
+        "two models": state | {f"module.{k}": v for k, v in state.items()},
+        "a huge view": state | {key: one.expand(2**40)},
+        "wrong epoch": {"model_state_dict": state, "epoch": "two"},
+        "wrong weights": {"model_state_dict": {"a": 1}},
+        "wrong optimizer": {
+            "model_state_dict": state,
+            "optimizer_state_dict": {"state": 3},
+        },
+        "wrong schedule": {"model_state_dict": state, "scheduler_state_dict": [1]},
+        "no weights": {"epoch": 1, "scheduler_state_dict": {}, "scaler_state_dict": {}},
+        "old decoder": {
+            k.replace("up_block4.0.weight_orig", "up_block4.weight_orig"): v
+            for k, v in state.items()
+        },
+        "nextgen": state | {"level_embedding.bias": one},
+        "no spectral norm": {
+            k.replace("_orig", ""): v
+            for k, v in state.items()
+            if not k.endswith(("_u", "_v"))
+        },
     }
 
 
-BROKEN = list(_broken({"up_block4.2.bias": torch.zeros(6)}))
+def wrong(name, assert_refused, state, tmp_path, capsys):
+    torch.save(_broken(state)[name], tmp_path / "file.pt")
+    assert_refused(tmp_path / "file.pt")
+    return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_contents_that_are_wrong(assert_refused, state, tmp_path, name):
-    content, words = _broken(state)[name]
-    torch.save(content, tmp_path / "file.pt")
-    assert_refused(tmp_path / "file.pt", words)
+CASES.rows(wrong, *_broken({"up_block4.2.bias": torch.zeros(6)}))
 
 
 def test_a_missing_file_and_an_empty_folder(assert_refused, tmp_path):
