@@ -70,6 +70,9 @@ EXEMPT = {
     "Z500: not in both": "those of both are listed",
     "name one file, x.json": "two keys are named, which must differ",
     "^convert: ": "what CREDIT has no words for: another config, or --drop",
+    "no point of the grid is in|is not between two": "any other range is as good",
+    "is no multiple of the time step, 6h": "any multiple is as good",
+    "unit abbreviation w/o a number": "pandas' text",
 }
 
 

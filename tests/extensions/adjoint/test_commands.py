@@ -24,9 +24,13 @@ from credit_jax.extensions.adjoint.sensitivity_command import main
 from tests.data.world import GRID
 from tests.extensions.adjoint.conftest import *  # noqa: F403
 from tests.forecast.credit_forecast import raw_config, write_run
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
 from tests.support import assert_close
 from tests.support.custom_objects import no_objects_left
 from tests.support.processes import on_processes
+
+CASES = Cases("sensitivity")
 
 __all__ = ["no_objects_left"]
 
@@ -125,33 +129,25 @@ def test_processes_compute_the_same(run, tmp_path, what):
         assert_close(two[name].values, one[name].values, 2e-6, name)
 
 
-@pytest.mark.parametrize(
-    ("of", "text"),
-    [
-        ("T2", "--of: got 'T2', expected mean CHANNEL [in REGION], such as"),
-        ("mean T9", "--of: the channel 'T9' is not available; there are: "),
-        ("mean T1 in atlantis", "--of: the region 'atlantis' is neither ranges"),
-        ("mean T1 in 46..50N", "--of: no point of the grid is in 46..50N; latitudes"),
-    ],
-)
-def test_misuse(run, tmp_path, capsys, of, text):
-    assert call(run, tmp_path / "gradient.nc", of=of) == USER_ERROR
-    assert text in " ".join(capsys.readouterr().err.split())
-    assert not (tmp_path / "gradient.nc").exists()
+def gradient(of, options, run, tmp_path):
+    return lambda: call(run, tmp_path / "gradient.nc", *options, of=of)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--lead", "7h"], "--lead: 7h is no multiple of the time step, 6h"),
-        (["--lead", "soon"], "--lead: "),
-        (["--singular-vectors", "0"], "--singular-vectors: must be at least 1, got 0"),
-    ],
+CASES.rows(
+    gradient,
+    ("T2", []),
+    ("mean T9", []),
+    ("mean T1 in atlantis", []),
+    ("mean T1 in 46..50N", []),
+    (OF, ["--lead", "7h"]),
+    (OF, ["--lead", "soon"]),
+    (None, ["--singular-vectors", "0"]),
+    (None, ["--singular-vectors", "1", "--norm", "energy"]),
+    (None, ["--singular-vectors", "1", "--norm", "Q=1"]),
+    (None, ["--singular-vectors", "1", "--norm", "T=x"]),
+    (None, ["--singular-vectors", "1", "--norm", "T=1,U=-1"]),
+    (None, ["--singular-vectors", "1", "--norm", "T=nan"]),
 )
-def test_misuse_of_options(run, tmp_path, capsys, options, text):
-    of = None if "--singular-vectors" in options else OF
-    assert call(run, tmp_path / "gradient.nc", *options, of=of) == USER_ERROR
-    assert text in " ".join(capsys.readouterr().err.split())
 
 
 def test_singular_vectors(run, tmp_path, capsys):
@@ -176,22 +172,6 @@ def test_singular_vectors(run, tmp_path, capsys):
             for name, factor in (("T", 1.0), ("U", 0.5))
         ]
         assert np.sqrt(sum(parts).values) == pytest.approx(size, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("norm", "text"),
-    [
-        ("energy", "--norm energy: no prognostic variable of the data has one of"),
-        ("Q=1", "--norm: the variable 'Q' is not available; there are: U, T, SP"),
-        ("T=x", "--norm: got 'T=x', expected NAME=WEIGHT"),
-        ("T=1,U=-1", "--norm: got 'U=-1', expected NAME=WEIGHT with a positive"),
-        ("T=nan", "--norm: got 'T=nan', expected NAME=WEIGHT with a positive"),
-    ],
-)
-def test_misuse_of_norms(run, tmp_path, capsys, norm, text):
-    options = ["--singular-vectors", "1", "--norm", norm]
-    assert call(run, tmp_path / "vectors.nc", *options, of=None) == USER_ERROR
-    assert text in " ".join(capsys.readouterr().err.split())
 
 
 # The command `optimize-ic` beside CREDIT's model, optimized by torch.
