@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 from credit_jax.ops import attend, attention_logits, unpatch
 from credit_jax.ops.random import drop_path
@@ -20,10 +21,36 @@ from credit_jax.ops.window_attention import (
     pairs_of_offsets,
     scaled_offsets,
 )
-from tests.ops.window_attention_cases import CASES, of_torch, pairs_of_case
 from tests.support import assert_close
 from tests.support.credit_modules import credit_attribute
-from tests.support.gradients import assert_same, jax_values
+from tests.support.gradients import assert_same, draw, jax_values, torch_values
+
+PAIRS, SUMS = "...id,...jd->...ij", "...ij,...jd->...id"
+# name: windows and heads, tokens i, tokens j, channels
+CASES = {
+    "a token": ((2, 3), 1, 1, 5),
+    "2 x 2": ((2, 5, 3), 4, 4, 16),
+    "4 x 4": ((3, 2), 16, 16, 8),
+    "5 x 5": ((3, 2), 25, 25, 8),
+    "fewer by more": ((3,), 4, 17, 6),
+    "more by fewer": ((3,), 17, 4, 6),
+}
+
+
+def pairs_of_case(case):
+    """Returns (equation, its two factors) of both products."""
+    batch, i, j, channels = CASES[case]
+    tokens = draw((*batch, j, channels))
+    logits = PAIRS, (draw((*batch, i, channels)), tokens)
+    return logits, (SUMS, (draw((*batch, i, j)), tokens))
+
+
+def of_torch(equation, factors):
+    """Returns torch's output and gradients."""
+    return torch_values(lambda a, b: torch.einsum(equation, a, b), *factors)
+
+
+# Attention within windows, and drop path: torch, timm, CREDIT on the same arrays.
 
 
 @pytest.mark.parametrize("case", CASES)

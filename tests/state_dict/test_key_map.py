@@ -7,11 +7,26 @@ import numpy as np
 import pytest
 
 from credit_jax.models.crossformer.crossformer import WXFORMER
+from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.state_dict.arrangement import LINEAR, SAME, Arrangement
 from credit_jax.state_dict.key_map import make_key_map
 from credit_jax.state_dict.key_table import Rule
 from credit_jax.state_dict.torch_model import current_names
-from tests.state_dict.tables import DEPTH, PARAM_SPECS, TABLE
+
+DEPTH = 3
+TABLE = (
+    Rule("stem.{i}.weight", "stem/{i}/kernel", LINEAR),
+    Rule("stem.{i}.bias", "stem/{i}/bias"),
+    Rule("layers.{s}.{d}.weight", "stages/{s}/kernel", LINEAR),
+)
+PARAM_SPECS = {
+    "stem/0/kernel": ParamSpec((4, 2), (None, None), matrix_out=(1,)),
+    "stem/0/bias": ParamSpec((2,), (None,)),
+    "stages/10/kernel": ParamSpec((4, 2), (None, None), matrix_out=(1,)).stack(DEPTH),
+}
+
+
+# Keys and arrangements of CREDIT's state dicts.
 
 
 @pytest.fixture
