@@ -253,9 +253,9 @@ def _with_function(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
     """A config whose `model.type` is `module:factory`, as one of a custom object."""
     # Channels and frames that its section lacks are those of the data.
     model = mapping.get("model")
-    kind = model.get("type") if isinstance(model, Mapping) else None
-    if not (isinstance(kind, str) and ":" in kind):
+    if not isinstance(model, Mapping) or ":" not in str(model.get("type")):
         return mapping
+    kind = str(model["type"])
     module, _, name = kind.rpartition(":")
     keys = {"object_type": "model", "module_path": module, "module_name": name}
     objects = {kind: keys, **(mapping.get(SECTION) or {})}

@@ -100,7 +100,8 @@ def wrap(
 
     Raises:
         ValueError: a leaf is a running statistic or the state of a random generator,
-            which a function cannot change; or two leaves have one path.
+            which a function cannot change; two leaves have one path; or shapes are not
+            those of samples on one grid.
 
     >>> def apply(params, x):
     ...     return jnp.einsum("bctij,cd->bdtij", x, params["kernel"])
@@ -109,11 +110,23 @@ def wrap(
     >>> list(wrapped.param_specs)
     ['kernel']
     """
-    keys = ("input_channels", "frames", "image_height", "image_width")
-    sizes = dict(zip(keys, x, strict=True))
-    sizes |= {"output_channels": y[0], "output_frames": y[1]}
-    section = {"type": "function", "saved": tuple(saved), "noise": noise}
-    config = FunctionConfig(**section, **sizes)
+    if len(x) != 4 or len(y) != 4 or tuple(x[2:]) != tuple(y[2:]):
+        raise ValueError(
+            f"x and y are {tuple(x)} and {tuple(y)}; expected shapes of one sample, "
+            "(channel, time, lat, lon), on one grid"
+        )
+    channels, frames, rows, columns = x
+    config = FunctionConfig(
+        type="function",
+        image_height=rows,
+        image_width=columns,
+        frames=frames,
+        output_frames=y[1],
+        input_channels=channels,
+        output_channels=y[0],
+        noise=noise,
+        saved=tuple(saved),
+    )
     function = Function(apply, params)
     return ModelDef(config, partial(FunctionModule, lambda: function))
 

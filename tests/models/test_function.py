@@ -340,6 +340,22 @@ def test_params_that_a_function_cannot_have(params, message):
         credit_jax.wrap(zeros, params, X, Y)
 
 
+@pytest.mark.parametrize("of_batch", [False, True])
+def test_the_certificate_finds_a_mean_over_the_samples_of_a_shard(of_batch):
+    apply, params = plain()
+
+    def centered(params, x):
+        return apply(params, x - of_batch * x.mean(0, keepdims=True))
+
+    wrapped = credit_jax.wrap(centered, params, X, Y)
+    assert credit_jax.certify_model(wrapped, meshes=["ddp2"]).passed is not of_batch
+
+
+def test_shapes_that_are_not_those_of_samples():
+    with pytest.raises(ValueError, match=r"x and y are \(3, 6, 16\).*expected shapes"):
+        credit_jax.wrap(zeros, {"w": jnp.ones(2)}, (3, 6, 16), Y)
+
+
 @pytest.mark.parametrize("axis", ["tp", "domain"])
 def test_meshes_that_split_samples_or_layers(axis):
     dims = ParallelDims(**{axis: 2}, world_size=2)
