@@ -496,6 +496,7 @@ def test_a_file_system_without_locks(
         assert not second
 
 
+@pytest.mark.slow
 def test_a_run_without_locks_saves_and_warns(world: Path, tmp_path: Path) -> None:
     mapping = tiny_config(world, tmp_path / "run", trainer__epochs=2)
     config = write_yaml(tmp_path / "config.yml", mapping)
