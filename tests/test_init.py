@@ -31,7 +31,7 @@ def test_the_import_alone_imports_nothing_heavy():
 
 def test_modules_of_processes_import_nothing_heavy():
     """A submit script, the watch of a process and the launcher run no array code."""
-    names = "launch", "watch", "coordinator", "exit_code"
+    names = "launch", "watch", "coordinator"
     modules = ", ".join(f"credit_jax.parallel.processes.{name}" for name in names)
     code = f"import sys, {modules}; print([m for m in {HEAVY} if m in sys.modules])"
     assert run(code) == "[]\n"
