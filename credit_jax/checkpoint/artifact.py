@@ -62,23 +62,17 @@ class Artifact:
     """A trained model: config, channels, coordinates, weights.
 
     Subclasses read the files of one kind; arrays are read on access.
-
-    Attributes:
-        files: what was found, with its model.yml.
-        path: the file or folder of the weights.
-        average: whether the weights are the moving average.
-        step: number of the checkpoint; None if it has none.
-        coordinates: coordinates of its data; None if it does not record them.
-        units: key -> unit of variables of its data, and where it is recorded.
-        described: key -> unit and names of variables of the output, if recorded.
     """
 
-    files: Base
-    path: Path
-    average: bool
-    step: int | None
+    files: Base  # what was found, with its model.yml
+    path: Path  # the file or folder of the weights
+    average: bool  # whether the weights are the moving average
+    step: int | None  # number of the checkpoint; None if it has none
+    # Coordinates of its data; None if it does not record them.
     coordinates: Coordinates | None = None
+    # Key -> unit of variables of its data, and where it is recorded.
     units: VariableUnits = field(default_factory=dict)
+    # Key -> unit and names of variables of the output, if recorded.
     described: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property

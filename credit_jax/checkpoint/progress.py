@@ -11,76 +11,61 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PlateauState:
-    """The state of the schedule `plateau`, as of torch's ReduceLROnPlateau.
+    """The state of the schedule `plateau`, as of torch's ReduceLROnPlateau."""
 
-    Attributes:
-        epochs: metrics seen.
-        best: the best of them; None before the first.
-        bad_epochs: epochs since the best one, or since the rate was reduced.
-        cooldown: number of coming epochs that do not count as bad.
-    """
-
-    epochs: int = 0
-    best: float | None = None
-    bad_epochs: int = 0
-    cooldown: int = 0
+    epochs: int = 0  # metrics seen
+    best: float | None = None  # the best of them; None before the first
+    bad_epochs: int = 0  # epochs since the best one, or since the rate was reduced
+    cooldown: int = 0  # number of coming epochs that do not count as bad
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The position of a run and its best result so far.
+    """The position of a run and its best result so far."""
 
-    Attributes:
-        epoch: the epoch to continue with.
-        batches: micro-batches of that epoch already trained on.
-        samples: samples of that epoch already trained on, of all data-parallel ranks;
-            None in checkpoints of earlier versions, whose batches had one size.
-        epoch_losses: their training losses, for the epoch's mean in the log.
-        epoch_sums: sums over them of the further measured values, by name.
-        best_metric: best value of `trainer.training_metric`; None before the first.
-        best_epoch: epoch that gave it.
-        best_step: checkpoint that holds it; None if none is kept.
-        first_rate_at: micro-batch that trains at the schedule's first rate, as the
-            first one of a run resumed by CREDIT does, or with `update_learning_rate` at
-            `learning_rate`; None for no such micro-batch.
-        learning_rate: learning rate of the next update, if it is not a function of the
-            micro-batches (constant or `plateau`); None otherwise.
-        plateau: the state of the schedule `plateau`; None for others.
-        channels: names of the variables of "input" and "target", in channel order;
-            None if the checkpoint does not record them, such as one from PyTorch.
-        coordinates: those of the data as JSON values, see `Coordinates.to_json`; None
-            if the checkpoint does not record them.
-        units: key of a variable of the data -> its unit, those that are known.
-        updates: updates of the run, by which stages of `trainer.curriculum` end; None
-            in checkpoints of earlier versions.
-        stage: index of the stage of `trainer.curriculum` that trained last; None if
-            none did.
-        schedule_epoch, schedule_step: epoch and micro-batches from which the schedule
-            of the learning rate counts, the start of a stage with its own.
-        digests: SHA-256 of the files that the config names, by dotted key.
-        config: the config of the run; None in checkpoints of earlier versions, and in
-            those of runs that were converted, which have it in model.yml.
-    """
-
-    epoch: int = 0
-    batches: int = 0
+    epoch: int = 0  # the epoch to continue with
+    batches: int = 0  # micro-batches of that epoch already trained on
+    # Their training losses, for the epoch's mean in the log.
     epoch_losses: tuple[float, ...] = ()
+    # Sums over them of the further measured values, by name.
     epoch_sums: Mapping[str, float] = field(default_factory=dict)
+    # Best value of `trainer.training_metric`; None before the first.
     best_metric: float | None = None
-    best_epoch: int | None = None
-    best_step: int | None = None
+    best_epoch: int | None = None  # epoch that gave it
+    best_step: int | None = None  # checkpoint that holds it; None if none is kept
+    # Micro-batch that trains at the schedule's first rate, as the first one of a run
+    # resumed by CREDIT does, or with `update_learning_rate` at `learning_rate`; None
+    # for no such micro-batch.
     first_rate_at: int | None = None
+    # Learning rate of the next update, if it is not a function of the micro-batches
+    # (constant or `plateau`); None otherwise.
     learning_rate: float | None = None
+    # The state of the schedule `plateau`; None for others.
     plateau: PlateauState | None = None
+    # Names of the variables of "input" and "target", in channel order; None if the
+    # checkpoint does not record them, such as one from PyTorch.
     channels: Mapping[str, tuple[str, ...]] | None = None
+    # Those of the data as JSON values, see `Coordinates.to_json`; None if the
+    # checkpoint does not record them.
     coordinates: Mapping[str, Any] | None = None
+    # Samples of that epoch already trained on, of all data-parallel ranks; None in
+    # checkpoints of earlier versions, whose batches had one size.
     samples: int | None = None
+    # Updates of the run, by which stages of `trainer.curriculum` end; None in
+    # checkpoints of earlier versions.
     updates: int | None = None
+    # Index of the stage of `trainer.curriculum` that trained last; None if none did.
     stage: int | None = None
+    # Epoch and micro-batches from which the schedule of the learning rate counts, the
+    # start of a stage with its own.
     schedule_epoch: int = 0
     schedule_step: int = 0
+    # SHA-256 of the files that the config names, by dotted key.
     digests: Mapping[str, str] = field(default_factory=dict)
+    # Key of a variable of the data -> its unit, those that are known.
     units: Mapping[str, str] = field(default_factory=dict)
+    # The config of the run; None in checkpoints of earlier versions, and in those of
+    # runs that were converted, which have it in model.yml.
     config: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -51,16 +51,11 @@ from credit_jax.state_dict.key_map import Arrays, HostModelState
 
 @dataclass(frozen=True, kw_only=True)
 class RunArtifact(Artifact):
-    """A run of credit_jax at one of its checkpoints.
+    """A run of credit_jax at one of its checkpoints."""
 
-    Attributes:
-        step: number of the checkpoint.
-        run: all checkpoints of the run.
-        channels: `ChannelSchema.names` of the data; None compares no channels.
-    """
-
-    step: int
-    run: CheckpointStore
+    step: int  # number of the checkpoint
+    run: CheckpointStore  # all checkpoints of the run
+    # `ChannelSchema.names` of the data; None compares no channels.
     channels: Mapping[str, tuple[str, ...]] | None = None
 
     def of_data(self, schema: ChannelSchema, *args: Any, **kwargs: Any) -> RunArtifact:

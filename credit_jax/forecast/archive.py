@@ -44,23 +44,16 @@ _PACKAGES = ("credit-jax", "jax", "numpy", "xarray", "zarr")
 
 @dataclass(frozen=True)
 class Archive:
-    """The record of the forecasts in a folder.
-
-    Attributes:
-        folder: folder of the forecasts.
-        schedule: schedule of the forecasts.
-        identity: everything that determines their values, by name.
-        provenance: origin of the forecasts.
-        coordinates: name of a dim -> values of the coordinates of the fields.
-        digests: SHA-256 of the files that determine their values besides the data and
-            the weights, by dotted key.
-    """
+    """The record of the forecasts in a folder."""
 
     folder: Path
     schedule: ForecastSchedule
-    identity: Mapping[str, Any]
-    provenance: Mapping[str, Any]
+    identity: Mapping[str, Any]  # everything that determines their values, by name
+    provenance: Mapping[str, Any]  # origin of the forecasts
+    # Name of a dim -> values of the coordinates of the fields.
     coordinates: Mapping[str, np.ndarray] = field(default_factory=dict)
+    # SHA-256 of the files that determine their values besides the data and the weights,
+    # by dotted key.
     digests: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, tasks: Iterable[Task], *, resume: bool) -> None:
@@ -176,19 +169,13 @@ def marker_name(start: str, member: int) -> str:
 
 @dataclass(frozen=True)
 class ForecastRecord:
-    """The contents of the record of a folder.
+    """The contents of the record of a folder."""
 
-    Attributes:
-        config: the config of the forecasts as nested mappings; None if not recorded.
-        provenance: origin of the forecasts.
-        unfinished: forecasts that are not done.
-        total: all forecasts.
-    """
-
+    # The config of the forecasts as nested mappings; None if not recorded.
     config: Mapping[str, Any] | None
-    provenance: Mapping[str, Any]
-    unfinished: int = 0
-    total: int = 0
+    provenance: Mapping[str, Any]  # origin of the forecasts
+    unfinished: int = 0  # forecasts that are not done
+    total: int = 0  # all forecasts
 
     @property
     def training_dates(self) -> tuple[DateRange, ...]:

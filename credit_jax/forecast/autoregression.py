@@ -32,17 +32,12 @@ StepFields = dict[str, Float[Array, "batch level time rows lon"]]
 
 @dataclass(frozen=True)
 class ForecastStep:
-    """The step from one state of a forecast to the next.
+    """The step from one state of a forecast to the next."""
 
-    Attributes:
-        model: model on its mesh.
-        rollout: the transforms after a step, and how the next input is made.
-        outputs: the fields that a step returns: key -> positions of its levels, or None
-            for all; None is every field.
-    """
-
-    model: ParallelModel
+    model: ParallelModel  # model on its mesh
     rollout: Rollout
+    # The fields that a step returns: key -> positions of its levels, or None for all;
+    # None is every field.
     outputs: Mapping[str, tuple[int, ...] | None] | None = None
 
     def start(self, first: FieldTree) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -60,20 +60,14 @@ from credit_jax.plan.forecast import ForecastPlan
 
 @dataclass(frozen=True)
 class CampaignTimes:
-    """Durations of the parts of a campaign, in seconds.
+    """Durations of the parts of a campaign, in seconds."""
 
-    Attributes:
-        unroll: steps on the devices, except the first one, which includes compilation;
-            also those before the start dates of perturbed members.
-        read: initial states and forcing, concurrent with the others.
-        write: copies to the host, and files.
-        total: time from the end of the first step to the end.
-    """
-
+    # Steps on the devices, except the first one, which includes compilation; also those
+    # before the start dates of perturbed members.
     unroll: float
-    read: float
-    write: float
-    total: float
+    read: float  # initial states and forcing, concurrent with the others
+    write: float  # copies to the host, and files
+    total: float  # time from the end of the first step to the end
 
     @property
     def idle(self) -> float:
@@ -83,34 +77,22 @@ class CampaignTimes:
 
 @dataclass(frozen=True)
 class Summary:
-    """Result of a campaign.
+    """Result of a campaign."""
 
-    Attributes:
-        num_forecasts: number of forecasts made.
-        num_done: number of forecasts that were already done.
-        missing: values that were not finite, by variable.
-        times: see `CampaignTimes`.
-        stopped: reason why it ended before the last group; None if it is complete.
-    """
-
-    num_forecasts: int
-    num_done: int
-    missing: dict[str, int]
+    num_forecasts: int  # number of forecasts made
+    num_done: int  # number of forecasts that were already done
+    missing: dict[str, int]  # values that were not finite, by variable
     times: CampaignTimes
+    # Reason why it ended before the last group; None if it is complete.
     stopped: str | None = None
 
 
 @dataclass
 class DeviceClock:
-    """Adds up the time that the devices were busy; steps run one after the other.
+    """Adds up the time that the devices were busy; steps run one after the other."""
 
-    Attributes:
-        busy: seconds, without the first step.
-        awaited: seconds for which copies to the host waited for the devices.
-    """
-
-    busy: float = 0.0
-    awaited: float = 0.0
+    busy: float = 0.0  # seconds, without the first step
+    awaited: float = 0.0  # seconds for which copies to the host waited for the devices
     _first_end: float = 0.0
     _last_end: float = 0.0
 
@@ -154,53 +136,37 @@ NUM_AHEAD, NUM_IN_FLIGHT = 3, 2
 
 @dataclass(frozen=True)
 class CampaignSettings:
-    """How forecasts are made and written.
+    """How forecasts are made and written."""
 
-    Attributes:
-        num_writers: threads that write files.
-        max_pending: files that may wait to be written; None is twice the threads.
-        fill_nan: whether values that are not finite are written as missing and counted;
-            otherwise they are an error.
-        progress: called with the number of forecasts after each batch.
-        stop: called before each batch but the first, by all processes together; returns
-            the reason to stop there, or None.
-    """
-
-    num_writers: int = 4
+    num_writers: int = 4  # threads that write files
+    # Files that may wait to be written; None is twice the threads.
     max_pending: int | None = None
+    # Whether values that are not finite are written as missing and counted; otherwise
+    # they are an error.
     fill_nan: bool = False
+    # Called with the number of forecasts after each batch.
     progress: Callable[[int], None] = lambda done: None
+    # Called before each batch but the first, by all processes together; returns the
+    # reason to stop there, or None.
     stop: Callable[[], str | None] = lambda: None
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """Forecasts that are made and written.
-
-    Attributes:
-        step: the compiled step.
-        weights: weights of the model, after spectral norm.
-        reader: reader of initial states and forcing.
-        store: store to which the forecasts are written.
-        archive: records which are done.
-        outputs: the variables that are written.
-        groups: tasks that run together in one batch.
-        size: samples of a batch over all processes; smaller groups are padded with
-            copies.
-        scores: scores of the forecasts, computed with them; None computes none.
-        noise: noise of the members of models that draw noise; None for other models.
-        settings: how they are made and written.
-    """
+    """Forecasts that are made and written."""
 
     step: ForecastStep
     weights: Any
-    reader: ForecastReader
-    store: ForecastStore
-    archive: Archive
+    reader: ForecastReader  # reader of initial states and forcing
+    store: ForecastStore  # store to which the forecasts are written
+    archive: Archive  # records which are done
     outputs: Outputs
-    groups: Sequence[Sequence[Task]]
+    groups: Sequence[Sequence[Task]]  # tasks that run together in one batch
+    # Samples of a batch over all processes; smaller groups are padded with copies.
     size: int
+    # Scores of the forecasts, computed with them; None computes none.
     scores: OnlineScores | None
+    # Noise of the members of models that draw noise; None for other models.
     noise: MemberNoise | None
     settings: CampaignSettings
 
@@ -388,17 +354,11 @@ class Campaign:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Forecasts that run together.
-
-    Attributes:
-        group: their tasks.
-        full: the tasks of all samples of the batch.
-        mine: the tasks of the samples of this process.
-    """
+    """Forecasts that run together."""
 
     group: Sequence[Task]
-    full: Sequence[Task]
-    mine: Sequence[Task]
+    full: Sequence[Task]  # the tasks of all samples of the batch
+    mine: Sequence[Task]  # the tasks of the samples of this process
 
     @classmethod
     def of(cls, group: Sequence[Task], share: Share) -> _Batch:
@@ -413,23 +373,15 @@ class _Threads:
     """The threads besides the one that starts the steps.
 
     Leaving the context waits for all of them, or cancels pending work after an error.
-
-    Attributes:
-        reader: input of the steps, in order.
-        references: reference fields of the scores, in order; None without scores.
-        devices: waits for steps, to time them.
-        host: copies results to the host, in order.
-        files: writes files.
-        prepared: perturbations that need the model, or None.
-        clock: clock of the devices.
     """
 
-    reader: ReadAhead
+    reader: ReadAhead  # input of the steps, in order
+    # Reference fields of the scores, in order; None without scores.
     references: ReadAhead | None
-    devices: Workers
-    host: Workers
-    files: Workers
-    prepared: PreparedPerturbation | None
+    devices: Workers  # waits for steps, to time them
+    host: Workers  # copies results to the host, in order
+    files: Workers  # writes files
+    prepared: PreparedPerturbation | None  # perturbations that need the model, or None
     clock: DeviceClock = field(default_factory=DeviceClock)
 
     def perturb(self, batch: _Batch) -> None:
@@ -468,24 +420,17 @@ class _Threads:
 
 @dataclass(frozen=True)
 class _Results:
-    """Takes the steps of a batch to scores and files, on the threads of a campaign.
+    """Takes the steps of a batch to scores and files, on the threads of a campaign."""
 
-    Attributes:
-        tasks: the forecast of each sample of this process; None for copies, for
-            forecasts that are done, and for those that another process writes.
-        scored: scores of the batch; None computes none.
-        share: samples of this process.
-        threads: the threads.
-        delivery: passes fields on the host to their writers.
-        has_store: whether fields are written; those of a campaign that is only scored
-            stay on the devices.
-    """
-
+    # The forecast of each sample of this process; None for copies, for forecasts that
+    # are done, and for those that another process writes.
     tasks: Tasks
-    scored: GroupScores | None
-    share: Share
+    scored: GroupScores | None  # scores of the batch; None computes none
+    share: Share  # samples of this process
     threads: _Threads
-    delivery: Delivery
+    delivery: Delivery  # passes fields on the host to their writers
+    # Whether fields are written; those of a campaign that is only scored stay on the
+    # devices.
     has_store: bool
 
     def take_initial(self, fields: Mapping[str, np.ndarray]) -> None:

@@ -98,18 +98,12 @@ class NonFiniteForecastError(RuntimeError):
 
 @dataclass
 class TaskProgress:
-    """Marks a forecast as done when its last file is written.
+    """Marks a forecast as done when its last file is written."""
 
-    Attributes:
-        archive: the record of forecasts.
-        task: the forecast.
-        writer: writes the forecast.
-        missing: values that were not finite, by variable.
-    """
-
-    archive: Archive
+    archive: Archive  # the record of forecasts
     task: Task
-    writer: TaskWriter
+    writer: TaskWriter  # writes the forecast
+    # Values that were not finite, by variable.
     missing: Counter = field(default_factory=Counter)
     _open: int = 1
     _lock: Any = field(default_factory=threading.Lock)
@@ -142,17 +136,12 @@ Tasks = Sequence[TaskProgress | None]
 
 @dataclass(frozen=True)
 class Delivery:
-    """Passes the results of forecasts to their writers.
+    """Passes the results of forecasts to their writers."""
 
-    Attributes:
-        files: threads that write.
-        schedule: start dates and lead times, for error messages.
-        fill_nan: whether values that are not finite are written as missing and counted;
-            otherwise they are an error.
-    """
-
-    files: Workers
-    schedule: ForecastSchedule
+    files: Workers  # threads that write
+    schedule: ForecastSchedule  # start dates and lead times, for error messages
+    # Whether values that are not finite are written as missing and counted; otherwise
+    # they are an error.
     fill_nan: bool
 
     def deliver(
@@ -213,16 +202,11 @@ class Share:
 
     A process reads the samples of the data-parallel ranks that it has devices of. If a
     rank spans several processes, the first one writes its samples.
-
-    Attributes:
-        mesh: mesh of all processes.
-        size: samples of a group.
-        num_rows: rows of the grid, without those that pad it on the mesh.
     """
 
-    mesh: Mesh
-    size: int
-    num_rows: int
+    mesh: Mesh  # mesh of all processes
+    size: int  # samples of a group
+    num_rows: int  # rows of the grid, without those that pad it on the mesh
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:

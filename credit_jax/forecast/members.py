@@ -51,13 +51,9 @@ _SPIN_UP = 2**30
 
 @dataclass(frozen=True, eq=False)
 class MemberNoise:
-    """The noise inside a model: of each member by its key.
+    """The noise inside a model: of each member by its key."""
 
-    Attributes:
-        keys: (start, member, 2) uint32, of `member_keys`.
-    """
-
-    keys: np.ndarray
+    keys: np.ndarray  # (start, member, 2) uint32, of `member_keys`
 
     def of(self, tasks: Sequence[Task]) -> Noise:
         """The noise of a batch; each step of a forecast folds in its number.
@@ -166,14 +162,10 @@ class PreparedPerturbation:
 
     `prepare` is called with each group of tasks before it runs; the reading thread,
     which has the groups in the same order, waits for it.
-
-    Attributes:
-        make: computes what is added to the states of tasks.
-        waited: seconds for which the reading thread waited for them.
     """
 
-    make: Changes
-    waited: float = 0.0
+    make: Changes  # computes what is added to the states of tasks
+    waited: float = 0.0  # seconds for which the reading thread waited for them
     _groups: SimpleQueue[Any] = field(default_factory=SimpleQueue)
 
     def prepare(self, tasks: Sequence[Task], retained: Sequence[Task]) -> None:
@@ -211,21 +203,13 @@ FOLDER = "sums"
 
 @dataclass(frozen=True, eq=False)
 class OnlineScores:
-    """The scores of a campaign.
+    """The scores of a campaign."""
 
-    Attributes:
-        measure: computes the sums of the forecasts of a batch.
-        comparison: reference fields of the scores.
-        dims: dims of the scores.
-        schedule: schedule of the forecasts.
-        folder: folder of the sums of each start date.
-    """
-
-    measure: MeshSums
+    measure: MeshSums  # computes the sums of the forecasts of a batch
     comparison: ScoreComparison
     dims: ScoreDims
     schedule: ForecastSchedule
-    folder: Path
+    folder: Path  # folder of the sums of each start date
 
     def stream(self, groups: Sequence[Sequence[Task]]) -> Iterator[Any]:
         """Yields the reference fields of each written step of groups, on the mesh."""
@@ -288,17 +272,11 @@ class OnlineScores:
 
 @dataclass
 class GroupScores:
-    """Collects the area sums of a group of forecasts.
-
-    Attributes:
-        scores: scores of the campaign.
-        references: reference fields of every written step, in order.
-        tasks: tasks of the group, without padding.
-    """
+    """Collects the area sums of a group of forecasts."""
 
     scores: OnlineScores
-    references: Iterator[Any]
-    tasks: Sequence[Task]
+    references: Iterator[Any]  # reference fields of every written step, in order
+    tasks: Sequence[Task]  # tasks of the group, without padding
     _steps: list[dict[str, np.ndarray]] = field(default_factory=list)
 
     def start(self, fields: Mapping[str, Array]) -> Any:

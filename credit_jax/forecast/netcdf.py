@@ -39,19 +39,12 @@ _FORMATS = {"day": "%Y-%m-%d", "month": "%Y-%m", "year": "%Y"}
 
 @dataclass(frozen=True)
 class NetcdfStore:
-    """The folder of the files.
+    """The folder of the files."""
 
-    Attributes:
-        folder: folder of all start dates.
-        outputs: what is written.
-        schedule: schedule of the forecasts.
-        config: grouping and encoding.
-    """
-
-    folder: Path
+    folder: Path  # folder of all start dates
     outputs: Outputs
     schedule: ForecastSchedule
-    config: OutputConfig
+    config: OutputConfig  # grouping and encoding
     first_step: int = 1
 
     def create(self) -> None:
@@ -115,12 +108,7 @@ class NetcdfStore:
 
 @dataclass
 class NetcdfWriter:
-    """Collects the steps of one forecast into files.
-
-    Attributes:
-        store: store of these files.
-        task: the forecast.
-    """
+    """Collects the steps of one forecast into files."""
 
     store: NetcdfStore
     task: Task

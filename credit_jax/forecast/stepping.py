@@ -67,26 +67,19 @@ class StateForecaster:
 
     Static fields and dynamic forcing are read or computed from the sources of its
     config; a package has its static fields.
-
-    Attributes:
-        checkpoint: the run, package or checkpoint of CREDIT, opened.
-        config: config of the forecasts.
-        schema: channels of x and y.
-        reader: makes the input of the model from prognostic variables and forcing.
-        step: step of the model.
-        weights: weights on the mesh.
-        latitude, longitude: degrees of the rows and columns of the model.
-        grids: source -> the grid of its states, another one where preblocks regrid.
     """
 
-    checkpoint: Artifact
+    checkpoint: Artifact  # the run, package or checkpoint of CREDIT, opened
     config: Config
-    schema: ChannelSchema
+    schema: ChannelSchema  # channels of x and y
+    # Makes the input of the model from prognostic variables and forcing.
     reader: ForecastReader
     step: ForecastStep
-    weights: Any
+    weights: Any  # on the mesh
+    # Degrees of the rows and columns of the model.
     latitude: np.ndarray
     longitude: np.ndarray
+    # Source -> the grid of its states, another one where preblocks regrid.
     grids: Mapping[str, LatLon]
 
     @cached_property
@@ -216,13 +209,9 @@ class StateForecaster:
 
 @dataclass(frozen=True)
 class _BatchReader(ForecastReader):
-    """Reads samples whose states are arrays, each its own.
+    """Reads samples whose states are arrays, each its own."""
 
-    Attributes:
-        samples: the data of each sample.
-    """
-
-    samples: Sequence[GivenState] = ()
+    samples: Sequence[GivenState] = ()  # the data of each sample
 
     def _initial(
         self, starts: Sequence[np.datetime64]
@@ -236,19 +225,12 @@ class _BatchReader(ForecastReader):
 
 @dataclass(frozen=True)
 class StateBatch:
-    """The samples of a forecast.
-
-    Attributes:
-        times: labels of their start dates.
-        tasks: their start dates and members, by number.
-        reader: reads their states and forcing.
-        noise: noise of models that draw noise; None for other models.
-    """
+    """The samples of a forecast."""
 
     times: Sequence[np.datetime64]
-    tasks: Sequence[Task]
-    reader: ForecastReader
-    noise: MemberNoise | None
+    tasks: Sequence[Task]  # their start dates and members, by number
+    reader: ForecastReader  # reads their states and forcing
+    noise: MemberNoise | None  # noise of models that draw noise; None for other models
 
     @classmethod
     def of(

@@ -53,22 +53,15 @@ _COORDINATES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class ZarrStore:
-    """A Zarr store of forecasts.
+    """A Zarr store of forecasts."""
 
-    Attributes:
-        folder: folder in which the store is created, as `forecast.zarr`.
-        outputs: what is written.
-        schedule: schedule of the forecasts.
-        attributes: attributes of the whole store.
-        zarr_format: 3 or 2.
-        config: encoding of the variables; one with `zlib: false` is not compressed.
-    """
-
-    folder: Path
+    folder: Path  # folder in which the store is created, as `forecast.zarr`
     outputs: Outputs
     schedule: ForecastSchedule
+    # Attributes of the whole store.
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    zarr_format: int = 3
+    zarr_format: int = 3  # 3 or 2
+    # Encoding of the variables; one with `zlib: false` is not compressed.
     config: OutputConfig = field(default_factory=OutputConfig)
     first_step: int = 0
 
@@ -264,12 +257,7 @@ class ZarrStore:
 
 @dataclass(frozen=True)
 class ZarrWriter:
-    """Writes the lead times of one forecast.
-
-    Attributes:
-        store: the store.
-        task: the forecast.
-    """
+    """Writes the lead times of one forecast."""
 
     store: ZarrStore
     task: Task

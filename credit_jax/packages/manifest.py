@@ -88,56 +88,40 @@ _CONFIG = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, config=_CONFIG)
 class AdapterRecord:
-    """What a package of adapters says of them, and of the weights that it lacks.
-
-    Attributes:
-        rank, scale: see `LowRank`.
-        targets: paths of the matrices with adapters.
-        trained: paths of parameters that were trained besides, which are included.
-        base: name of the file or folder that the training began with.
-        base_weights: `trainer.finetune.weights`.
-        base_digest: `digest_of_base` of the weights that it lacks.
-    """
+    """What a package of adapters says of them, and of the weights that it lacks."""
 
     rank: PositiveInt
     scale: float
-    targets: Sequence[str]
+    targets: Sequence[str]  # paths of the matrices with adapters
+    # Paths of parameters that were trained besides, which are included.
     trained: Sequence[str]
-    base: str
-    base_weights: str | None
-    base_digest: str
+    base: str  # name of the file or folder that the training began with
+    base_weights: str | None  # `trainer.finetune.weights`
+    base_digest: str  # `digest_of_base` of the weights that it lacks
 
 
 @dataclass(frozen=True, config=_CONFIG)
 class Manifest:
     """The contents of `package.json`.
 
-    Attributes:
-        model_type: `model.type`.
-        step: step of the checkpoint with the weights.
-        average: whether the weights are the moving average.
-        checkpoint_digest: SHA-256 of the files of these weights in the checkpoint.
-        names: origin of the names of weights, "CREDIT", or "credit_jax" for a model
-            that CREDIT lacks.
-        files: record of every file but `package.json`, by name.
-        provenance: versions of packages, and facts of the training that are not in
-            model.yml.
-        schema_version: schema version of this file and the layout of the folder.
-        adapters: the adapters of a package that has nothing else, and their base; None
-            for one with all weights.
-
     Raises:
         ValueError: a name is not allowed, or a file has no digest or is missing.
     """
 
-    model_type: str
-    step: int
-    average: bool
-    checkpoint_digest: str
+    model_type: str  # `model.type`
+    step: int  # step of the checkpoint with the weights
+    average: bool  # whether the weights are the moving average
+    checkpoint_digest: str  # SHA-256 of the files of these weights in the checkpoint
+    # Origin of the names of weights, "CREDIT", or "credit_jax" for a model that CREDIT
+    # lacks.
     names: str
-    files: Mapping[str, FileRecord]
+    files: Mapping[str, FileRecord]  # record of every file but `package.json`, by name
+    # Versions of packages, and facts of the training that are not in model.yml.
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    # Schema version of this file and the layout of the folder.
     schema_version: int = SCHEMA_VERSION
+    # The adapters of a package that has nothing else, and their base; None for one with
+    # all weights.
     adapters: AdapterRecord | None = None
 
     @property

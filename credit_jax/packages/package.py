@@ -69,16 +69,12 @@ _NOWHERE = "not in the package"
 
 @dataclass(frozen=True, kw_only=True)
 class Package(Artifact):
-    """A model package whose files are checked against their digests.
-
-    Attributes:
-        manifest: manifest of the folder.
-        channels: channels of "input", "output", and each further input, in order.
-        base: weights that a package of adapters lacks; None for one with all weights.
-    """
+    """A model package whose files are checked against their digests."""
 
     manifest: Manifest
+    # Channels of "input", "output", and each further input, in order.
     channels: Mapping[str, Sequence[Mapping[str, Any]]]
+    # Weights that a package of adapters lacks; None for one with all weights.
     base: Base | None = None
 
     @cached_property

@@ -32,16 +32,11 @@ _INFERENCE = ("data", *_BLOCKS, "output", "members", "perturbation")
 
 @dataclass(frozen=True)
 class PathReference:
-    """A path in a config.
+    """A path in a config."""
 
-    Attributes:
-        keys: keys of the enclosing sections, then that of the path.
-        path: the value.
-        holder: mapping that contains the path.
-    """
-
-    keys: tuple[str, ...]
+    keys: tuple[str, ...]  # keys of the enclosing sections, then that of the path
     path: str
+    # Mapping that contains the path.
     holder: dict[str, Any] = field(repr=False, compare=False)
 
     @property

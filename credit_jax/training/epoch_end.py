@@ -118,20 +118,15 @@ def _is_better(config: PlateauConfig, value: float, best: float | None) -> bool:
 
 @dataclass
 class EpochNumbers:
-    """Losses, further measured values, waiting times, and the number of bad samples.
+    """Losses, further measured values, waiting times, and the number of bad samples."""
 
-    Attributes:
-        losses: losses of each micro-batch.
-        sums: further measured values by name, summed over the micro-batches.
-        waits: seconds that each update of this process waited for data.
-        num_bad: bad samples that were replaced by others.
-        since: time at which the first update was finished, by `time.monotonic`.
-    """
-
-    losses: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)  # losses of each micro-batch
+    # Further measured values by name, summed over the micro-batches.
     sums: dict[str, float] = field(default_factory=dict)
+    # Seconds that each update of this process waited for data.
     waits: list[float] = field(default_factory=list)
-    num_bad: int = 0
+    num_bad: int = 0  # bad samples that were replaced by others
+    # Time at which the first update was finished, by `time.monotonic`.
     since: float | None = None
 
     @staticmethod

@@ -140,15 +140,10 @@ def _plan_steps(setup: Setup, steps: int) -> HeldOut:
 
 @dataclass(frozen=True)
 class LastForecast:
-    """A store of a campaign that keeps only the forecast of its last start date.
+    """A store of a campaign that keeps only the forecast of its last start date."""
 
-    Attributes:
-        store: store of that forecast.
-        start: number of its start date in the campaign.
-    """
-
-    store: ZarrStore
-    start: int
+    store: ZarrStore  # store of that forecast
+    start: int  # number of its start date in the campaign
     first_step: int = 0
 
     def create(self) -> None:
@@ -162,16 +157,11 @@ class LastForecast:
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Forecasts on the mesh of the training.
-
-    Attributes:
-        setup: setup of the run.
-        plan: plan of the forecasts.
-        left_out: a note on start dates whose data cannot be used; "" if there are none.
-    """
+    """Forecasts on the mesh of the training."""
 
     setup: Setup
     plan: ForecastPlan
+    # A note on start dates whose data cannot be used; "" if there are none.
     left_out: str = ""
 
     @cached_property

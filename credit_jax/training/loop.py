@@ -54,17 +54,12 @@ MUCH_WAITING = 5.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
+    """How a run ended."""
 
-    Attributes:
-        state: state after the last update.
-        progress: its position.
-        reason: "finished", "stopped early", or what stopped it: the name of a signal
-            or "--stop-after".
-    """
-
-    state: TrainState
+    state: TrainState  # state after the last update
     progress: Progress
+    # "finished", "stopped early", or what stopped it: the name of a signal or
+    # "--stop-after".
     reason: str
 
     @property
@@ -75,19 +70,13 @@ class Outcome:
 
 @dataclass
 class TrainingLoop:
-    """Trains from a start to the last epoch.
+    """Trains from a start to the last epoch."""
 
-    Attributes:
-        stages: the parts of the run, one after the other; each begins with an epoch.
-        valid_loader: validation batches; None with `skip_validation`.
-        loggers: logs and checkpoints.
-        stop_at: time limit, by `time.monotonic`; see `StopRequests`.
-    """
-
+    # The parts of the run, one after the other; each begins with an epoch.
     stages: Sequence[Stage]
-    valid_loader: Loader | None
-    loggers: Loggers
-    stop_at: float | None = None
+    valid_loader: Loader | None  # validation batches; None with `skip_validation`
+    loggers: Loggers  # logs and checkpoints
+    stop_at: float | None = None  # time limit, by `time.monotonic`; see `StopRequests`
 
     # What a run is at, and what it counts; `run` sets them.
     _state: TrainState = field(init=False)
@@ -552,19 +541,13 @@ def _dates(batch: Batch) -> str:
 
 @dataclass
 class SaveSchedule:
-    """Decides when to save, by the number of updates and by the clock.
+    """Decides when to save, by the number of updates and by the clock."""
 
-    Attributes:
-        every_steps: updates between saves; None for none.
-        every_minutes: minutes between saves; 0 for none.
-        leads: whether this process checks the clock; exactly one process of a run does.
-        clock: monotonic time in seconds.
-    """
-
-    every_steps: int | None = None
-    every_minutes: float = 0.0
+    every_steps: int | None = None  # updates between saves; None for none
+    every_minutes: float = 0.0  # minutes between saves; 0 for none
+    # Whether this process checks the clock; exactly one process of a run does.
     leads: bool = True
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = time.monotonic  # monotonic time in seconds
     _updates: int = 0
     _has_saved: bool = False
     _saved_at: float = field(init=False)

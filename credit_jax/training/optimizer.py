@@ -373,15 +373,10 @@ GROWTH, BACKOFF, INTERVAL = 2.0, 0.5, 2000
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LossScale:
-    """The state of loss scaling.
+    """The state of loss scaling."""
 
-    Attributes:
-        scale: factor of the loss, float32.
-        good_updates: updates since the scale changed, int32.
-    """
-
-    scale: Any
-    good_updates: Any
+    scale: Any  # factor of the loss, float32
+    good_updates: Any  # updates since the scale changed, int32
 
     @classmethod
     def fresh(cls) -> LossScale:

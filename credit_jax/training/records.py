@@ -70,39 +70,25 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class MicroBatchWork:
-    """The work of a micro-batch, for throughput and model FLOP utilization.
+    """The work of a micro-batch, for throughput and model FLOP utilization."""
 
-    Attributes:
-        samples: samples of a micro-batch, over all processes.
-        flops: returns the floating-point operations of a micro-batch, without
-            recomputation; called once.
-        devices: all devices of the run.
-    """
-
-    samples: int
+    samples: int  # samples of a micro-batch, over all processes
+    # Returns the floating-point operations of a micro-batch, without recomputation;
+    # called once.
     flops: Callable[[], float]
-    devices: Sequence[Any]
+    devices: Sequence[Any]  # all devices of the run
 
 
 @dataclass
 class StepRecords:
-    """Writes one record for every `every` updates.
-
-    Attributes:
-        path: the file.
-        work: work of a micro-batch.
-        every: updates per record.
-        trackers: further destinations of the records.
-        clock: monotonic time in seconds.
-        wall: time in seconds since 1970.
-    """
+    """Writes one record for every `every` updates."""
 
     path: Path
     work: MicroBatchWork
-    every: int = 1
-    trackers: Sequence[Tracker] = ()
-    clock: Callable[[], float] = time.monotonic
-    wall: Callable[[], float] = time.time
+    every: int = 1  # updates per record
+    trackers: Sequence[Tracker] = ()  # further destinations of the records
+    clock: Callable[[], float] = time.monotonic  # monotonic time in seconds
+    wall: Callable[[], float] = time.time  # time in seconds since 1970
     _productive: float = 0.0
     _updates: list[dict[str, float]] = field(default_factory=list)
     _warm: bool = False

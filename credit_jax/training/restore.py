@@ -43,27 +43,20 @@ _COUNTS = ("micro_step", "update_step", "key")
 
 @dataclass(frozen=True)
 class RunStore:
-    """Saves and restores the training states of one model.
-
-    Attributes:
-        checkpoints: the store of the run.
-        param_specs: specs of the model's parameters.
-        channels: `ChannelSchema.names` of the run's data; None compares no channels.
-        coordinates: coordinates of the run's data, which checkpoints record; None
-            records none.
-        record: what the run is, which checkpoints record; None records nothing.
-        units: key -> unit of variables of the run's data, which checkpoints record.
-        low_rank: adapters of the model. Weights and average in a checkpoint are those
-            of the model without them, with the sums: whatever reads it needs to know
-            nothing of adapters.
-    """
+    """Saves and restores the training states of one model."""
 
     checkpoints: CheckpointStore
-    param_specs: Mapping[str, ParamSpec]
+    param_specs: Mapping[str, ParamSpec]  # specs of the model's parameters
+    # `ChannelSchema.names` of the run's data; None compares no channels.
     channels: Mapping[str, tuple[str, ...]] | None = None
+    # Coordinates of the run's data, which checkpoints record; None records none.
     coordinates: Coordinates | None = None
+    # What the run is, which checkpoints record; None records nothing.
     record: RunRecord | None = None
+    # Key -> unit of variables of the run's data, which checkpoints record.
     units: Mapping[str, str] = field(default_factory=dict)
+    # Adapters of the model. Weights and average in a checkpoint are those of the model
+    # without them, with the sums: whatever reads it needs to know nothing of adapters.
     low_rank: LowRank | None = None
 
     def save(self, step: int, state: TrainState, progress: Progress) -> None:
@@ -218,16 +211,11 @@ FRESH = Progress()
 
 @dataclass(frozen=True)
 class Start:
-    """The beginning of a run.
-
-    Attributes:
-        state: the training state.
-        progress: position of the run.
-        step: the checkpoint that both come from; None for fresh weights.
-    """
+    """The beginning of a run."""
 
     state: TrainState
     progress: Progress
+    # The checkpoint that both come from; None for fresh weights.
     step: int | None = None
 
     @property

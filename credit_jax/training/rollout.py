@@ -44,30 +44,20 @@ SUSPICION = "suspicion"
 
 @dataclass(frozen=True)
 class ForecastLoss:
-    """The loss of a forecast in training mode, and its gradient; local shards.
-
-    Attributes:
-        model: model on its mesh.
-        rollout: the forecast.
-        loss: loss of the fields after a step.
-        packing: packing of the weights.
-        params: packed weights of the training state, whose matrices spectral norm
-            iterates on.
-        frozen: weights that are not trained, ready for the forward pass.
-        scale: scales every loss before differentiation, value -> value.
-        measure: returns further numbers of a step for the log; None for none.
-        metrics: returns numbers of the fields after the last step for the log; None for
-            none.
-    """
+    """The loss of a forecast in training mode, and its gradient; local shards."""
 
     model: ParallelModel
     rollout: Rollout
-    loss: Loss
-    packing: Packing
+    loss: Loss  # of the fields after a step
+    packing: Packing  # of the weights
+    # Packed weights of the training state, whose matrices spectral norm iterates on.
     params: Weights
-    frozen: Weights
+    frozen: Weights  # weights that are not trained, ready for the forward pass
+    # Scales every loss before differentiation, value -> value.
     scale: Callable[[Scalar], Scalar]
+    # Returns further numbers of a step for the log; None for none.
     measure: Measure | None = None
+    # Returns numbers of the fields after the last step for the log; None for none.
     metrics: Measure | None = None
 
     def gradient(

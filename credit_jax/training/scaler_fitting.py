@@ -137,15 +137,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples that scalers are fitted to.
+    """The samples that scalers are fitted to."""
 
-    Attributes:
-        dataset: the training data, with one forecast step.
-        batches: indices of the samples of each batch.
-    """
-
-    dataset: Dataset
-    batches: tuple[np.ndarray, ...]
+    dataset: Dataset  # the training data, with one forecast step
+    batches: tuple[np.ndarray, ...]  # indices of the samples of each batch
 
     @property
     def count(self) -> int:

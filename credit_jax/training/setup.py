@@ -54,20 +54,14 @@ from credit_jax.transforms import Rollout
 
 @dataclass(frozen=True)
 class Setup:
-    """The training of a plan on a mesh; nothing is compiled yet.
+    """The training of a plan on a mesh; nothing is compiled yet."""
 
-    Attributes:
-        plan: config, channels, losses and metrics.
-        model: model on its mesh, with its precision and rematerialization.
-        train_loader: batches of the training period, of this process's dp ranks.
-        valid_loader: those of the held-out period; None with `skip_validation`.
-        stages: the setups of the stages of `trainer.curriculum`; () without one.
-    """
-
-    plan: RunPlan
+    plan: RunPlan  # config, channels, losses and metrics
     model: ParallelModel
-    train_loader: Loader
+    train_loader: Loader  # batches of the training period, of this process's dp ranks
+    # Those of the held-out period; None with `skip_validation`.
     valid_loader: Loader | None
+    # The setups of the stages of `trainer.curriculum`; () without one.
     stages: tuple[Setup, ...] = ()
 
     @property
@@ -290,29 +284,21 @@ def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A part of a run with one training program; a run without curriculum has one.
-
-    Attributes:
-        trainer: the trainer section of the stage.
-        loader: training batches.
-        steps: makes the compiled functions from `schedule_step` of `Progress`; called
-            when the stage begins.
-        work: work of a micro-batch.
-        lengths: `train_history_len` and the like, constant columns of the log.
-        until: end of the stage; None for the last one.
-        sets_rate, sets_schedule: whether the stage gives a learning rate, a schedule.
-        summary: the stage in words.
-    """
+    """A part of a run with one training program; a run without curriculum has one."""
 
     trainer: TrainerConfig
     loader: Loader
+    # Makes the compiled functions from `schedule_step` of `Progress`; called when the
+    # stage begins.
     steps: Callable[..., CompiledSteps]
     work: MicroBatchWork
+    # `train_history_len` and the like, constant columns of the log.
     lengths: dict[str, int] = field(default_factory=dict)
-    until: Until | None = None
+    until: Until | None = None  # end of the stage; None for the last one
+    # Whether the stage gives a learning rate, a schedule.
     sets_rate: bool = False
     sets_schedule: bool = False
-    summary: str = ""
+    summary: str = ""  # the stage in words
 
     def updates_left(self, progress: Progress) -> int | None:
         """Updates until the stage ends; None if it does not end by updates."""

@@ -115,16 +115,13 @@ class Agreement:
     The first process with a request announces it, together with the number of a step
     that no process has started; every process looks for announcements before each step.
     No collective is needed, and the devices do not wait.
-
-    Attributes:
-        number: number of this agreement, the same in all processes.
-        num_processes: number of processes of the run.
-        connect: returns the key-value store.
     """
 
+    # Number of this agreement, the same in all processes.
     number: int = field(default_factory=lambda: next(_NUMBERS))
+    # Number of processes of the run.
     num_processes: int = field(default_factory=num_processes)
-    connect: Callable[[], Any] = coordinator
+    connect: Callable[[], Any] = coordinator  # returns the key-value store
     _round: int = 0
     _agreed: tuple[int, str] | None = None
 

@@ -45,12 +45,7 @@ from credit_jax.training.optimizer import (
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LossState:
-    """Parameters of a loss and the state of their optimizer.
-
-    Attributes:
-        params: parameters by name.
-        opt_state: state of their optimizer.
-    """
+    """Parameters of a loss and the state of their optimizer."""
 
     params: Any
     opt_state: Any

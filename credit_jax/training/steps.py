@@ -20,49 +20,37 @@ from credit_jax.training.state import TrainState
 
 @dataclass(frozen=True)
 class CompiledSteps:
-    """The compiled functions of a run.
+    """The compiled functions of a run."""
 
-    Attributes:
-        train: (state, placed micro-batches, learning rate or None for that of the
-            schedule, whether to proceed) -> (state, {"loss": (k,), "grad_norm",
-            "learning_rate", "measured", "proceed"}), see `make_train_step`.
-        proceed: 1 or 2 -> whether the first update is to proceed, on the mesh.
-        fuse: (params, model_state) -> the same with spectral norm fused into params,
-            for many forwards (`ParallelModel.fuse_spectral_norm`).
-        evaluate: (params, model_state, placed batch, noise) -> {"loss", "rmse", ...};
-            None where nothing is validated.
-        place_train: micro-batches of one update -> arrays on the mesh.
-        place_valid: one batch -> arrays on the mesh.
-        learning_rate: micro-batches seen at the end of an epoch -> learning rate that
-            CREDIT logs then.
-    """
-
+    # (state, placed micro-batches, learning rate or None for that of the schedule,
+    # whether to proceed) -> (state, {"loss": (k,), "grad_norm", "learning_rate",
+    # "measured", "proceed"}), see `make_train_step`.
     train: Callable[..., tuple[TrainState, dict[str, Any]]]
+    # 1 or 2 -> whether the first update is to proceed, on the mesh.
     proceed: Callable[[int], Any]
+    # (params, model_state) -> the same with spectral norm fused into params, for many
+    # forwards (`ParallelModel.fuse_spectral_norm`).
     fuse: Callable[[Any, Any], tuple[Any, Any]]
+    # (params, model_state, placed batch, noise) -> {"loss", "rmse", ...}; None where
+    # nothing is validated.
     evaluate: Callable[..., dict[str, Any]] | None
+    # Micro-batches of one update -> arrays on the mesh.
     place_train: Callable[[Sequence[Batch]], Any]
-    place_valid: Callable[[Batch], Any]
+    place_valid: Callable[[Batch], Any]  # one batch -> arrays on the mesh
+    # Micro-batches seen at the end of an epoch -> learning rate that CREDIT logs then.
     learning_rate: Callable[[int], float]
 
 
 @dataclass(frozen=True)
 class Loggers:
-    """Everything that a run writes to.
+    """Everything that a run writes to."""
 
-    Attributes:
-        store: checkpoints of the model.
-        display: progress on the console.
-        log: the CSV file; None in all processes but the first.
-        records: records of steps, and their further destinations; None as for `log`.
-        profile: trace of some updates; None for none.
-    """
-
-    store: RunStore
-    display: Display
-    log: CsvLog | None = None
+    store: RunStore  # checkpoints of the model
+    display: Display  # progress on the console
+    log: CsvLog | None = None  # the CSV file; None in all processes but the first
+    # Records of steps, and their further destinations; None as for `log`.
     records: StepRecords | None = None
-    profile: Profile | None = None
+    profile: Profile | None = None  # trace of some updates; None for none
 
     def close(self) -> None:
         """Ends the trace and the logs; the checkpoints stay open."""
