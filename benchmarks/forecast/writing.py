@@ -30,8 +30,9 @@ from credit_jax.config import build_config
 from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.archive import Archive
+from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.campaign import Campaign, CampaignSettings
-from credit_jax.forecast.delivery import NoStore, NoWriter
+from credit_jax.forecast.delivery import ForecastStore
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.outputs import outputs_of
 from credit_jax.forecast.zarr_store import ZarrStore
@@ -81,17 +82,8 @@ _HEADER = ["store", "MB a step", "memory: processors", "clock", "no files: proce
 _HEADER += ["clock", "forecast: processors", "clock", "added", "wall"]
 
 
-class _Dropping:
+class _Dropping(ForecastStore):
     """Takes the fields of each step from the devices, as stores do, and drops them."""
-
-    first_step = 1
-
-    def create(self) -> None:
-        """See `ForecastStore.create`."""
-
-    def writer(self, task: Any) -> NoWriter:
-        """See `ForecastStore.writer`."""
-        return NoWriter()
 
 
 def _runs(
@@ -100,7 +92,7 @@ def _runs(
     """The rounds of each side of a format."""
     form, encoding = FORMATS[name]
     campaign = _campaign(form, encoding, scratch, options)
-    silent, store = replace(campaign, store=NoStore()), cast(Any, campaign.store)
+    silent, store = replace(campaign, store=ForecastStore()), cast(Any, campaign.store)
     fields = _fields(silent)
     sides = {
         MEMORY: lambda out: _write(replace(campaign, **out), fields),
@@ -160,9 +152,9 @@ def _campaign(
         if form == "netcdf"
         else ZarrStore(scratch, outputs, plan.schedule, config=plan.inference.output)
     )
-    return Campaign.of_plan(
+    return Campaign(
         plan,
-        model,
+        ForecastStep(model, plan.rollout, outputs.selection),
         weights,
         outputs,
         store,

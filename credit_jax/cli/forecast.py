@@ -37,6 +37,7 @@ from credit_jax.evaluation.opening import in_order
 from credit_jax.evaluation.regions import choose_regions
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.archive import Archive
+from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.campaign import Campaign, CampaignSettings, Summary
 from credit_jax.forecast.delivery import NonFiniteForecastError
 from credit_jax.forecast.members import OnlineScores, online_scores
@@ -193,9 +194,9 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
                 ),
                 stop=requests.of_any_process,
             )
-            campaign = Campaign.of_plan(
+            campaign = Campaign(
                 plan,
-                model,
+                ForecastStep(model, plan.rollout, outputs.selection),
                 weights,
                 outputs,
                 store,
@@ -203,7 +204,7 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
                 groups,
                 size,
                 settings,
-                scores=scores,
+                scores,
             )
             try:
                 summary = campaign.run()

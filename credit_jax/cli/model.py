@@ -22,7 +22,7 @@ from credit_jax.config import Config, dump_config, load_config
 from credit_jax.config.data import raw_ranges
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.forecast.archive import TRAINING_DATES, Archive, identity_of, software
-from credit_jax.forecast.delivery import ForecastStore, NoStore
+from credit_jax.forecast.delivery import ForecastStore
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.outputs import Outputs, outputs_of
 from credit_jax.forecast.zarr_store import ZarrStore
@@ -89,7 +89,7 @@ class PlannedForecasts:
             folder, schedule, identity, provenance, outputs.coordinates, plan.digests
         )
         if form == "none":
-            return NoStore(), archive
+            return ForecastStore(), archive
         if form == "netcdf":
             store = NetcdfStore(folder, outputs, schedule, config)
             store.check()

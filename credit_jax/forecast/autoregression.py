@@ -6,7 +6,7 @@ but values are not clamped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -85,6 +85,28 @@ class ForecastStep:
             return self._compiled(*weights, *arguments)
         parts = [self._compiled(*weights, *part) for part in self._split(arguments)]
         return self._join(tuple(parts))
+
+    def steps(
+        self,
+        weights: tuple[Weights, ModelState],
+        first: FieldTree,
+        forcing: Iterable[FieldTree],
+        noise: Noise | None = None,
+        number: int = 0,
+    ) -> Iterator[StepFields]:
+        """Yields the fields after each step, as soon as it is started.
+
+        Args:
+            weights, first: see `__call__` and `start`.
+            forcing: the inputs of the next step, of each step.
+            noise: noise of the batch; each step folds its number in.
+            number: number of the step before the first one.
+        """
+        state, constants = self.start(first)
+        for index, inputs in enumerate(forcing, number + 1):
+            drawn = None if noise is None else noise.fold_in(index)
+            state, fields = self(weights, state, constants, inputs, drawn)
+            yield fields
 
     def shapes(self, first: FieldTree, forcing: FieldTree) -> dict[str, int]:
         """Key -> number of levels of every field that a step makes, in their order.

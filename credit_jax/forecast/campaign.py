@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -32,16 +32,14 @@ from credit_jax.evaluation.regions import REGIONS
 from credit_jax.forecast.archive import Archive, identity_of, software
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.delivery import (
-    Delivery,
     ForecastStore,
-    NoStore,
+    NonFiniteForecastError,
     Share,
     TaskProgress,
     Tasks,
     added_up,
 )
 from credit_jax.forecast.members import (
-    GroupScores,
     MemberNoise,
     OnlineScores,
     PreparedPerturbation,
@@ -153,62 +151,30 @@ class CampaignSettings:
 
 @dataclass(frozen=True)
 class Campaign:
-    """Forecasts that are made and written."""
+    """Forecasts of a plan that are made and written."""
 
-    step: ForecastStep
-    weights: Any
-    reader: ForecastReader  # reader of initial states and forcing
-    store: ForecastStore  # store to which the forecasts are written
+    plan: ForecastPlan
+    step: ForecastStep  # of the plan, for `outputs`
+    weights: Any  # of the model, after spectral norm
+    outputs: Outputs  # the variables that are written
+    store: ForecastStore
     archive: Archive  # records which are done
-    outputs: Outputs
     groups: Sequence[Sequence[Task]]  # tasks that run together in one batch
     # Samples of a batch over all processes; smaller groups are padded with copies.
     size: int
-    # Scores of the forecasts, computed with them; None computes none.
-    scores: OnlineScores | None
-    # Noise of the members of models that draw noise; None for other models.
-    noise: MemberNoise | None
     settings: CampaignSettings
+    scores: OnlineScores | None = None  # that are computed with the forecasts
 
-    @classmethod
-    def of_plan(
-        cls,
-        plan: ForecastPlan,
-        model: ParallelModel,
-        weights: Any,
-        outputs: Outputs,
-        store: ForecastStore,
-        archive: Archive,
-        groups: Sequence[Sequence[Task]],
-        size: int,
-        settings: CampaignSettings,
-        *,
-        scores: OnlineScores | None = None,
-    ) -> Campaign:
-        """The forecasts of a plan, with its step, perturbations and dates.
+    @cached_property
+    def noise(self) -> MemberNoise | None:
+        """Noise of the members of models that draw noise; None for other models."""
+        return member_noise(self.plan.config.seed, self.plan.schedule, self.step.model)
 
-        Args:
-            plan: plan, as returned by `plan_forecast`.
-            model: model on its mesh.
-            weights, outputs, store, archive, groups, size, settings, scores: see
-                `Campaign`.
-        """
-        step = ForecastStep(model, plan.rollout, outputs.selection)
-        noise = member_noise(plan.config.seed, plan.schedule, model)
-        reader = perturbed_reader(plan, step, weights, outputs, noise)
-        return cls(
-            step,
-            weights,
-            reader,
-            store,
-            archive,
-            outputs,
-            groups,
-            size,
-            scores,
-            noise,
-            settings,
-        )
+    @cached_property
+    def reader(self) -> ForecastReader:
+        """Reader of initial states, perturbed, and of forcing."""
+        step, noise = self.step, self.noise
+        return perturbed_reader(self.plan, step, self.weights, self.outputs, noise)
 
     def run(self) -> Summary:
         """Makes the forecasts that are not done yet.
@@ -219,37 +185,60 @@ class Campaign:
             OSError, ValueError: something cannot be read, or the processes have read
                 different files.
         """
+        archive = self.archive
         if jax.process_index() == 0:
-            with write_errors(self.archive.folder, "choose another folder"):
-                self.archive.create()
+            with write_errors(archive.folder, "choose another folder"):
+                archive.create()
                 self.store.create()
         wait_for_all("the store")
         # A process that has read other files than the first one ends here.
-        self.archive.check((), resume=True)
-        todo = [g for g in self.groups if not all(map(self.archive.done, g))]
-        missing = [sum(not self.archive.done(task) for task in g) for g in todo]
+        archive.check((), resume=True)
+        todo = [g for g in self.groups if not all(map(archive.done, g))]
+        missing = [sum(not archive.done(task) for task in g) for g in todo]
         # Forecasts are marked as done only after all processes have chosen the groups.
         wait_for_all("groups of forecasts")
-        num_rows = len(self.outputs.latitude)
-        share = Share(self.step.model.mesh, self.size, num_rows)
-        batches = [_Batch.of(group, share) for group in todo]
+        share = Share(self.step.model.mesh, self.size, len(self.outputs.latitude))
+        batches = []
+        for group in todo:
+            # Every batch has the same size, so that there is one compiled step.
+            full = [*group, *[group[-1]] * (self.size - len(group))]
+            batches.append(_Batch(group, full, [full[i] for i in share.positions]))
+        finished, stopped = list[Tasks](), None
         with self._threads(batches, share) as threads:
-            finished, stopped = self._make(batches, missing, threads, share)
+            for number, batch in enumerate(batches):
+                # Not before the first batch: each start makes some forecasts.
+                if number and (stopped := self.settings.stop()):
+                    break
+                threads.perturb(batch)
+                tasks = [
+                    TaskProgress(archive, task, self.store.writer(task))
+                    if index < len(batch.group)
+                    and index in share.written
+                    and not archive.done(task)
+                    else None
+                    for index, task in zip(share.positions, batch.mine, strict=True)
+                ]
+                results = _Results(self, batch, tasks, share, threads)
+                with activity(f"forecasts {number + 1}/{len(batches)}"):
+                    self._run(batch, threads.reader, results)
+                finished.append(tasks)
+                self.settings.progress(sum(missing[: number + 1]))
         existing = sum(map(len, self.groups)) - sum(missing)
-        done = sum(missing[: len(finished)])
+        bad = [task.missing for tasks in finished for task in tasks if task is not None]
+        names = [variable.name for variable in self.outputs.variables]
         return Summary(
-            done, existing, self._not_finite(finished), threads.times, stopped
+            sum(missing[: len(finished)]),
+            existing,
+            added_up(sum(bad, Counter()), names),
+            threads.times,
+            stopped,
         )
 
     def _threads(self, batches: Sequence[_Batch], share: Share) -> _Threads:
         """Starts the threads, which begin to read the input of the batches."""
         settings, perturb = self.settings, self.reader.perturb
-        stream = self.reader.stream(
-            [batch.mine for batch in batches],
-            self.archive.schedule.num_steps,
-            share.mesh,
-            share.ranks,
-        )
+        mine, steps = [batch.mine for batch in batches], self.plan.schedule.num_steps
+        stream = self.reader.stream(mine, steps, share.mesh, share.ranks)
         references = None
         if self.scores is not None:
             references = self.scores.stream([batch.full for batch in batches])
@@ -263,60 +252,10 @@ class Campaign:
             perturb if isinstance(perturb, PreparedPerturbation) else None,
         )
 
-    def _make(
-        self,
-        batches: Sequence[_Batch],
-        missing: list[int],
-        threads: _Threads,
-        share: Share,
-    ) -> tuple[list[Tasks], str | None]:
-        """Runs batch after batch; returns what ran, and why it stopped early."""
-        finished: list[Tasks] = []
-        for number, batch in enumerate(batches):
-            # Not before the first batch: each start makes some forecasts.
-            if number and (stopped := self.settings.stop()):
-                return finished, stopped
-            threads.perturb(batch)
-            results = self._results(batch, threads, share)
-            with activity(f"forecasts {number + 1}/{len(batches)}"):
-                self._run(batch, threads.reader, results)
-            finished.append(results.tasks)
-            self.settings.progress(sum(missing[: number + 1]))
-        return finished, None
-
-    def _results(self, batch: _Batch, threads: _Threads, share: Share) -> _Results:
-        """What takes the steps of a batch to scores and files."""
-        scored = None
-        if self.scores is not None and threads.references is not None:
-            scored = GroupScores(self.scores, threads.references, batch.group)
-        tasks = [
-            self._progress_of(batch.group[index])
-            if index < len(batch.group) and index in share.written
-            else None
-            for index in share.positions
-        ]
-        schedule, fill_nan = self.archive.schedule, self.settings.fill_nan
-        return _Results(
-            tasks,
-            scored,
-            share,
-            threads,
-            Delivery(threads.files, schedule, fill_nan),
-            has_store=not isinstance(self.store, NoStore),
-        )
-
-    def _progress_of(self, task: Task) -> TaskProgress | None:
-        """Progress of a forecast; None if it is done."""
-        if self.archive.done(task):
-            return None
-        return TaskProgress(self.archive, task, self.store.writer(task))
-
     def _run(self, batch: _Batch, inputs: Iterable[Any], results: _Results) -> None:
         """Starts all steps of a batch, and hands over their results."""
-        schedule, inputs = self.archive.schedule, iter(inputs)
-        batch_noise = None if self.noise is None else self.noise.of(batch.full)
+        schedule, inputs = self.plan.schedule, iter(inputs)
         first: FirstStep = next(inputs)
-        state, constants = self.step.start(first.arrays)
         if self.store.first_step == 0:
             results.take_initial(
                 {
@@ -327,45 +266,35 @@ class Campaign:
                     if key in first.fields
                 }
             )
-        # The last step feeds no other one, and reads no forcing.
-        forcing: Any = {}
+        start = 0.0
+
+        def forcing() -> Iterator[Any]:
+            nonlocal start
+            # The last step feeds no other one, and reads no forcing.
+            of_step: Any = {}
+            for step in range(1, schedule.num_steps + 1):
+                if step < schedule.num_steps:
+                    of_step = next(inputs)
+                start = time.perf_counter()
+                yield of_step
+
+        noise = None if self.noise is None else self.noise.of(batch.full)
+        steps = self.step.steps(self.weights, first.arrays, forcing(), noise)
         for step in range(1, schedule.num_steps + 1):
-            if step < schedule.num_steps:
-                forcing = next(inputs)
             # The step returns before the devices have computed it; another thread
             # waits for the result, so that the next step can be started.
-            start = time.perf_counter()
-            noise = None if batch_noise is None else batch_noise.fold_in(step)
             with activity(f"forecast step {step}/{schedule.num_steps}"):
-                state, outputs = self.step(
-                    self.weights, state, constants, forcing, noise
-                )
+                outputs = next(steps)
                 results.take(step, outputs, start, written=step in schedule.written)
         results.finish()
 
-    def _not_finite(self, finished: Sequence[Tasks]) -> dict[str, int]:
-        """Values that were not finite in the forecasts of all processes."""
-        missing = [
-            task.missing for tasks in finished for task in tasks if task is not None
-        ]
-        names = [variable.name for variable in self.outputs.variables]
-        return added_up(sum(missing, Counter()), names)
 
-
-@dataclass(frozen=True)
-class _Batch:
+class _Batch(NamedTuple):
     """Forecasts that run together."""
 
     group: Sequence[Task]
-    full: Sequence[Task]  # the tasks of all samples of the batch
+    full: Sequence[Task]  # the tasks of all samples: the last one again where they lack
     mine: Sequence[Task]  # the tasks of the samples of this process
-
-    @classmethod
-    def of(cls, group: Sequence[Task], share: Share) -> _Batch:
-        """A group, padded with copies of its last task."""
-        # Every batch has the same size, so that there is one compiled step.
-        full = [*group, *[group[-1]] * (share.size - len(group))]
-        return cls(group, full, [full[index] for index in share.positions])
 
 
 @dataclass(frozen=True)
@@ -422,33 +351,33 @@ class _Threads:
 class _Results:
     """Takes the steps of a batch to scores and files, on the threads of a campaign."""
 
+    campaign: Campaign
+    batch: _Batch
     # The forecast of each sample of this process; None for copies, for forecasts that
     # are done, and for those that another process writes.
     tasks: Tasks
-    scored: GroupScores | None  # scores of the batch; None computes none
-    share: Share  # samples of this process
+    share: Share
     threads: _Threads
-    delivery: Delivery  # passes fields on the host to their writers
-    # Whether fields are written; those of a campaign that is only scored stay on the
-    # devices.
-    has_store: bool
+    # Area sums of the group at each written step, if forecasts are scored.
+    sums: list[dict[str, np.ndarray]] = field(default_factory=list)
 
     def take_initial(self, fields: Mapping[str, np.ndarray]) -> None:
         """Submits the initial states to be written."""
         counts = {k: (~np.isfinite(x)).sum(axis=(1, 2, 3)) for k, x in fields.items()}
-        deliver = partial(self.delivery.deliver, self.tasks, 0, counts, fields)
-        self.threads.host.submit(deliver)
+        self.threads.host.submit(partial(self._write, 0, counts, fields))
 
     def take(self, step: int, outputs: Any, start: float, *, written: bool) -> None:
         """Submits a step, started at time `start`, to be timed, scored and written."""
-        threads, sums = self.threads, None
-        if self.scored is not None and written:
-            sums = self.scored.start(outputs)
-            threads.host.submit(partial(self._score, self.scored, sums))
+        threads, scores, sums = self.threads, self.campaign.scores, None
+        if scores is not None and threads.references is not None and written:
+            sums = scores.measure(outputs, next(threads.references))
+            threads.host.submit(partial(self._score, scores, sums))
         threads.devices.submit(partial(threads.clock.wait, start, (outputs, sums)))
         if written:
-            counts = self.share.non_finite(outputs)
-            full = self.share.with_all_rows(outputs) if self.has_store else {}
+            counts, full = self.share.non_finite(outputs), {}
+            # Fields of a campaign that is only scored stay on the devices.
+            if type(self.campaign.store) is not ForecastStore:
+                full = self.share.with_all_rows(outputs)
             # The copies follow the step, while the next one runs.
             for array in jax.tree.leaves((counts, full)):
                 array.copy_to_host_async()
@@ -458,20 +387,57 @@ class _Results:
         """Submits what follows the last step."""
         # `host` is one thread in order: sums are saved, and forecasts marked as done,
         # after all of their steps.
-        if self.scored is not None:
-            self.threads.host.submit(self.scored.save)
-        self.threads.host.submit(partial(self.delivery.finish, self.tasks))
+        if self.campaign.scores is not None:
+            save = self.campaign.scores.save
+            self.threads.host.submit(partial(save, self.batch.group, self.sums))
+        self.threads.host.submit(self._close)
+
+    def _close(self) -> None:
+        """Writes what remains after the last step, then marks forecasts as done."""
+        for task in filter(None, self.tasks):
+            for job in task.writer.finish():
+                self.threads.files.submit(task.job(job))
+            task.close()
+
+    def _score(self, scores: OnlineScores, sums: Any) -> None:
+        self.sums.append(scores.measure.to_host(self.threads.clock.ready(sums)))
 
     def _deliver(self, step: int, counts: Any, full: Any) -> None:
         """Copies the fields of a step to the host, and passes them to the writers."""
         counts, full = self.threads.clock.ready((counts, full))
         positions = list(self.share.positions)
         counts = {key: np.asarray(x)[positions] for key, x in counts.items()}
-        self.delivery.deliver(self.tasks, step, counts, self.share.on_host(full))
+        self._write(step, counts, self.share.on_host(full))
 
-    def _score(self, scored: GroupScores, sums: Any) -> None:
-        """Copies the sums of a step to the host."""
-        scored.take(self.threads.clock.ready(sums))
+    def _write(
+        self,
+        step: int,
+        counts: Mapping[str, np.ndarray],
+        fields: Mapping[str, np.ndarray],
+    ) -> None:
+        """Passes a step of every forecast to its writer; `counts` are not finite."""
+        schedule = self.campaign.plan.schedule
+        for index, task in enumerate(self.tasks):
+            if task is None:
+                continue
+            values = {key: array[index] for key, array in fields.items()}
+            for key, number in ((k, int(x[index])) for k, x in counts.items()):
+                if not number:
+                    continue
+                name = key.split("/")[-1]
+                if not self.campaign.settings.fill_nan:
+                    raise NonFiniteForecastError(
+                        f"{name} has {number} values that are NaN or infinite at step "
+                        f"{step} (lead {schedule.lead(step)}) of the forecast from "
+                        f"{str(schedule.starts[task.task.start])[:16]}, member "
+                        f"{task.task.member}; --nan fill writes them as missing"
+                    )
+                task.missing[name] += number
+                if key in values:
+                    finite = np.isfinite(values[key])
+                    values[key] = np.where(finite, values[key], np.float32(np.nan))
+            for job in task.writer.add(step, values):
+                self.threads.files.submit(task.job(job))
 
 
 def score_campaign(
@@ -529,18 +495,17 @@ def score_campaign(
     )
     archive.check(schedule.tasks, resume=True)
     wait_for_all("the folder of scored forecasts")
-    store = NoStore() if store is None else store
-    Campaign.of_plan(
+    Campaign(
         plan,
-        model,
+        ForecastStep(model, plan.rollout, outputs.selection),
         weights,
         outputs,
-        store,
+        ForecastStore() if store is None else store,
         archive,
         schedule.groups(size),
         size,
         CampaignSettings(num_writers=1, fill_nan=fill_nan),
-        scores=scores,
+        scores,
     ).run()
     wait_for_all("the sums of scored forecasts")
     described = attributes_of(str(folder), scores.comparison, provenance)

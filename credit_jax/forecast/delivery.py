@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from credit_jax.data.schedule import ForecastSchedule, Task
+from credit_jax.data.schedule import Task
 from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.autoregression import StepFields
 from credit_jax.io.errors import write_errors
-from credit_jax.io.workers import Workers
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.mesh.credit import local_dp_ranks, writing_dp_ranks
 from credit_jax.parallel.mesh.device_mesh import MeshAxes
@@ -33,60 +32,31 @@ HostFields: TypeAlias = dict[str, np.ndarray]
 WriteJob: TypeAlias = Callable[[], None]
 
 
-@runtime_checkable
-class TaskWriter(Protocol):
-    """Writes one forecast."""
+class TaskWriter:
+    """Writes one forecast; this one writes nothing."""
 
     def add(self, step: int, fields: HostFields) -> Iterator[WriteJob]:
         """Adds a step, in order; yields the jobs that write complete parts."""
-        ...
+        del step, fields
+        yield from ()
 
     def finish(self) -> Iterator[WriteJob]:
         """Yields the jobs that write the remaining parts after the last step."""
-        ...
+        yield from ()
 
 
-@runtime_checkable
-class ForecastStore(Protocol):
-    """A destination of forecasts."""
+class ForecastStore:
+    """A destination of forecasts; this one is none, for those that are only scored."""
 
-    @property
-    def first_step(self) -> int:
-        """The first step that is written; 0 is the initial state."""
-        ...
+    first_step = 1  # that is written; 0 is the initial state
 
     def create(self) -> None:
         """Creates the parts that all forecasts share, unless they exist."""
-        ...
 
     def writer(self, task: Task) -> TaskWriter:
         """Returns a writer of one forecast."""
-        ...
-
-
-class NoStore:
-    """Writes no fields: the forecasts are only scored."""
-
-    first_step = 1
-
-    def create(self) -> None:
-        """See `ForecastStore.create`."""
-
-    def writer(self, task: Task) -> NoWriter:
-        """See `ForecastStore.writer`."""
-        return NoWriter()
-
-
-class NoWriter:
-    """Writes nothing."""
-
-    def add(self, step: int, fields: HostFields) -> Iterator[WriteJob]:
-        """See `TaskWriter.add`."""
-        yield from ()
-
-    def finish(self) -> Iterator[WriteJob]:
-        """See `TaskWriter.finish`."""
-        yield from ()
+        del task
+        return TaskWriter()
 
 
 _ADVICE = "--resume makes the forecasts that are missing"
@@ -134,68 +104,6 @@ class TaskProgress:
 Tasks = Sequence[TaskProgress | None]
 
 
-@dataclass(frozen=True)
-class Delivery:
-    """Passes the results of forecasts to their writers."""
-
-    files: Workers  # threads that write
-    schedule: ForecastSchedule  # start dates and lead times, for error messages
-    # Whether values that are not finite are written as missing and counted; otherwise
-    # they are an error.
-    fill_nan: bool
-
-    def deliver(
-        self,
-        tasks: Tasks,
-        step: int,
-        counts: Mapping[str, np.ndarray],
-        fields: Mapping[str, np.ndarray],
-    ) -> None:
-        """Passes a step of every forecast to its writer.
-
-        Args:
-            tasks: forecasts of the batch.
-            step: 0 is the initial state.
-            counts: key -> (batch,) numbers of values that are not finite.
-            fields: key -> (batch, level, lat, lon); those that are written.
-
-        Raises:
-            NonFiniteForecastError: values are not finite, and `fill_nan` is False.
-        """
-        for index, task in enumerate(tasks):
-            if task is None:
-                continue
-            bad = {key: int(count[index]) for key, count in counts.items()}
-            bad = {key: count for key, count in bad.items() if count}
-            for key, count in bad.items():
-                self._report(key.split("/")[-1], count, step, task)
-            values = {key: array[index] for key, array in fields.items()}
-            for key in bad.keys() & values.keys():
-                finite = np.isfinite(values[key])
-                values[key] = np.where(finite, values[key], np.float32(np.nan))
-            for job in task.writer.add(step, values):
-                self.files.submit(task.job(job))
-
-    def finish(self, tasks: Tasks) -> None:
-        """Writes what remains after the last step, then marks forecasts as done."""
-        for task in tasks:
-            if task is not None:
-                for job in task.writer.finish():
-                    self.files.submit(task.job(job))
-                task.close()
-
-    def _report(self, name: str, count: int, step: int, task: TaskProgress) -> None:
-        """Counts values that are not finite, or raises."""
-        if not self.fill_nan:
-            raise NonFiniteForecastError(
-                f"{name} has {count} values that are NaN or infinite at step {step} "
-                f"(lead {self.schedule.lead(step)}) of the forecast from "
-                f"{str(self.schedule.starts[task.task.start])[:16]}, member "
-                f"{task.task.member}; --nan fill writes them as missing"
-            )
-        task.missing[name] += count
-
-
 @dataclass(frozen=True, eq=False)
 class Share:
     """The samples of each group that this process reads and writes.
@@ -236,10 +144,6 @@ class Share:
             return outputs
         return self._gather(outputs)
 
-    def non_finite(self, outputs: StepFields) -> dict[str, Array]:
-        """Key -> (batch,) counts of values that are NaN or infinite, on all devices."""
-        return self._count(outputs)
-
     def on_host(self, outputs: StepFields) -> dict[str, np.ndarray]:
         """The samples of this process in the result of `with_all_rows`.
 
@@ -253,7 +157,9 @@ class Share:
         return MeshAxes.from_mesh(self.mesh)
 
     @cached_property
-    def _count(self) -> Any:
+    def non_finite(self) -> Callable[[StepFields], dict[str, Array]]:
+        """Fields -> (batch,) counts of values that are NaN or infinite, everywhere."""
+
         def count(outputs: StepFields) -> dict[str, Array]:
             return {
                 key: jax.lax.with_sharding_constraint(

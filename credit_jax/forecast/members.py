@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -19,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array
 
 from credit_jax.data.calendars import shift_all
 from credit_jax.data.forecast_data import FirstStep, ForecastReader
@@ -95,39 +93,37 @@ def members_of(
     keys = reader.schema.target_slices()
     prognostic = {key: None for key in keys if key.split("/")[1] == PROGNOSTIC}
     step = replace(step, outputs=prognostic)
-    advance = partial(_advance, step, weights, reader, noise)
-    return Members(seed, reader, grid, advance, run)
-
-
-def _advance(
-    step: ForecastStep,
-    weights: Any,
-    reader: ForecastReader,
-    noise: MemberNoise | None,
-    first: FirstStep,
-    starts: Sequence[np.datetime64],
-    num_steps: Sequence[int],
-    tasks: Sequence[Task],
-    number: int,
-) -> list[dict[str, np.ndarray]]:
-    """Runs the model before the start dates, see `Advance`."""
     mesh, rows = step.model.mesh, step.model.model_def.image_height
-    state, constants = step.start(place_batch(first.arrays, mesh))
-    forcing: FieldTree = {}
-    last, states = max(num_steps), []
-    batch_noise = None if noise is None else noise.of(tasks)
-    for k in range(1, last + 1):
-        if k < last or not forcing:
-            # Of each forecast that goes on after it; else any.
-            steps = [min(k, count - 1) for count in num_steps]
-            pairs = zip(starts, steps, strict=True)
-            dates = [reader.data.time(*pair) for pair in pairs]
-            forcing = place_batch(reader.forcing_at(dates, 0), mesh)
+
+    def advance(
+        first: FirstStep,
+        starts: Sequence[np.datetime64],
+        num_steps: Sequence[int],
+        tasks: Sequence[Task],
+        number: int,
+    ) -> list[dict[str, np.ndarray]]:
+        """Runs the model before the start dates, see `Advance`."""
+
+        def forcing() -> Iterator[FieldTree]:
+            placed: FieldTree = {}
+            for k in range(1, max(num_steps) + 1):
+                if k < max(num_steps) or not placed:
+                    # Of each forecast that goes on after it; else any.
+                    steps = [min(k, count - 1) for count in num_steps]
+                    pairs = zip(starts, steps, strict=True)
+                    dates = [reader.data.time(*pair) for pair in pairs]
+                    placed = place_batch(reader.forcing_at(dates, 0), mesh)
+                yield placed
+
+        arrays = place_batch(first.arrays, mesh)
         # Step numbers of the forecasts are small.
-        step_noise = batch_noise and batch_noise.fold_in(_SPIN_UP + number + k)
-        state, fields = step(weights, state, constants, forcing, step_noise)
-        states.append({k: to_host(x)[:, :, 0, :rows] for k, x in fields.items()})
-    return states
+        drawn, number = noise and noise.of(tasks), _SPIN_UP + number
+        return [
+            {key: to_host(x)[:, :, 0, :rows] for key, x in fields.items()}
+            for fields in step.steps(weights, arrays, forcing(), drawn, number)
+        ]
+
+    return Members(seed, reader, grid, advance, run)
 
 
 def perturbed_reader(
@@ -270,28 +266,6 @@ class OnlineScores:
         return self.folder / FOLDER / f"{name}.npz"
 
 
-@dataclass
-class GroupScores:
-    """Collects the area sums of a group of forecasts."""
-
-    scores: OnlineScores
-    references: Iterator[Any]  # reference fields of every written step, in order
-    tasks: Sequence[Task]  # tasks of the group, without padding
-    _steps: list[dict[str, np.ndarray]] = field(default_factory=list)
-
-    def start(self, fields: Mapping[str, Array]) -> Any:
-        """Starts the sums of the next written step on the devices."""
-        return self.scores.measure(fields, next(self.references))
-
-    def take(self, sums: Any) -> None:
-        """Copies sums to the host."""
-        self._steps.append(self.scores.measure.to_host(sums))
-
-    def save(self) -> None:
-        """Writes the sums of all steps."""
-        self.scores.save(self.tasks, self._steps)
-
-
 def online_scores(
     options: ScoreOptions,
     regions: tuple[Region, ...],
@@ -318,16 +292,13 @@ def online_scores(
     grid = grid_of(outputs.latitude, outputs.longitude, regions)
     keys = {variable.name: variable.key for variable in outputs.variables}
     MeshSums(model.mesh, grid, size, schedule.num_members)
-    comparison = open_comparison(options, outputs.table, _times(schedule))
+    # All start dates and valid times of written steps.
+    steps = [step * schedule.timestep for step in schedule.written]
+    times = [shift_all(schedule.starts, step, schedule.calendar) for step in steps]
+    times = np.unique(np.concatenate([schedule.starts, *times]))
+    comparison = open_comparison(options, outputs.table, times)
     channels = {keys[name]: x for name, x in comparison.to_truth.levels.items()}
     measure = MeshSums(model.mesh, grid, size, schedule.num_members, channels)
     leads = [schedule.lead(step).to_timedelta64() for step in schedule.written]
     dims = dims_of_scores(comparison, grid, np.array(leads), schedule.num_members)
     return OnlineScores(measure, comparison, dims, schedule, folder)
-
-
-def _times(schedule: ForecastSchedule) -> np.ndarray:
-    """All start dates and valid times of written steps."""
-    steps = [step * schedule.timestep for step in schedule.written]
-    times = [shift_all(schedule.starts, step, schedule.calendar) for step in steps]
-    return np.unique(np.concatenate([schedule.starts, *times]))

@@ -24,7 +24,12 @@ import xarray as xr
 from credit_jax.config.inference import OutputConfig
 from credit_jax.data.calendars import as_dates
 from credit_jax.data.schedule import ForecastSchedule, Task
-from credit_jax.forecast.delivery import HostFields, WriteJob
+from credit_jax.forecast.delivery import (
+    ForecastStore,
+    HostFields,
+    TaskWriter,
+    WriteJob,
+)
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.io.atomic import new_file
 from credit_jax.io.errors import errors_of
@@ -38,14 +43,13 @@ _FORMATS = {"day": "%Y-%m-%d", "month": "%Y-%m", "year": "%Y"}
 
 
 @dataclass(frozen=True)
-class NetcdfStore:
+class NetcdfStore(ForecastStore):
     """The folder of the files."""
 
     folder: Path  # folder of all start dates
     outputs: Outputs
     schedule: ForecastSchedule
     config: OutputConfig  # grouping and encoding
-    first_step: int = 1
 
     def create(self) -> None:
         """Creates the folder."""
@@ -107,7 +111,7 @@ class NetcdfStore:
 
 
 @dataclass
-class NetcdfWriter:
+class NetcdfWriter(TaskWriter):
     """Collects the steps of one forecast into files."""
 
     store: NetcdfStore

@@ -138,8 +138,16 @@ class StateForecaster:
                 time cannot be read.
         """
         members = [0] * len(times) if members is None else members
-        batch = self.batch(state, times, members)
-        return self._steps(batch, self._perturb(batch))
+        batch, perturb = self.batch(state, times, members), None
+        if batch.reader.schedule.num_members > 1:
+            grid, step, seed = (
+                (self.latitude, self.longitude),
+                self.step,
+                self.config.seed,
+            )
+            arguments = seed, batch.reader, grid, step, self.weights, batch.noise
+            perturb = self._perturbation.bind(members_of(*arguments))
+        return self._steps(batch, perturb)
 
     def batch(
         self, state: State, times: np.ndarray, members: Sequence[int]
@@ -152,41 +160,50 @@ class StateForecaster:
         Raises:
             ValueError: fields are missing or have another shape.
         """
-        self._check(state, len(times), max(members) + 1)
-        return StateBatch.of(self, state, times, members)
+        num_members = max(members) + 1
+        self._check(state, len(times), num_members)
+        labels = [date_label(time).to_datetime64() for time in times]
+        starts = np.unique(np.array(labels, "datetime64[ns]"))
+        numbers = np.searchsorted(starts, np.array(labels, "datetime64[ns]"))
+        tasks = [Task(int(n), int(m)) for n, m in zip(numbers, members, strict=True)]
+        reader, steps = self.reader, self.times_of_state(num_members)
+        schedule = replace(reader.schedule, starts=starts, num_members=num_members)
+        samples = []
+        for index, label in enumerate(labels):
+            arrays = {key: np.asarray(state[key][index]) for key in self.prognostic}
+            at = [reader.data.time(label, step) for step in steps]
+            samples.append(replace(reader.data, state=by_source(arrays), times=at))
+        # Those of the dataclass alone: a reader that was used has cached properties.
+        names = [field.name for field in dataclasses.fields(reader)]
+        fields = {name: getattr(reader, name) for name in names}
+        fields |= {"data": samples[0], "schedule": schedule, "samples": samples}
+        noise = member_noise(self.config.seed, schedule, self.step.model)
+        return StateBatch(labels, tasks, _BatchReader(**fields), noise)
 
     def _steps(self, batch: StateBatch, perturb: Any) -> Iterator[dict[str, jax.Array]]:
         mesh, times = self.step.model.mesh, batch.times
         if perturb is not None and self._perturbation.runs_model:
             perturb = partial(add_changes, perturb(batch.tasks))
         first = batch.reader.at(times, batch.tasks, perturb).arrays
-        carried, constants = self.step.start(place_batch(first, mesh))
-        forcing, lacking = self._forcing(times, 0), None
-        for number in itertools.count(1):
-            if lacking is not None:
-                raise lacking
-            try:
-                forcing = self._forcing(times, number)
-            except ValueError as error:
-                # Only the next step needs this forcing, so the error is raised there.
-                lacking = error
-            placed = place_batch(forcing, mesh)
-            noise = batch.noise and batch.noise.of(batch.tasks).fold_in(number)
-            carried, fields = self.step(self.weights, carried, constants, placed, noise)
-            rows = self.step.model.model_def.image_height
+
+        def forcing() -> Iterator[Any]:
+            of_step = self.reader.forcing_at(times, 0)
+            for number in itertools.count(1):
+                lacking = None
+                try:
+                    of_step = self.reader.forcing_at(times, number)
+                except ValueError as error:
+                    # Only the next step needs this forcing: its error is raised there.
+                    lacking = error
+                yield place_batch(of_step, mesh)
+                if lacking is not None:
+                    raise lacking
+
+        noise = batch.noise and batch.noise.of(batch.tasks)
+        rows = self.step.model.model_def.image_height
+        arrays = place_batch(first, mesh)
+        for fields in self.step.steps(self.weights, arrays, forcing(), noise):
             yield {key: field[:, :, 0, :rows] for key, field in fields.items()}
-
-    def _perturb(self, batch: StateBatch) -> Any:
-        """The perturbation of the members of a batch, bound to them; None for one."""
-        reader, grid = batch.reader, (self.latitude, self.longitude)
-        if reader.schedule.num_members == 1:
-            return None
-        step, seed = self.step, self.config.seed
-        members = members_of(seed, reader, grid, step, self.weights, batch.noise)
-        return self._perturbation.bind(members)
-
-    def _forcing(self, times: Sequence[np.datetime64], step: int) -> Any:
-        return self.reader.forcing_at(times, step)
 
     def _check(self, state: State, count: int, num_members: int) -> None:
         if num_members > 1:
@@ -231,34 +248,6 @@ class StateBatch:
     tasks: Sequence[Task]  # their start dates and members, by number
     reader: ForecastReader  # reads their states and forcing
     noise: MemberNoise | None  # noise of models that draw noise; None for other models
-
-    @classmethod
-    def of(
-        cls,
-        forecaster: StateForecaster,
-        state: State,
-        times: np.ndarray,
-        members: Sequence[int],
-    ) -> StateBatch:
-        """The samples of `StateForecaster.forecast`."""
-        labels = [date_label(time).to_datetime64() for time in times]
-        starts = np.unique(np.array(labels, "datetime64[ns]"))
-        numbers = np.searchsorted(starts, np.array(labels, "datetime64[ns]"))
-        tasks = [Task(int(n), int(m)) for n, m in zip(numbers, members, strict=True)]
-        reader, num_members = forecaster.reader, max(members) + 1
-        schedule = replace(reader.schedule, starts=starts, num_members=num_members)
-        steps = forecaster.times_of_state(num_members)
-        samples = []
-        for index, label in enumerate(labels):
-            arrays = {k: np.asarray(state[k][index]) for k in forecaster.prognostic}
-            at = [reader.data.time(label, step) for step in steps]
-            samples.append(replace(reader.data, state=by_source(arrays), times=at))
-        # Those of the dataclass alone: a reader that was used has cached properties.
-        names = [field.name for field in dataclasses.fields(reader)]
-        fields = {name: getattr(reader, name) for name in names}
-        fields |= {"data": samples[0], "schedule": schedule, "samples": samples}
-        noise = member_noise(forecaster.config.seed, schedule, forecaster.step.model)
-        return cls(labels, tasks, _BatchReader(**fields), noise)
 
 
 def load_forecaster(

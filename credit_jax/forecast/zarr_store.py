@@ -28,7 +28,12 @@ from credit_jax.config.inference import OutputConfig
 from credit_jax.data.calendars import STANDARD, as_dates
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.evaluation.opening import STORE
-from credit_jax.forecast.delivery import HostFields, WriteJob
+from credit_jax.forecast.delivery import (
+    ForecastStore,
+    HostFields,
+    TaskWriter,
+    WriteJob,
+)
 from credit_jax.forecast.netcdf import COORDINATES, UNITS
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.io.atomic import new_folder
@@ -52,7 +57,7 @@ _COORDINATES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class ZarrStore:
+class ZarrStore(ForecastStore):
     """A Zarr store of forecasts."""
 
     folder: Path  # folder in which the store is created, as `forecast.zarr`
@@ -63,7 +68,7 @@ class ZarrStore:
     zarr_format: int = 3  # 3 or 2
     # Encoding of the variables; one with `zlib: false` is not compressed.
     config: OutputConfig = field(default_factory=OutputConfig)
-    first_step: int = 0
+    first_step = 0
 
     @property
     def path(self) -> Path:
@@ -256,7 +261,7 @@ class ZarrStore:
 
 
 @dataclass(frozen=True)
-class ZarrWriter:
+class ZarrWriter(TaskWriter):
     """Writes the lead times of one forecast."""
 
     store: ZarrStore
@@ -265,10 +270,6 @@ class ZarrWriter:
     def add(self, step: int, fields: HostFields) -> Iterator[WriteJob]:
         """Yields the job that writes a step."""
         yield lambda: self.store.write(self.task, step, fields)
-
-    def finish(self) -> Iterator[WriteJob]:
-        """Yields nothing: every step is written by `add`."""
-        yield from ()
 
 
 def _seconds(date: Any) -> int:

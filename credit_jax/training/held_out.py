@@ -26,7 +26,7 @@ from credit_jax.evaluation.opening import ScoreOptions
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.archive import Archive, identity_of, read_record, software
 from credit_jax.forecast.campaign import score_campaign
-from credit_jax.forecast.delivery import NoWriter, TaskWriter
+from credit_jax.forecast.delivery import ForecastStore, TaskWriter
 from credit_jax.forecast.outputs import Outputs, outputs_of
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.io.atomic import move_aside
@@ -139,12 +139,12 @@ def _plan_steps(setup: Setup, steps: int) -> HeldOut:
 
 
 @dataclass(frozen=True)
-class LastForecast:
+class LastForecast(ForecastStore):
     """A store of a campaign that keeps only the forecast of its last start date."""
 
     store: ZarrStore  # store of that forecast
     start: int  # number of its start date in the campaign
-    first_step: int = 0
+    first_step = 0
 
     def create(self) -> None:
         """See `ForecastStore.create`."""
@@ -152,7 +152,9 @@ class LastForecast:
 
     def writer(self, task: Task) -> TaskWriter:
         """See `ForecastStore.writer`."""
-        return self.store.writer(Task(0, 0)) if task.start == self.start else NoWriter()
+        return (
+            self.store.writer(Task(0, 0)) if task.start == self.start else TaskWriter()
+        )
 
 
 @dataclass(frozen=True, eq=False)
