@@ -76,7 +76,7 @@ def train_on(
         _watched(steps, setup, run, record),
         setup.train_loader,
         setup.valid_loader,
-        Loggers(store, display, CsvLog(folder / LOG_NAME)),
+        Loggers(store, display, [CsvLog(folder / LOG_NAME)]),
     )
     outcome = loop.run(start)
     store.checkpoints.close()

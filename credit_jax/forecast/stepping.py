@@ -140,12 +140,8 @@ class StateForecaster:
         members = [0] * len(times) if members is None else members
         batch, perturb = self.batch(state, times, members), None
         if batch.reader.schedule.num_members > 1:
-            grid, step, seed = (
-                (self.latitude, self.longitude),
-                self.step,
-                self.config.seed,
-            )
-            arguments = seed, batch.reader, grid, step, self.weights, batch.noise
+            grid, seed = (self.latitude, self.longitude), self.config.seed
+            arguments = seed, batch.reader, grid, self.step, self.weights, batch.noise
             perturb = self._perturbation.bind(members_of(*arguments))
         return self._steps(batch, perturb)
 

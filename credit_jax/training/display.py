@@ -94,7 +94,12 @@ class Display:
         """
         self._done += batches
         self._rate.add(batches, samples)
-        text = self._text(numbers or {})
+        parts = [f"{name} {value:.4g}" for name, value in (numbers or {}).items()]
+        if self._rate.samples_per_second:
+            parts.append(f"{self._rate.samples_per_second:.3g} samples/s")
+            left = self._total - self._done + self._left
+            parts.append(f"{clock(left * self._rate.seconds_per_batch)} left")
+        text = "  ".join(parts)
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=self._done, text=text)
         elif self._is_time():
@@ -113,14 +118,6 @@ class Display:
         if due:
             self._last_line = now
         return due
-
-    def _text(self, numbers: Mapping[str, int | float]) -> str:
-        parts = [f"{name} {value:.4g}" for name, value in numbers.items()]
-        if self._rate.samples_per_second:
-            parts.append(f"{self._rate.samples_per_second:.3g} samples/s")
-            left = self._total - self._done + self._left
-            parts.append(f"{clock(left * self._rate.seconds_per_batch)} left")
-        return "  ".join(parts)
 
 
 class _NumbersColumn(ProgressColumn):

@@ -32,10 +32,20 @@ def refuse_earlier_run(folder: Path) -> None:
     Raises:
         ValueError: there are checkpoints, of CREDIT too, or logs with rows.
     """
-    if work := ", ".join(_work_in(folder)):
+    # Checkpoints, and logs with rows: of records a start alone is no work.
+    checkpoints, records = folder / CHECKPOINTS, folder / RECORDS_NAME
+    work = sorted(path.name for path in folder.glob("*checkpoint*.pt"))
+    if checkpoints.is_dir() and any(p.name.isdigit() for p in checkpoints.iterdir()):
+        work.insert(0, CHECKPOINTS)
+    work += [LOG_NAME] if (folder / LOG_NAME).exists() else []
+    if records.is_file():
+        with records.open(errors="replace") as file:
+            if any('"event": "start"' not in line for line in file):
+                work.append(RECORDS_NAME)
+    if work:
         raise ValueError(
-            f"{folder} holds an earlier run ({work}): --resume goes on with it, "
-            "--fresh moves it to a dated folder in there and begins anew, and "
+            f"{folder} holds an earlier run ({', '.join(work)}): --resume goes on with "
+            "it, --fresh moves it to a dated folder in there and begins anew, and "
             "--save-loc DIR takes another folder"
         )
 
@@ -90,7 +100,15 @@ def _move_into(moving: Path, reads: Sequence[str]) -> Path:
 
 
 def _entries(folder: Path, reads: Sequence[str]) -> list[Path]:
-    patterns = [name for path in reads if (name := _name_in(folder, path)) is not None]
+    # Patterns of the names in the folder that paths lead to; "forecast", without any
+    # of / and ., may be a word in a config.
+    patterns, top = [], folder.absolute()
+    for path in (path for path in reads if "/" in path or "." in path):
+        location = Path(os.path.abspath(Path(os.path.expandvars(path)).expanduser()))
+        if location.is_relative_to(top) and location != top:
+            # Dates of paths are as in strftime; more than they match may stay.
+            name = location.relative_to(top).parts[0]
+            patterns.append(re.sub(r"%-?[A-Za-z]", "*", name))
     return [
         entry
         for entry in folder.iterdir()
@@ -98,19 +116,6 @@ def _entries(folder: Path, reads: Sequence[str]) -> list[Path]:
         and not entry.name.startswith(_PREFIX)
         and (entry.name in _RUN or not any(map(entry.match, patterns)))
     ]
-
-
-def _name_in(folder: Path, path: str) -> str | None:
-    """Pattern of the names in a folder that a path leads to; None if it does not."""
-    if not any(mark in path for mark in "/."):
-        return None  # a word, as "forecast" may be one in a config
-    location = Path(os.path.abspath(Path(os.path.expandvars(path)).expanduser()))
-    try:
-        parts = location.relative_to(folder.absolute()).parts
-    except ValueError:
-        return None
-    # Dates of paths are as in strftime; more than they match may stay.
-    return re.sub(r"%-?[A-Za-z]", "*", parts[0]) if parts else None
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -124,23 +129,3 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _texts(inner)
-
-
-def _work_in(folder: Path) -> Iterator[str]:
-    """Names what was worked for: checkpoints, and logs with rows."""
-    checkpoints = folder / CHECKPOINTS
-    if checkpoints.is_dir() and any(p.name.isdigit() for p in checkpoints.iterdir()):
-        yield CHECKPOINTS
-    yield from sorted(path.name for path in folder.glob("*checkpoint*.pt"))
-    if (folder / LOG_NAME).exists():
-        yield LOG_NAME
-    if _has_updates(folder / RECORDS_NAME):
-        yield RECORDS_NAME
-
-
-def _has_updates(path: Path) -> bool:
-    """Whether a file of records has one of an update; a start alone is no work."""
-    if not path.is_file():
-        return False
-    with path.open(errors="replace") as file:
-        return any('"event": "start"' not in line for line in file)

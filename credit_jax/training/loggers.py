@@ -43,7 +43,7 @@ FIRST_COLUMNS = (
 )
 
 
-class CsvLog:
+class CsvLog(Tracker):
     """One row an epoch. Each new row replaces the file with a complete one."""
 
     def __init__(self, path: str | Path, *, keep_until: int = 0) -> None:
@@ -59,23 +59,21 @@ class CsvLog:
             rows = read_log(self.path)
             self.rows = [row for row in rows if row["epoch"] < keep_until]
 
-    def append(self, row: Mapping[str, Number]) -> None:
+    def write_epoch(self, row: Mapping[str, Number]) -> None:
         """Adds a row and writes the file."""
+        names = dict.fromkeys(name for row in [*self.rows, row] for name in row)
+        first = [name for name in FIRST_COLUMNS if name in names or name == "index"]
+        columns = first + [name for name in names if name not in first]
         self.rows.append(dict(row))
         with (
             write_errors(self.path),
             new_file(self.path) as partial,
             partial.open("w", newline="") as file,
         ):
-            writer = csv.DictWriter(file, self._columns(), restval="")
+            writer = csv.DictWriter(file, columns, restval="")
             writer.writeheader()
             for index, row_ in enumerate(self.rows):
                 writer.writerow({"index": index} | row_)
-
-    def _columns(self) -> list[str]:
-        names = dict.fromkeys(name for row in self.rows for name in row)
-        first = [name for name in FIRST_COLUMNS if name in names or name == "index"]
-        return first + [name for name in names if name not in first]
 
 
 def read_log(path: str | Path) -> list[LogRow]:
@@ -94,7 +92,7 @@ def read_log(path: str | Path) -> list[LogRow]:
     return rows
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Event files below `tensorboard/`; CREDIT's tags: "rmse/valid", "train/lr"."""
 
     def __init__(self, save_loc: str | Path) -> None:
@@ -164,7 +162,7 @@ _LOG = logging.getLogger("credit_jax")
 _LONGEST = 200  # characters of an error
 
 
-class GuardedTracker:
+class GuardedTracker(Tracker):
     """A tracker whose failures do not end the run."""
 
     def __init__(self, name: str, begin: Callable[[], Tracker]) -> None:
@@ -218,7 +216,7 @@ class GuardedTracker:
             )
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """A run of Weights & Biases, which a resumed run continues."""
 
     def __init__(self, config: Config, folder: Path, first_start: float) -> None:
@@ -252,7 +250,7 @@ class WandbTracker:
         self._run.finish()
 
 
-class MlflowTracker:
+class MlflowTracker(Tracker):
     """A run of MLflow, whose id in the folder lets a resumed run continue it."""
 
     def __init__(self, folder: Path, *, resumes: bool) -> None:

@@ -14,9 +14,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float
 
-from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.checkpoint import Progress
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
 from credit_jax.io.activity import activity
@@ -86,12 +85,14 @@ class TrainingLoop:
     _saves: SaveSchedule = field(init=False)
     _requests: StopRequests = field(init=False)
     _agreement: Agreement = field(init=False, default_factory=Agreement)
-    _num_started: int = field(init=False, default=0)
+    _num_started: int = field(init=False, default=0)  # updates, in this command
     # Seconds of checkpoints up to the last epoch.
     _saved: float = field(init=False, default=0.0)
-    # The stage that trains, and its programs.
-    _stage: Stage | None = field(init=False, default=None)
-    _steps: CompiledSteps | None = field(init=False, default=None)
+    # The part of the run that trains now, its trainer section, batches and programs.
+    stage: Stage = field(init=False)
+    trainer: TrainerConfig = field(init=False)
+    train_loader: Loader = field(init=False)
+    steps: CompiledSteps = field(init=False)
     # Updates that are started, with their samples, and whether the next one counts.
     _pending: deque[tuple[dict[str, Any], Sequence[Batch]]] = field(
         init=False, default_factory=deque
@@ -136,39 +137,18 @@ class TrainingLoop:
 
     # -------------------------------------------------------------- stages
 
-    @property
-    def stage(self) -> Stage:
-        """The part of the run that trains now."""
-        assert self._stage is not None, "`run` enters one before the first epoch"
-        return self._stage
-
-    @property
-    def trainer(self) -> TrainerConfig:
-        """The trainer section of this part."""
-        return self.stage.trainer
-
-    @property
-    def train_loader(self) -> Loader:
-        """The training batches of this part."""
-        return self.stage.loader
-
-    @property
-    def steps(self) -> CompiledSteps:
-        """The compiled functions of this part."""
-        assert self._steps is not None, "`run` enters one before the first epoch"
-        return self._steps
-
     def _enter_stage(self) -> None:
         """Begins the stage that trains next, if it is another one than before."""
         index = stage_at(self.stages, self._progress)
         stage = self.stages[index]
-        if stage is self._stage:
+        if stage is vars(self).get("stage"):
             return
         self._progress = entered(self._progress, self.stages, index, self._micro_step)
         # The programs of the stage before go first.
-        self._stage, self._steps = stage, None
+        vars(self).pop("steps", None)
+        self.stage, self.trainer, self.train_loader = stage, stage.trainer, stage.loader
         step = self._progress.schedule_step if len(self.stages) > 1 else 0
-        self._steps = stage.steps(schedule_step=step)
+        self.steps = stage.steps(schedule_step=step)
         if self.loggers.records:
             self.loggers.records.change_work(stage.work)
         if len(self.stages) > 1:
@@ -225,13 +205,13 @@ class TrainingLoop:
         self._resume_clock()
         for group, seconds in with_wait(groups):
             self._numbers.waits.append(seconds)
-            if (profile := self.loggers.profile) and profile.before(self._next_update):
+            self._num_started += 1
+            if (profile := self.loggers.profile) and profile.before(self._num_started):
                 self._finish_updates(epoch)
-                profile.switch(self._next_update)
-            with activity(f"update {self._next_update}"):
+                profile.switch(self._num_started)
+            with activity(f"update {self._num_started}"):
                 self._start_update(epoch, group)
             self._finish_updates(epoch, ahead)
-            self._num_started += 1
             # All processes stop and save after the same update: saving is collective.
             decision = self._agreement.reached(
                 self._num_started,
@@ -240,7 +220,12 @@ class TrainingLoop:
             if decision or self._saves.due_by_steps:
                 self._finish_updates(epoch)
                 if self._progress.batches < total:
-                    self._save_within_epoch()
+                    self._progress = dataclasses.replace(
+                        self._progress,
+                        epoch_losses=tuple(self._numbers.losses),
+                        epoch_sums=dict(self._numbers.sums),
+                    )
+                    self._save()
                 if decision not in (None, _SAVE):
                     return decision if self._progress.batches < total else None
         self._finish_updates(epoch)
@@ -264,19 +249,6 @@ class TrainingLoop:
         if self._progress.samples is not None:
             return self._progress.samples
         return self._progress.batches * self.train_loader.sampler.samples_per_batch
-
-    @property
-    def _next_update(self) -> int:
-        """The update that starts next, counted from 1 in this command."""
-        return self._num_started + 1
-
-    def _save_within_epoch(self) -> None:
-        self._progress = dataclasses.replace(
-            self._progress,
-            epoch_losses=tuple(self._numbers.losses),
-            epoch_sums=dict(self._numbers.sums),
-        )
-        self._save()
 
     def _finish_updates(self, epoch: int, num_left: int = 0) -> None:
         """Waits for the updates that are started, but for the last ones."""
@@ -307,14 +279,7 @@ class TrainingLoop:
         losses = np.asarray(info["loss"], np.float64).reshape(-1)
         norm = float(info["grad_norm"])
         skipped = bool(info.get("skipped", False))
-        check_finite(
-            losses,
-            0.0 if skipped else norm,
-            group,
-            micro_step=self._micro_step,
-            progress=dataclasses.replace(self._progress, epoch=epoch),
-            checkpoints=self.loggers.store.checkpoints,
-        )
+        self._check_finite(epoch, losses, 0.0 if skipped else norm, group)
         self._micro_step, self._requests.has_work = self._micro_step + len(group), True
         self._progress = dataclasses.replace(
             self._progress,
@@ -328,6 +293,13 @@ class TrainingLoop:
         self._saves.updated()
         self._report_bad(*group)
         self._record(epoch, info, losses, norm, len(group))
+        scale = float(info["loss_scale"]) if "loss_scale" in info else None
+        if scale is not None and scale <= 1 and skipped:
+            self.loggers.display.message(
+                f"The gradient overflowed float16 though the loss scale is {scale:g}; "
+                "the update is skipped. bfloat16 (trainer.fsdp2_mp_policy) has the "
+                "range of float32."
+            )
         self.loggers.display.advance(
             len(group),
             sum(len(batch.indices) for batch in group) * jax.process_count(),
@@ -338,8 +310,38 @@ class TrainingLoop:
                 "data wait %": self._numbers.wait_percent,
                 **(self.loggers.records.shown if self.loggers.records else {}),
                 **self._saves.minutes_ago("saved min ago"),
-                **self._scaling(info, skipped=skipped),
+                **({} if scale is None else {"loss scale": scale}),
             },
+        )
+
+    def _check_finite(
+        self, epoch: int, losses: np.ndarray, norm: float, group: Sequence[Batch]
+    ) -> None:
+        """Checks the numbers of an update; the error names its samples.
+
+        Raises:
+            NonFiniteLossError: the loss or the norm of the gradient is not finite.
+        """
+        if np.isfinite(losses).all() and math.isfinite(norm):
+            return
+        bad = ~np.isfinite(losses)
+        index = int(np.argmax(bad)) if bad.any() else len(group) - 1
+        subject = f"the loss is {losses[index]}"
+        if not bad.any():
+            subject = f"the norm of the gradient is {norm}"
+        times = sorted(str(time)[:16] for time in group[index].input_times)
+        dates = times[0] if len(times) == 1 else f"{times[0]} to {times[-1]}"
+        checkpoints = self.loggers.store.checkpoints
+        checkpoints.wait()
+        saved, newest = checkpoints.latest_step(), "No checkpoint had been written yet."
+        if saved is not None:
+            path = checkpoints.path(saved)
+            newest = f"The newest checkpoint is {path}; --resume continues from it."
+        raise NonFiniteLossError(
+            f"{subject} at step {self._micro_step + index + 1} (epoch {epoch + 1}, "
+            f"batch {self._progress.batches + index + 1}, samples of {dates}); "
+            f"training has stopped. {newest} A lower trainer.learning_rate or a "
+            "trainer.grad_max_norm of 1.0 may help."
         )
 
     def _record(
@@ -375,19 +377,6 @@ class TrainingLoop:
             self.loggers.display.message(f"bad sample: {line}")
             self._numbers.num_bad += 1
 
-    def _scaling(self, info: dict[str, Any], *, skipped: bool) -> dict[str, float]:
-        """Numbers of float16 loss scaling to display."""
-        if "loss_scale" not in info:
-            return {}
-        scale = float(info["loss_scale"])
-        if skipped and scale <= 1:
-            self.loggers.display.message(
-                f"The gradient overflowed float16 though the loss scale is {scale:g}; "
-                "the update is skipped. bfloat16 (trainer.fsdp2_mp_policy) has the "
-                "range of float32."
-            )
-        return {"loss scale": scale}
-
     # -------------------------------------------------------- end of epoch
 
     def _end_epoch(self, epoch: int, last: int) -> str | None:
@@ -403,7 +392,23 @@ class TrainingLoop:
             last=last,
             seen=self._report_bad,
         )
-        row = self._row(epoch, valid) | {"data_wait_percent": waited}
+        rate = self._progress.learning_rate
+        if rate is None and (rate := self._rate(epoch)) is None:
+            rate = self.steps.learning_rate(self._micro_step)
+        skips = self.train_loader.dataset.replaces
+        row: LogRow = {
+            "epoch": epoch,
+            **self._stage_number,
+            **self.stage.lengths,
+            **self._numbers.row(valid, self.trainer.save_metric_vars),
+            "lr": float(rate),
+            "data_wait_seconds": self._numbers.mean_wait,
+            "save_seconds": self._saves.seconds(),
+            "save_percent": self._saves.percent,
+            **self._saves.minutes_ago("saved_minutes_ago"),
+            **({"bad_samples": self._numbers.num_bad} if skips else {}),
+            "data_wait_percent": waited,
+        }
         measured = row | {f"valid_{name}": value for name, value in valid.items()}
         means = self._numbers.means
         measured |= {f"train_{name}": value for name, value in means.items()}
@@ -411,9 +416,7 @@ class TrainingLoop:
         progress = dataclasses.replace(self._progress, epoch=epoch)
         self._progress = progress_after(self.trainer, progress, value, self._micro_step)
         self._numbers = EpochNumbers()
-        if self.loggers.log:
-            self.loggers.log.append(row)
-        for tracker in self.loggers.records.trackers if self.loggers.records else ():
+        for tracker in self.loggers.trackers:
             tracker.write_epoch(row)
         self._save()
         self._announce(row, last, time.monotonic() - began)
@@ -425,30 +428,6 @@ class TrainingLoop:
             f"epoch {best + 1} was best."
         )
         return EARLY
-
-    def _row(self, epoch: int, valid: dict[str, float]) -> LogRow:
-        """The row of an epoch in the log."""
-        skips = self.train_loader.dataset.replaces
-        return {
-            "epoch": epoch,
-            **self._stage_number,
-            **self.stage.lengths,
-            **self._numbers.row(valid, self.trainer.save_metric_vars),
-            "lr": self._logged_rate(epoch),
-            "data_wait_seconds": self._numbers.mean_wait,
-            "save_seconds": self._saves.seconds(),
-            "save_percent": self._saves.percent,
-            **self._saves.minutes_ago("saved_minutes_ago"),
-            **({"bad_samples": self._numbers.num_bad} if skips else {}),
-        }
-
-    def _logged_rate(self, epoch: int) -> float:
-        if self._progress.learning_rate is not None:
-            return self._progress.learning_rate
-        rate = self._rate(epoch)
-        return (
-            self.steps.learning_rate(self._micro_step) if rate is None else float(rate)
-        )
 
     def _save(self) -> None:
         # A killed run resumes from this checkpoint and keeps the records up to it.
@@ -488,57 +467,6 @@ class NonFiniteLossError(RuntimeError):
     """The loss or the gradient is NaN or infinite; the state was not saved."""
 
 
-def check_finite(
-    losses: Float[np.ndarray, " micro_batch"],
-    norm: float,
-    group: Sequence[Batch],
-    *,
-    micro_step: int,
-    progress: Progress,
-    checkpoints: CheckpointStore,
-) -> None:
-    """Checks the numbers of an update.
-
-    Args:
-        losses: losses of its micro-batches.
-        norm: norm of its gradient.
-        group: its micro-batches.
-        micro_step: micro-batches seen before it.
-        progress: position before it.
-        checkpoints: checkpoints of the run; the error names the newest one.
-
-    Raises:
-        NonFiniteLossError: naming step and samples, and the newest checkpoint.
-    """
-    if np.isfinite(losses).all() and math.isfinite(norm):
-        return
-    bad = ~np.isfinite(losses)
-    index = int(np.argmax(bad)) if bad.any() else len(group) - 1
-    subject = f"the loss is {losses[index]}"
-    if not bad.any():
-        subject = f"the norm of the gradient is {norm}"
-    raise NonFiniteLossError(
-        f"{subject} at step {micro_step + index + 1} (epoch {progress.epoch + 1}, "
-        f"batch {progress.batches + index + 1}, samples of {_dates(group[index])}); "
-        f"training has stopped. {_newest_checkpoint(checkpoints)} A lower "
-        "trainer.learning_rate or a trainer.grad_max_norm of 1.0 may help."
-    )
-
-
-def _newest_checkpoint(checkpoints: CheckpointStore) -> str:
-    checkpoints.wait()
-    saved = checkpoints.latest_step()
-    if saved is None:
-        return "No checkpoint had been written yet."
-    path = checkpoints.path(saved)
-    return f"The newest checkpoint is {path}; --resume continues from it."
-
-
-def _dates(batch: Batch) -> str:
-    times = sorted(str(time)[:16] for time in batch.input_times)
-    return times[0] if len(times) == 1 else f"{times[0]} to {times[-1]}"
-
-
 @dataclass
 class SaveSchedule:
     """Decides when to save, by the number of updates and by the clock."""
@@ -552,7 +480,8 @@ class SaveSchedule:
     _has_saved: bool = False
     _saved_at: float = field(init=False)
     _began_at: float = field(init=False)
-    _total: float = 0.0
+    # Seconds that training was blocked by saving since the start.
+    total_seconds: float = 0.0
     _asked: float = 0.0
 
     def __post_init__(self) -> None:
@@ -590,19 +519,14 @@ class SaveSchedule:
         yield
         self._updates, self._saved_at = 0, self.clock()
         self._has_saved = True
-        self._total += self._saved_at - began
-
-    @property
-    def total_seconds(self) -> float:
-        """Seconds that training was blocked by saving since the start."""
-        return self._total
+        self.total_seconds += self._saved_at - began
 
     @property
     def percent(self) -> float:
         """Percentage of the time since the start that saving has blocked training."""
-        return 100 * self._total / max(self.clock() - self._began_at, 1e-9)
+        return 100 * self.total_seconds / max(self.clock() - self._began_at, 1e-9)
 
     def seconds(self) -> float:
         """Seconds that training was blocked by saving since the last call."""
-        blocked, self._asked = self._total - self._asked, self._total
-        return blocked
+        previous, self._asked = self._asked, self.total_seconds
+        return self._asked - previous

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import numpy as np
@@ -51,21 +51,17 @@ def peak_of(device_kind: str) -> float | None:
     return next(peaks, None)
 
 
-@runtime_checkable
-class Tracker(Protocol):
-    """A further destination of the records of a run, such as TensorBoard."""
+class Tracker:
+    """A destination of the numbers of a run, such as TensorBoard; this one is none."""
 
     def write_step(self, step: int, values: Mapping[str, float]) -> None:
-        """Receives the finite numbers of a record."""
-        ...
+        """Receives the finite numbers of a record of a step."""
 
     def write_epoch(self, row: Mapping[str, float]) -> None:
         """Receives the row of an epoch of `training_log.csv`."""
-        ...
 
     def close(self) -> None:
         """Finishes the run and closes the destination."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -104,20 +100,18 @@ class StepRecords:
             step: step of the checkpoint that the run resumes from; None begins a new
                 file.
         """
-        records = [] if step is None else list(_records_until(self.path, step))
+        records = list[LogRecord]()
+        if step is not None and self.path.exists():
+            records = [r for r in read_records(self.path) if r["step"] <= step]
         start = {"event": "start", "time": self.wall(), "step": step or 0}
         records.append(start)
-        self._first_start = min(r["time"] for r in records if r.get("event") == "start")
+        # When the run began for the first time, in seconds since 1970.
+        self.first_start = min(r["time"] for r in records if r.get("event") == "start")
         self._productive = sum(r.get("productive_seconds", 0.0) for r in records)
         with new_file(self.path) as partial:
             partial.write_text("".join(f"{json.dumps(record)}\n" for record in records))
         self._file = self.path.open("a")
         self._flushed = self._ended_at = self.clock()
-
-    @property
-    def first_start(self) -> float:
-        """When the run began for the first time, in seconds since 1970."""
-        return self._first_start
 
     @property
     def shown(self) -> dict[str, float]:
@@ -197,31 +191,28 @@ class StepRecords:
         ]
         if stats:
             record["memory_peak_bytes"] = max(s["peak_bytes_in_use"] for s in stats)
+        if self._flops is None:
+            with activity("counting the operations of a step"):
+                self._flops = self.work.flops()
+            self._ended_at = self.clock()
+        flops, peak = count * self._flops, peak_of(self.work.devices[0].device_kind)
+        operations = {"model_flops": flops / len(updates)}
+        if peak is not None and self._warm:
+            full = max(seconds, 1e-9) * peak * len(self.work.devices)
+            operations["mfu"] = flops / full
         # Productive fraction of the time since the start; the wall clock may jump.
-        total = self.wall() - self._first_start
+        total = self.wall() - self.first_start
         goodput = min(1.0, self._productive / total) if total > 0 else 0.0
         return {
             **{key: float(np.mean([u[key] for u in updates])) for key in others},
             "step_seconds": seconds / len(updates),
             "save_seconds": sum(update["save_seconds"] for update in updates),
             "samples_per_second": count * self.work.samples / max(seconds, 1e-9),
-            **self._operations(count, seconds, len(updates)),
+            **operations,
             **record,
             "productive_seconds": productive,
             "goodput": goodput,
         }
-
-    def _operations(self, count: float, seconds: float, updates: int) -> LogRecord:
-        if self._flops is None:
-            with activity("counting the operations of a step"):
-                self._flops = self.work.flops()
-            self._ended_at = self.clock()
-        flops, devices = count * self._flops, self.work.devices
-        peak = peak_of(devices[0].device_kind)
-        record = {"model_flops": flops / updates}
-        if peak is not None and self._warm:
-            record["mfu"] = flops / (max(seconds, 1e-9) * peak * len(devices))
-        return record
 
     def _write(self) -> None:
         self._last = record = self._place | self._values()
@@ -246,10 +237,3 @@ def read_records(path: str | Path) -> Iterator[LogRecord]:
             if not line.endswith("\n"):
                 return
             yield json.loads(line)
-
-
-def _records_until(path: Path, step: int) -> Iterator[LogRecord]:
-    if path.exists():
-        for record in read_records(path):
-            if record["step"] <= step:
-                yield record

@@ -253,8 +253,10 @@ def start_of_run(
     """
     fresh = Progress(epoch=trainer.start_epoch, updates=0)
     if not (resume or trainer.load_weights):
-        return Start(state, _with_rate(_with_first_rate(fresh, trainer, 0), trainer))
-    step = required_step(store.checkpoints, asked_by(resume=resume))
+        if trainer.sets_first_rate:
+            fresh = dataclasses.replace(fresh, first_rate_at=0)
+        return Start(state, _with_rate(fresh, trainer))
+    step = required_step(store.checkpoints, resume=resume)
     saved = store.checkpoints.progress(step)
     if resume:
         progress = _with_rate(saved, trainer, optimizer=saved, schedule=saved)
@@ -271,7 +273,8 @@ def start_of_run(
     names = ("updates", "stage", "schedule_epoch", "schedule_step")
     reached = saved if position else fresh
     progress = dataclasses.replace(progress, **{k: getattr(reached, k) for k in names})
-    progress = _with_first_rate(progress, trainer, int(state.micro_step))
+    if trainer.sets_first_rate:
+        progress = dataclasses.replace(progress, first_rate_at=int(state.micro_step))
     progress = _with_rate(
         progress,
         trainer,
@@ -279,15 +282,6 @@ def start_of_run(
         schedule=saved if position else fresh,
     )
     return Start(state, progress, step)
-
-
-def _with_first_rate(
-    progress: Progress, trainer: TrainerConfig, micro_step: int
-) -> Progress:
-    """The progress that sets the rate of the run's first micro-batch, if it is set."""
-    if not trainer.sets_first_rate:
-        return progress
-    return dataclasses.replace(progress, first_rate_at=micro_step)
 
 
 def _with_rate(
@@ -345,18 +339,14 @@ def epochs_note(trainer: TrainerConfig, first: int) -> str | None:
     )
 
 
-def asked_by(*, resume: bool) -> str:
-    """The option that requires a checkpoint, for error messages."""
-    return "--resume" if resume else "trainer.load_weights: true"
-
-
-def required_step(store: CheckpointStore, why: str) -> int:
-    """Returns the step of the newest undamaged checkpoint.
+def required_step(store: CheckpointStore, *, resume: bool) -> int:
+    """Returns the step of the newest undamaged checkpoint, which an option asks for.
 
     Raises:
         FileNotFoundError: there is none.
         ValueError: all are damaged.
     """
+    why = "--resume" if resume else "trainer.load_weights: true"
     if not store.steps():
         raise FileNotFoundError(
             f"{why} needs a checkpoint, but there is none in {store.folder}; train "

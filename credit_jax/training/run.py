@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import jax
 from rich.console import Console
@@ -57,7 +56,6 @@ from credit_jax.training.report import report_scores
 from credit_jax.training.restore import (
     RunStore,
     Start,
-    asked_by,
     epochs_note,
     required_step,
     start_of_run,
@@ -125,89 +123,61 @@ def train_model(
             end_interrupted_move(folder, files_of(dump_config(config), source))
         if leads and not (resume or fresh or config.trainer.load_weights):
             refuse_earlier_run(folder)
-        return _train_in(
+        notes = [] if is_locked else [_NO_LOCKS.format(folder)]
+        console = Console()
+        if resume == IF_ANY:
+            resume = CheckpointStore(folder, verify=False).latest_step() is not None
+        like = base = None
+        begins = not (resume or config.trainer.load_weights)
+        # What the config alone shows comes before a base is read and data are made.
+        planned = partial(plan_run, config, num_devices=len(devices), begins=begins)
+        if config.trainer.finetune or config.demo:
+            planned(with_data=False)
+        if not begins:
+            store = CheckpointStore(folder, verify=False)
+            trained = run_at(store, required_step(store, resume=resume))
+            like = trained.coordinates
+            notes += trained.notes
+            if trained.record is not None:
+                notes += trained.record.compare(RunRecord.of(config))
+        elif (finetune := config.trainer.finetune) and (base := base_of_run(config)):
+            like = base.like(finetune)
+            notes += base.notes
+        if config.demo is not None and leads:
+            extensions("data")["demo"].load()(config.demo, console)
+        wait_for_all("the demo data")
+        plan = planned(like=like)
+        setup = prepare(plan, devices)
+        if base is not None:
+            assert base.record is not None, "a base has model.yml"
+            notes += base.record.compare(plan.record, begins=True)
+            calendar = plan.loaders["train"].coordinates().calendar
+            of_base = base.coordinates and base.coordinates.calendar
+            if of_base not in (None, calendar):
+                notes.append(
+                    f"data: the dates are in the calendar {calendar}, those of "
+                    f"{base.where} in {of_base}; they are taken as they are written"
+                )
+        display = Display(console, silent=not leads)
+        for line in (*header(source, setup), *(f"note: {n}" for n in plan.notes)):
+            display.message(line)
+        for note in notes:
+            display.message(f"note: {note}")
+        outcome = run_training(
+            setup,
             folder,
-            config,
-            devices,
-            notes=[] if is_locked else [_NO_LOCKS.format(folder)],
+            display,
             resume=resume,
             fresh=fresh,
             verify=verify,
             stop_at=stop_at,
             profile=profile,
+            base=base,
             source=source,
         )
-
-
-def _train_in(
-    folder: Path,
-    config: Config,
-    devices: Sequence[Any],
-    *,
-    notes: list[str],
-    resume: bool | Literal["if-any"],
-    fresh: bool,
-    verify: bool,
-    stop_at: float | None,
-    profile: tuple[int, int] | None,
-    source: str,
-) -> Outcome:
-    """`train_model` in a folder that no other run uses."""
-    console = Console()
-    if resume == IF_ANY:
-        resume = CheckpointStore(folder, verify=False).latest_step() is not None
-    like = base = None
-    begins = not (resume or config.trainer.load_weights)
-    # What the config alone shows comes before a base is read and data are made.
-    planned = partial(plan_run, config, num_devices=len(devices), begins=begins)
-    if config.trainer.finetune or config.demo:
-        planned(with_data=False)
-    if not begins:
-        store = CheckpointStore(folder, verify=False)
-        step = required_step(store, asked_by(resume=resume))
-        trained = run_at(store, step)
-        like = trained.coordinates
-        notes += trained.notes
-        if trained.record is not None:
-            notes += trained.record.compare(RunRecord.of(config))
-    elif (finetune := config.trainer.finetune) and (base := base_of_run(config)):
-        like = base.like(finetune)
-        notes += base.notes
-    if config.demo is not None and jax.process_index() == 0:
-        extensions("data")["demo"].load()(config.demo, console)
-    wait_for_all("the demo data")
-    plan = planned(like=like)
-    setup = prepare(plan, devices)
-    if base is not None:
-        assert base.record is not None, "a base has model.yml"
-        notes += base.record.compare(plan.record, begins=True)
-        calendar = plan.loaders["train"].coordinates().calendar
-        of_base = base.coordinates and base.coordinates.calendar
-        if of_base not in (None, calendar):
-            notes.append(
-                f"data: the dates are in the calendar {calendar}, those of "
-                f"{base.where} in {of_base}; they are taken as they are written"
-            )
-    display = Display(console, silent=jax.process_index() > 0)
-    for line in header(source, setup):
-        display.message(line)
-    for note in (*plan.notes, *notes):
-        display.message(f"note: {note}")
-    outcome = run_training(
-        setup,
-        folder,
-        display,
-        resume=resume,
-        fresh=fresh,
-        verify=verify,
-        stop_at=stop_at,
-        profile=profile,
-        base=base,
-        source=source,
-    )
-    if outcome.is_complete and setup.valid_loader is not None:
-        report_scores(setup, folder, outcome, display)
-    return outcome
+        if outcome.is_complete and setup.valid_loader is not None:
+            report_scores(setup, folder, outcome, display)
+        return outcome
 
 
 def header(source: str, setup: Setup) -> list[str]:
@@ -280,7 +250,7 @@ def run_training(
     store = CheckpointStore(folder, **keep)
     run_store = _run_store(setup, store)
     if resume or trainer.load_weights:
-        step = required_step(store, asked_by(resume=resume))
+        step = required_step(store, resume=resume)
         for line in store.damaged():
             display.message(f"not used: {line}")
         run_store.check_fits(step, jax.eval_shape(setup.fresh_state), resume=resume)
@@ -387,12 +357,14 @@ def _loggers(
         display.message(f"note: {path} of before is now {move_aside(path).name}")
     write_config(setup.config, path)
     setup.schema.save(folder / SCHEMA_FILE)
-    log = CsvLog(folder / LOG_NAME, keep_until=start.progress.epoch)
     records = StepRecords(
         folder / RECORDS_NAME, _work(setup), setup.config.trainer.log_every_steps
     )
     records.open(start.micro_step or None)
-    trainer, trackers = setup.config.trainer, list[Tracker]()
+    trainer = setup.config.trainer
+    trackers: list[Tracker] = [
+        CsvLog(folder / LOG_NAME, keep_until=start.progress.epoch)
+    ]
     if trainer.use_tensorboard:
         trackers.append(TensorBoard(folder))
     if trainer.use_wandb:
@@ -408,7 +380,7 @@ def _loggers(
         )
     records.trackers = trackers
     profile = Profile(folder / "profile", *updates) if updates else None
-    return Loggers(store, display, log, records, profile)
+    return Loggers(store, display, trackers, records, profile)
 
 
 def _work(setup: Setup) -> MicroBatchWork:

@@ -370,12 +370,6 @@ def entered(
     return dataclasses.replace(after, learning_rate=rate, plateau=plateau)
 
 
-def rate_of(trainer: TrainerConfig) -> str:
-    """The learning rate of a stage in words: a number, or its schedule."""
-    schedule, rate = trainer.schedule, f"{trainer.learning_rate:g}"
-    return rate if schedule is None else f"{rate} {schedule.scheduler_type}"
-
-
 def summary_of(config: Config) -> str:
     """The settings of a stage in words.
 
@@ -383,10 +377,11 @@ def summary_of(config: Config) -> str:
         config: config of the stage.
     """
     trainer, steps = config.trainer, config.data.forecast_len
+    schedule, rate = trainer.schedule, f"{trainer.learning_rate:g}"
     parts = [
         f"forecast_len {steps}",
         f"backprop {trainer.backprop}" if steps > 1 else "",
-        f"learning rate {rate_of(trainer)}",
+        f"learning rate {rate}" + (f" {schedule.scheduler_type}" if schedule else ""),
         f"batch size {trainer.train_batch_size}",
         f"accumulation {trainer.grad_accum_every}",
         f"loss {config.loss.name}",

@@ -11,9 +11,8 @@ from typing import Any
 from credit_jax.data import Batch, Loader
 from credit_jax.io.activity import activity
 from credit_jax.training.display import Display
-from credit_jax.training.loggers import CsvLog
 from credit_jax.training.profile import Profile
-from credit_jax.training.records import StepRecords
+from credit_jax.training.records import StepRecords, Tracker
 from credit_jax.training.restore import RunStore
 from credit_jax.training.state import TrainState
 
@@ -47,9 +46,9 @@ class Loggers:
 
     store: RunStore  # checkpoints of the model
     display: Display  # progress on the console
-    log: CsvLog | None = None  # the CSV file; None in all processes but the first
-    # Records of steps, and their further destinations; None as for `log`.
-    records: StepRecords | None = None
+    # Of the rows of epochs, the CSV file first; the first process alone has them.
+    trackers: Sequence[Tracker] = ()
+    records: StepRecords | None = None  # of steps, which the trackers get, too
     profile: Profile | None = None  # trace of some updates; None for none
 
     def close(self) -> None:

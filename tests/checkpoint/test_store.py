@@ -386,7 +386,7 @@ def test_a_changed_bit_is_found_and_an_earlier_checkpoint_taken(folder: Path) ->
     damaged = largest_file(folder, 3)
     flip_a_bit(damaged)
     store = CheckpointStore(folder)
-    assert required_step(store, "--resume") == 2
+    assert required_step(store, resume=True) == 2
     assert store.damaged() == [f"{damaged}: damaged, its bytes were changed"]
     with pytest.raises(ValueError, match=r"checkpoint 3 was damaged(?s:.*)--no-verify"):
         restored(store, 3)
@@ -405,7 +405,7 @@ def test_truncated_and_missing_files(folder: Path) -> None:
     store.close()
     store = CheckpointStore(folder)
     with pytest.raises(ValueError, match=r"all in .*checkpoints are damaged"):
-        required_step(store, "--resume")
+        required_step(store, resume=True)
     store.close()
 
 

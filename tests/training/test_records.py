@@ -256,8 +256,8 @@ def row(epoch):
 
 def test_columns_are_in_credits_order(tmp_path):
     log = CsvLog(tmp_path / "training_log.csv")
-    log.append(row(0))
-    log.append(row(1) | {"valid_mae": 3.0})
+    log.write_epoch(row(0))
+    log.write_epoch(row(1) | {"valid_mae": 3.0})
     lines = log.path.read_text().splitlines()
     assert lines[0] == (
         "index,epoch,train_loss,valid_loss,valid_rmse,valid_mae,"
@@ -271,9 +271,9 @@ def test_columns_are_in_credits_order(tmp_path):
 def test_a_resumed_run_takes_up_the_log(tmp_path):
     log = CsvLog(tmp_path / "training_log.csv")
     for epoch in range(3):
-        log.append(row(epoch))
+        log.write_epoch(row(epoch))
     again = CsvLog(log.path, keep_until=2)
-    again.append(row(2))
+    again.write_epoch(row(2))
     assert [r["epoch"] for r in read_log(log.path)] == [0, 1, 2]
     assert CsvLog(log.path).rows == [], "a new run begins a new log"
 
