@@ -231,7 +231,14 @@ class Artifact:
                 match = match_channels(base, current, new)
                 frozen = frozen_layers(model_def, match.change)
                 if frozen:
-                    raise ConfigError([*map(_stay, frozen, frozen.values())])
+                    raise ConfigError(
+                        [
+                            f"trainer.finetune.new_channels: new {direction}s would "
+                            f"never be trained, as {', '.join(paths)} is frozen; name "
+                            "it in train, or leave it out of freeze"
+                            for direction, paths in frozen.items()
+                        ]
+                    )
                 return match
             is_read_alike = self.coordinates is not None
             problems = level_differences(base, current, in_order=not is_read_alike)
@@ -289,14 +296,6 @@ class Artifact:
             {path: x for path, x in part.items() if path in trained} for part in parts
         )
         return optax.ScaleByAdamState(adam.count, mu, nu)
-
-
-def _stay(direction: str, paths: Sequence[str]) -> str:
-    """The problem of new channels whose layers are frozen."""
-    return (
-        f"trainer.finetune.new_channels: new {direction}s would never be trained, as "
-        f"{', '.join(paths)} is frozen; name it in train, or leave it out of freeze"
-    )
 
 
 def first_adapters(model_def: ModelDef, seed: int = 0) -> Arrays:

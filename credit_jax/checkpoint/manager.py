@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,9 @@ class RemovedCheckpoints:
         if self._emptying:
             self._emptying.join()
         if jax.process_index() == 0 and self._folder.exists():
-            self._emptying = threading.Thread(target=_empty, args=(self._folder,))
+            remove = partial(shutil.rmtree, ignore_errors=True)
+            paths = list(self._folder.iterdir())
+            self._emptying = threading.Thread(target=lambda: [*map(remove, paths)])
             self._emptying.start()
 
     def close(self) -> None:
@@ -117,11 +120,6 @@ class RemovedCheckpoints:
             self._emptying.join()
             with suppress(OSError):
                 self._folder.rmdir()
-
-
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        shutil.rmtree(path, ignore_errors=True)
 
 
 # Number of newest checkpoints from within an epoch that are kept.
@@ -213,9 +211,18 @@ def open_manager(
     # Makes Orbax write a replicated array from its first replica. By default each
     # replica writes a slice of the array, cut by a separate program that XLA compiles
     # at the first save: 600 of them for the demo on 8 devices.
-    register_handler(
-        jax.Array, ocp.type_handlers.ArrayHandler(use_replica_parallel=False)
-    )
+    handler = ocp.type_handlers.ArrayHandler(use_replica_parallel=False)
+    logger = logging.getLogger("absl")
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "Type handler registry" not in record.getMessage()
+
+    # Orbax warns of every handler that replaces another one.
+    logger.addFilter(is_other)
+    try:
+        ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
+    finally:
+        logger.removeFilter(is_other)
     # Orbax locks the manifests of its arrays, and file systems without locks cannot
     # save. No two processes write one manifest: the folder of a run has its own lock
     # (`io.folder_lock`), and each process a folder in it.
@@ -228,20 +235,3 @@ def open_manager(
         async_options=ocp.options.AsyncOptions(post_finalization_callback=written),
     )
     return Manager(folder, options=options)
-
-
-def register_handler(kind: type, handler: Any) -> None:
-    """Makes Orbax read and write arrays of a type with a handler, silently.
-
-    Orbax warns of every handler that replaces another one.
-    """
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return "Type handler registry" not in record.getMessage()
-
-    logger = logging.getLogger("absl")
-    logger.addFilter(is_other)
-    try:
-        ocp.type_handlers.register_type_handler(kind, handler, override=True)
-    finally:
-        logger.removeFilter(is_other)

@@ -41,13 +41,14 @@ def as_nested_dict(tree: PyTree) -> Any:
     """The leaves of a tree in nested dicts, by path; nodes without leaves drop out.
 
     Stages of an optimizer without state, such as clipping, are therefore not in a
-    checkpoint.
+    checkpoint. Random keys become arrays of integers.
 
     Args:
         tree: tree of any nodes; keys are those of `jax.tree_util.keystr(simple=True)`.
     """
     nested: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        leaf = jax.random.key_data(leaf) if is_key(leaf) else leaf
         if not path:
             return leaf
         *parents, last = _names(path)
@@ -59,45 +60,34 @@ def as_nested_dict(tree: PyTree) -> Any:
 
 
 def from_nested_dict(nested: Any, like: PyTree) -> PyTree:
-    """The inverse of `as_nested_dict`: a tree with the nodes of `like`."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: functools.reduce(operator.getitem, _names(path), nested), like
-    )
+    """The inverse of `as_nested_dict`: a tree with the nodes and keys of `like`."""
+
+    def stored(path: tuple[Any, ...], leaf: Any) -> Any:
+        array = functools.reduce(operator.getitem, _names(path), nested)
+        return jax.random.wrap_key_data(array) if is_key(leaf) else array
+
+    return jax.tree_util.tree_map_with_path(stored, like)
 
 
 def _names(path: tuple[Any, ...]) -> list[str]:
     return [jax.tree_util.keystr((key,), simple=True) for key in path]
 
 
-def without_random_keys(tree: PyTree) -> PyTree:
-    """The same tree with random keys as arrays of integers."""
-    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
-
-
 def restore_targets(tree: PyTree) -> PyTree:
-    """Shape, dtype and sharding of every leaf of `without_random_keys(tree)`.
+    """Shape, dtype and sharding of every leaf; of random keys, those of integers.
 
     Args:
         tree: arrays or `ShapeDtypeStruct`s; numpy arrays are returned as they are.
     """
-    return jax.tree.map(_restore_target, tree)
 
+    def target(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
+        if isinstance(leaf, np.ndarray):
+            return leaf
+        sharding = getattr(leaf, "sharding", None)
+        plain = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
+        return jax.ShapeDtypeStruct(plain.shape, plain.dtype, sharding=sharding)
 
-def _restore_target(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
-    if isinstance(leaf, np.ndarray):
-        return leaf
-    sharding = getattr(leaf, "sharding", None)
-    plain = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
-    return jax.ShapeDtypeStruct(plain.shape, plain.dtype, sharding=sharding)
-
-
-def with_random_keys(stored: PyTree, model_tree: PyTree) -> PyTree:
-    """The inverse of `without_random_keys`; the keys of `model_tree` are keys."""
-    return jax.tree.map(
-        lambda x, like: jax.random.wrap_key_data(x) if is_key(like) else x,
-        stored,
-        model_tree,
-    )
+    return jax.tree.map(target, tree)
 
 
 def is_key(leaf: Any) -> bool:
@@ -340,7 +330,7 @@ class CheckpointStore:
             self._temporary.discard(step)
         self._preservation.temporary = self._temporary
         arrays = {
-            name: ocp.args.StandardSave(as_nested_dict(without_random_keys(tree)))
+            name: ocp.args.StandardSave(as_nested_dict(tree))
             for name, tree in items.items()
         }
         progress_item = {PROGRESS: ocp.args.JsonSave(progress.to_json())}
@@ -442,7 +432,7 @@ class CheckpointStore:
         with _unreadable(self.path(step)):
             restored = manager.restore(step, args=ocp.args.Composite(**args))
         return {
-            name: with_random_keys(from_nested_dict(restored[name], tree), tree)
+            name: from_nested_dict(restored[name], tree)
             for name, tree in targets.items()
         }
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -87,20 +88,10 @@ class Archive:
                 f"--out: {self.folder} holds other forecasts, which differ in "
                 f"{', '.join(other)}; give another folder"
             )
-        self._check_coordinates(path, content["coordinates"])
-        self._check_digests(content["digests"])
-        if not resume and any(self.done(task) for task in tasks):
-            raise ValueError(
-                f"--out: {self.folder} holds some of these forecasts already; --resume "
-                "makes the missing ones, or give another folder"
-            )
-
-    def _check_coordinates(self, path: Path, recorded: Mapping[str, Any]) -> None:
-        """Checks that the fields are at the recorded coordinates, in that order."""
+        recorded = content["coordinates"]
         for name in recorded.keys() & self.coordinates.keys():
-            current, reference = (
-                np.asarray(x[name]) for x in (self.coordinates, recorded)
-            )
+            both = self.coordinates[name], recorded[name]
+            current, reference = map(np.asarray, both)
             kind = name if name in ("latitude", "longitude") else "level"
             origin = f"--out: {path}", "this run"
             if current.ndim == reference.ndim == 1:
@@ -112,19 +103,18 @@ class Archive:
                     f"{origin[0]}: its forecasts have the {name}s {_ends(reference)}, "
                     f"this run {_ends(current)}, in another order; give another folder"
                 )
-
-    def _check_digests(self, recorded: Mapping[str, str]) -> None:
-        """Checks that files have the contents that the forecasts were made with."""
-        changed = [
-            key
-            for key, digest in self.digests.items()
-            if recorded.get(key, digest) != digest
-        ]
-        if changed:
+        recorded = content["digests"]
+        of_keys = self.digests.items()
+        if changed := [k for k, x in of_keys if recorded.get(k, x) != x]:
             raise ValueError(
                 f"--out: {self.folder} holds forecasts that were made with other "
                 f"contents of the files of {', '.join(changed)}: they were changed "
                 "since; bring back the former ones, or give another folder"
+            )
+        if not resume and any(self.done(task) for task in tasks):
+            raise ValueError(
+                f"--out: {self.folder} holds some of these forecasts already; --resume "
+                "makes the missing ones, or give another folder"
             )
 
     def create(self) -> None:
@@ -235,22 +225,13 @@ def software() -> dict[str, str]:
             versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return {**versions, "commit": _commit(), "command": " ".join(sys.argv)}
-
-
-def _commit() -> str:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        run = subprocess.run(
-            command,
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return run.stdout.strip()
+    commit = "unknown"
+    options: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
+    with suppress(OSError, subprocess.CalledProcessError):
+        run = subprocess.run(command, cwd=Path(__file__).parent, **options)
+        commit = run.stdout.strip()
+    return {**versions, "commit": commit, "command": " ".join(sys.argv)}
 
 
 def identity_of(

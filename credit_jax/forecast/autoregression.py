@@ -81,7 +81,7 @@ class ForecastStep:
         """
         arguments = state, constants, forcing, noise
         count = state["x"].shape[0] // self.model.axes.num_data
-        if count == 1 or not self._one_by_one:
+        if count == 1 or self.model.mesh.devices.flat[0].platform != "cpu":
             return self._compiled(*weights, *arguments)
         parts = [self._compiled(*weights, *part) for part in self._split(arguments)]
         return self._join(tuple(parts))
@@ -132,11 +132,6 @@ class ForecastStep:
     @cached_property
     def _compiled(self) -> Any:
         return compile_program(self._step, self.model.mesh, donate_argnums=2)
-
-    @property
-    def _one_by_one(self) -> bool:
-        """Whether the samples of a device run one after another."""
-        return self.model.mesh.devices.flat[0].platform == "cpu"
 
     @cached_property
     def _split(self) -> Any:
@@ -202,7 +197,11 @@ class ForecastStep:
         order: list[str] | None = None,
     ) -> tuple[dict[str, Any], StepFields]:
         def local_step(params: Weights, model_state: ModelState, arguments: Any) -> Any:
-            return self.local(params, model_state, arguments, order)
+            following, tree = self.advance(params, model_state, arguments)
+            fields = self.chosen(tree)
+            if order is not None:
+                order[:] = fields
+            return following, fields
 
         arguments = state, constants, forcing, noise
         run = self.model.shard_map(
@@ -211,26 +210,6 @@ class ForecastStep:
             out_specs=self._result_specs(state),
         )
         return run(params, model_state, arguments)
-
-    def local(
-        self,
-        params: Weights,
-        model_state: ModelState,
-        arguments: Any,
-        order: list[str] | None = None,
-    ) -> tuple[dict[str, Any], StepFields]:
-        """One step on local rows, inside of `shard_map`.
-
-        Args:
-            params, model_state: local shards.
-            arguments: state, constants, forcing and noise, see `__call__`.
-            order: is filled with the keys of the fields, unless it is None.
-        """
-        following, tree = self.advance(params, model_state, arguments)
-        fields = self.chosen(tree)
-        if order is not None:
-            order[:] = fields
-        return following, fields
 
     def advance(
         self,
@@ -242,7 +221,8 @@ class ForecastStep:
         """The next state, and the tree after the transforms of a step; local rows.
 
         Args:
-            params, model_state, arguments: see `local`.
+            params, model_state: local shards.
+            arguments: state, constants, forcing and noise, see `__call__`.
             target: becomes "y" of the tree.
         """
         state, constants, forcing, noise = arguments
@@ -269,15 +249,10 @@ class ForecastStep:
             )
         fields = by_key(tree["y_processed"])
         selection = dict.fromkeys(fields) if self.outputs is None else self.outputs
-        return {
-            key: _at_least_float32(_levels(fields[key][:, :, :1], levels))
-            for key, levels in selection.items()
-        }
-
-
-def _at_least_float32(field: Array) -> Array:
-    return field.astype(jnp.promote_types(field.dtype, jnp.float32))
-
-
-def _levels(field: Array, levels: tuple[int, ...] | None) -> Array:
-    return field if levels is None else field[:, jnp.array(levels)]
+        chosen = {}
+        for key, levels in selection.items():
+            field = fields[key][:, :, :1]
+            field = field if levels is None else field[:, jnp.array(levels)]
+            wide = jnp.promote_types(field.dtype, jnp.float32)
+            chosen[key] = field.astype(wide)
+        return chosen

@@ -62,7 +62,8 @@ class Forecaster:
             ValueError: the data-parallel degree does not divide the batch, or the model
                 draws noise and none is given.
         """
-        return to_host(self.step(self.place(x), noise))[..., : self._num_rows, :]
+        rows = self.model.model_def.image_height
+        return to_host(self.step(self.place(x), noise))[..., :rows, :]
 
     def step(
         self,
@@ -88,22 +89,16 @@ class Forecaster:
             ValueError: the data-parallel degree does not divide the batch.
         """
         inputs = x if isinstance(x, Mapping) else {"x": x}
-        local = {name: self._local_samples(array) for name, array in inputs.items()}
+        size, local = self.model.axes.num_data, {}
+        for name, array in inputs.items():
+            if len(array) % size:
+                raise ValueError(
+                    f"the input has {len(array)} samples, which {size} data-parallel "
+                    "devices cannot share equally; use data=none, or a multiple"
+                )
+            parts = np.split(array, size)
+            local[name] = np.concatenate([parts[rank] for rank in self._ranks])
         return place_batch(local, self.model.mesh, local_dp_ranks=self._ranks)
-
-    def _local_samples(self, x: np.ndarray) -> np.ndarray:
-        """The samples of this process."""
-        size = self.model.axes.num_data
-        if len(x) % size:
-            raise ValueError(
-                f"the input has {len(x)} samples, which {size} data-parallel devices "
-                "cannot share equally; use data=none, or a multiple"
-            )
-        return np.concatenate([np.split(x, size)[rank] for rank in self._ranks])
-
-    @property
-    def _num_rows(self) -> int:
-        return self.model.model_def.image_height
 
     @cached_property
     def _ranks(self) -> tuple[int, ...]:

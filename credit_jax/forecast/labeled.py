@@ -134,10 +134,17 @@ class DatasetForecaster:
         steps: int,
         members: int | None,
     ) -> Iterator[xr.Dataset]:
-        data, outputs = self.states.reader.data, None
+        states, data, outputs = self.states, self.states.reader.data, None
         for number in range(1, steps + 1):
             fields = {key: to_host(x) for key, x in next(forecast).items()}
-            outputs = outputs or self._outputs(fields)
+            if outputs is None:
+                # Those of the files of the command.
+                config = (states.config.inference or InferenceConfig()).output
+                counts = {key: x.shape[1] for key, x in fields.items()}
+                levels = levels_of(states.config, states.schema)
+                grid = states.latitude, states.longitude
+                arguments = config, counts, levels, states.reader, grid, data.calendar
+                outputs = Outputs.of(*arguments).over(states.checkpoint.described)
             chosen = {
                 key: fields[key] if levels is None else fields[key][:, list(levels)]
                 for key, levels in outputs.selection.items()
@@ -156,18 +163,6 @@ class DatasetForecaster:
             for variable in outputs.variables:
                 dataset[variable.name].attrs |= outputs.attributes_of(variable)
             yield dataset
-
-    def _outputs(self, fields: Mapping[str, np.ndarray]) -> Outputs:
-        """The variables that are returned, those of the files of the command."""
-        states, checkpoint = self.states, self.states.checkpoint
-        reader = states.reader
-        config = (states.config.inference or InferenceConfig()).output
-        counts = {key: x.shape[1] for key, x in fields.items()}
-        levels = levels_of(states.config, states.schema)
-        grid = states.latitude, states.longitude
-        calendar = reader.data.calendar
-        outputs = Outputs.of(config, counts, levels, reader, grid, calendar)
-        return outputs.over(checkpoint.described)
 
     @cached_property
     def _groups(self) -> dict[str, ChannelGroup]:

@@ -151,7 +151,12 @@ def to_dataset(
         steps: key -> (level, lat, lon) at each of them.
         member: number of the ensemble member; None without an ensemble.
     """
-    space, levels = outputs.space, _joint_levels(outputs)
+    space, levels = outputs.space, dict[str, np.ndarray]()
+    # Values of each level coordinate; of unequal ones all, sorted, as in xarray.
+    for variable in (v for v in outputs.variables if v.levels is not None):
+        other = levels.setdefault(variable.level_dim, variable.levels)
+        if not np.array_equal(other, variable.levels):
+            levels[variable.level_dim] = np.union1d(other, variable.levels)
     arrays: dict[str, xr.Variable] = {}
     for variable in outputs.variables:
         fields, dims = [step[variable.key] for step in steps], list(space)
@@ -160,7 +165,13 @@ def to_dataset(
         if variable.levels is None:
             values = values[:, 0]
         else:
-            values = _placed(values, variable.levels, levels[variable.level_dim])
+            full = levels[variable.level_dim]
+            if not np.array_equal(variable.levels, full):
+                # Missing at the others.
+                shape = (len(values), len(full), *values.shape[2:])
+                filled = np.full(shape, np.nan, values.dtype)
+                filled[:, np.searchsorted(full, variable.levels)] = values
+                values = filled
             dims = [variable.level_dim, *space]
         attributes = dict(outputs.attributes.get(variable.name, {}))
         if outputs.curvilinear:
@@ -182,26 +193,3 @@ def to_dataset(
         {"units": units, "calendar": outputs.calendar, "dtype": "int64"}
     )
     return dataset
-
-
-def _joint_levels(outputs: Outputs) -> dict[str, np.ndarray]:
-    """Values of each level coordinate; of unequal ones all, sorted, as in xarray."""
-    joint: dict[str, np.ndarray] = {}
-    for variable in outputs.variables:
-        levels = variable.levels
-        if levels is None:
-            continue
-        other = joint.setdefault(variable.level_dim, levels)
-        if not np.array_equal(other, levels):
-            joint[variable.level_dim] = np.union1d(other, levels)
-    return joint
-
-
-def _placed(values: np.ndarray, present: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """(time, level, ...) values at more levels; they are missing at the others."""
-    if np.array_equal(present, levels):
-        return values
-    shape = (len(values), len(levels), *values.shape[2:])
-    filled = np.full(shape, np.nan, values.dtype)
-    filled[:, np.searchsorted(levels, present)] = values
-    return filled

@@ -242,7 +242,14 @@ def choose_outputs(
                 )
             chosen.append(Variable(key))
             continue
-        dim, values = _levels_of(key, shapes[key], levels, pipeline)
+        # Differs from CREDIT: fields on pressure levels have a separate coordinate;
+        # CREDIT fails if their number differs from that of `data.source.*.levels`.
+        count, of_source = shapes[key], levels.get(key.split("/")[0])
+        other = LEVEL, of_source
+        if of_source is not None and len(of_source) != count:
+            other = f"{LEVEL}_{count}", None
+        dim, values = pipeline.output_levels.get(key, other)
+        values = np.arange(count) if values is None else np.array(values)
         positions = None
         if requested is not None:
             every = values.tolist()
@@ -263,22 +270,3 @@ def choose_outputs(
                 f"{variable.name}; name one of them, or rename the other"
             )
     return tuple(chosen)
-
-
-def _levels_of(
-    key: str,
-    count: int,
-    levels: Mapping[str, Sequence[float] | None],
-    pipeline: Pipeline,
-) -> tuple[str, np.ndarray]:
-    """Name and values of the level coordinate of a field."""
-    # Differs from CREDIT: fields on pressure levels have a separate coordinate; CREDIT
-    # fails if their number differs from that of `data.source.*.levels`.
-    of_block = pipeline.output_levels.get(key)
-    if of_block is not None:
-        dim, coordinate = of_block
-        return dim, np.array(coordinate)
-    values = levels.get(key.split("/")[0])
-    if values is not None and len(values) == count:
-        return LEVEL, np.array(values)
-    return (LEVEL if values is None else f"{LEVEL}_{count}"), np.arange(count)

@@ -80,28 +80,37 @@ class ZarrStore(ForecastStore):
         if self.path.exists():
             return
         try:
-            self._create()
+            with new_folder(self.path) as partial, warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Consolidated metadata")
+                self._create(partial)
         except OSError:
             # Another process of the same campaign may have been first.
             if not self.path.exists():
                 raise
 
-    def _create(self) -> None:
-        with new_folder(self.path) as partial, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Consolidated metadata")
-            form: Any = self.zarr_format
-            group = zarr.open_group(
-                str(partial),
-                mode="w",
-                zarr_format=form,
-                attributes={"Conventions": "CF-1.11", **self.attributes},
+    def _create(self, folder: Path) -> None:
+        form: Any = self.zarr_format
+        attributes = {"Conventions": "CF-1.11", **self.attributes}
+        options: dict[str, Any] = {"zarr_format": form, "attributes": attributes}
+        group = zarr.open_group(str(folder), mode="w", **options)
+        for name, (values, attributes) in self._coordinates().items():
+            dims = self.outputs.space if values.ndim == 2 else (name,)
+            # Readers of Zarr v2 take the fill value for a missing one, which a
+            # coordinate does not have: so it has no fill value there, and all chunks
+            # are written.
+            array = group.create_array(
+                name,
+                shape=values.shape,
+                chunks=values.shape,
+                dtype=values.dtype,
+                fill_value=None if self.zarr_format == 2 else 0,
+                config={"write_empty_chunks": True},
+                **self._named(dims, attributes),
             )
-            for name, (values, attributes) in self._coordinates().items():
-                dims = self.outputs.space if values.ndim == 2 else (name,)
-                self._coordinate(group, name, dims, values, attributes)
-            for variable in self.outputs.variables:
-                self._variable(group, variable)
-            zarr.consolidate_metadata(str(partial), zarr_format=form)
+            array[...] = values
+        for variable in self.outputs.variables:
+            self._variable(group, variable)
+        zarr.consolidate_metadata(str(folder), zarr_format=form)
 
     def writer(self, task: Task) -> ZarrWriter:
         """Returns a writer of one forecast."""
@@ -150,21 +159,21 @@ class ZarrStore(ForecastStore):
     @cached_property
     def _arrays(self) -> dict[str, Any]:
         """The arrays of the variables, open for writing."""
-        return {
-            variable.name: self._open(variable.name)
-            for variable in self.outputs.variables
-        }
-
-    def _open(self, name: str) -> Any:
-        spec = {
-            "driver": "zarr3" if self.zarr_format == 3 else "zarr",
-            "kvstore": {"driver": "file", "path": str(self.path / name)},
-            # A chunk is renamed when it is complete; the disk has it when it likes.
-            # No process writes into a chunk of another one: file systems without locks
-            # will do.
-            "context": {"file_io_sync": False, "file_io_locking": {"mode": "none"}},
-        }
-        return tensorstore.open(spec, write=True, open=True).result()
+        arrays = {}
+        for name in (variable.name for variable in self.outputs.variables):
+            spec = {
+                "driver": "zarr3" if self.zarr_format == 3 else "zarr",
+                "kvstore": {"driver": "file", "path": str(self.path / name)},
+                # A chunk is renamed when it is complete; the disk has it when it likes.
+                # No process writes into a chunk of another one: file systems without
+                # locks will do.
+                "context": {
+                    "file_io_sync": False,
+                    "file_io_locking": {"mode": "none"},
+                },
+            }
+            arrays[name] = tensorstore.open(spec, write=True, open=True).result()
+        return arrays
 
     def _sizes(self) -> dict[str, int]:
         sizes = {name: len(values) for name, (values, _) in self._coordinates().items()}
@@ -203,27 +212,6 @@ class ZarrStore(ForecastStore):
             return np.array([lead // hour for lead in leads], np.int64), "hours"
         values = [int(lead.total_seconds()) for lead in leads]
         return np.array(values, np.int64), "seconds"
-
-    def _coordinate(
-        self,
-        group: Any,
-        name: str,
-        dims: tuple[str, ...],
-        values: np.ndarray,
-        attributes: dict[str, Any],
-    ) -> None:
-        # Readers of Zarr v2 take the fill value for a missing one, which a coordinate
-        # does not have: so it has no fill value there, and all chunks are written.
-        array = group.create_array(
-            name,
-            shape=values.shape,
-            chunks=values.shape,
-            dtype=values.dtype,
-            fill_value=None if self.zarr_format == 2 else 0,
-            config={"write_empty_chunks": True},
-            **self._named(dims, attributes),
-        )
-        array[...] = values
 
     def _variable(self, group: Any, variable: Variable) -> None:
         dims, sizes = self.dims(variable), self._sizes()

@@ -16,7 +16,7 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.nn.low_rank import LowRank, is_matrix, merged
 from credit_jax.packages.manifest import AdapterRecord
-from credit_jax.packages.weights import read_adapters
+from credit_jax.packages.weights import read_weights
 from credit_jax.plan.finetune import check_type, finetuned
 from credit_jax.state_dict.arrangement import compare_shapes
 from credit_jax.state_dict.key_map import Arrays, HostModelState
@@ -86,7 +86,7 @@ def with_base(
 
     Raises:
         FileNotFoundError, ValueError: the model lacks what the record names; or see
-            `read_adapters` and `read_base`.
+            `read_weights` and `read_base`.
     """
     specs = model_def.param_specs
     matrices = {name for name, spec in specs.items() if is_matrix(spec)}
@@ -99,7 +99,7 @@ def with_base(
     low_rank = LowRank(record.rank, record.scale, frozenset(record.targets))
     frozen = frozenset(specs.keys() - {*record.trained})
     with_adapters = replace(model_def, frozen=frozen, low_rank=low_rank)
-    trained, model_state = read_adapters(path, with_adapters)
+    trained, model_state = read_weights(path, with_adapters)
     weights = {**read_base(record, with_adapters, base), **trained}
     return jax.device_get(merged(weights, low_rank, specs)), model_state
 

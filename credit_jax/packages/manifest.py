@@ -237,20 +237,16 @@ def check_files(folder: Path, manifest: Manifest) -> None:
                 f"expected {expected.sha256} of {expected.size}; the file is damaged "
                 "or was changed, get the package again"
             )
-        if ".zarr/" not in name:  # judged as it is opened
-            _check_kind(folder / name)
-
-
-def _check_kind(path: Path) -> None:
-    """Checks that a file is what its suffix says, and does not lead out."""
-    begin = _begin(path)
-    if not _is(path, path.suffix):
-        raise ValueError(
-            f"{path}: its content is not that of a {path.suffix} file, it begins with "
-            f"{begin!r}; it could hold code. Do not use this package"
-        )
-    if begin.startswith(_HDF5):
-        refuse_links(path)
+        path = folder / name
+        if ".zarr/" in name:  # judged as it is opened
+            continue
+        if not _is(path, path.suffix):
+            raise ValueError(
+                f"{path}: its content is not that of a {path.suffix} file, it begins "
+                f"with {_begin(path)!r}; it could hold code. Do not use this package"
+            )
+        if _begin(path).startswith(_HDF5):  # which can lead out
+            refuse_links(path)
 
 
 def read_json(path: Path) -> Any:

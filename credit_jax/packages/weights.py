@@ -31,15 +31,14 @@ def names_of(model_def: ModelDef) -> str:
 def write_weights(
     path: Path, model_def: ModelDef, params: Arrays, model_state: HostModelState
 ) -> None:
-    """Writes the weights of a model, bit-exact.
+    """Writes the weights of a model, bit-exact; of one with adapters what is trained.
 
     Raises:
         ValueError: a value is not finite, or the arrays are not those of the model.
     """
-    _write(path, _key_map(model_def).write(params, model_state))
-
-
-def _write(path: Path, state: Arrays) -> None:
+    if model_def.low_rank is not None:
+        params = {name: params[name] for name in model_def.trainable}
+    state = _key_map(model_def).write(params, model_state)
     _check_finite(state, path)
     # safetensors makes files that only their owner can read.
     path.touch()
@@ -56,29 +55,7 @@ def read_weights(path: Path, model_def: ModelDef) -> tuple[Arrays, HostModelStat
             those of the model, or a value is not finite; the error lists all of one
             kind.
     """
-    return _read(path, _key_map(model_def), model_def)
-
-
-def write_adapters(
-    path: Path, model_def: ModelDef, params: Arrays, model_state: HostModelState
-) -> None:
-    """Writes what is trained of a model, and its state, with our paths, bit-exact.
-
-    `model_def` has its frozen parameters, which are not written, and its adapters.
-    """
-    trained = {name: params[name] for name in model_def.trainable}
-    key_map = native_key_map(model_def, model_def.trainable)
-    _write(path, key_map.write(trained, model_state))
-
-
-def read_adapters(path: Path, model_def: ModelDef) -> tuple[Arrays, HostModelState]:
-    """Reads what is trained of a model, and its state: inverts `write_adapters`."""
-    return _read(path, native_key_map(model_def, model_def.trainable), model_def)
-
-
-def _read(
-    path: Path, key_map: KeyMap, model_def: ModelDef
-) -> tuple[Arrays, HostModelState]:
+    key_map = _key_map(model_def)
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
@@ -124,6 +101,9 @@ def _read(
 
 
 def _key_map(model_def: ModelDef) -> KeyMap:
+    """CREDIT's names of a model that it has; our paths of others, and of adapters."""
+    if model_def.low_rank is not None:
+        return native_key_map(model_def, model_def.trainable)
     is_credit = names_of(model_def) == CREDIT
     return key_map_for(model_def) if is_credit else native_key_map(model_def)
 

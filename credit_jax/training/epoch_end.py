@@ -38,8 +38,15 @@ def progress_after(
             measured.
         micro_step: micro-batches seen, the name of the checkpoint to come.
     """
+    config, rate, plateau = trainer.scheduler, progress.learning_rate, progress.plateau
+    if plateau is not None and rate is not None:
+        assert isinstance(config, PlateauConfig), "`start_of_run` sets it for that"
+        metric = math.nan if value is None else value
+        plateau, rate = plateau_after(config, plateau, rate, metric)
     after = dataclasses.replace(
-        _with_plateau(trainer, progress, value),
+        progress,
+        learning_rate=rate,
+        plateau=plateau,
         epoch=progress.epoch + 1,
         batches=0,
         samples=0,
@@ -55,19 +62,6 @@ def progress_after(
         best_epoch=progress.epoch,
         best_step=micro_step if trainer.save_best_weights else None,
     )
-
-
-def _with_plateau(
-    trainer: TrainerConfig, progress: Progress, value: float | None
-) -> Progress:
-    """The position with the state and the rate of the schedule `plateau`."""
-    config, rate = trainer.scheduler, progress.learning_rate
-    if progress.plateau is None or rate is None:
-        return progress
-    assert isinstance(config, PlateauConfig), "`start_of_run` sets it for that"
-    metric = math.nan if value is None else value
-    state, rate = plateau_after(config, progress.plateau, rate, metric)
-    return dataclasses.replace(progress, plateau=state, learning_rate=rate)
 
 
 def is_better(value: float, best: float | None, direction: str) -> bool:
@@ -93,7 +87,14 @@ def plateau_after(
         rate: learning rate of the epoch.
         value: value of the metric; NaN is never better.
     """
-    better = _is_better(config, value, state.best)
+    sign = 1.0 if config.mode == "max" else -1.0
+    if state.best is None:
+        bound = -sign * math.inf
+    elif config.threshold_mode == "rel":
+        bound = state.best * (1.0 + sign * config.threshold)
+    else:
+        bound = state.best + sign * config.threshold
+    better = value > bound if config.mode == "max" else value < bound
     bad, cooldown = 0 if better else state.bad_epochs + 1, state.cooldown
     if cooldown > 0:
         bad, cooldown = 0, cooldown - 1
@@ -103,17 +104,6 @@ def plateau_after(
         bad, cooldown = 0, config.cooldown
     best = value if better else state.best
     return PlateauState(state.epochs + 1, best, bad, cooldown), rate
-
-
-def _is_better(config: PlateauConfig, value: float, best: float | None) -> bool:
-    if best is None:
-        return value < float("inf") if config.mode == "min" else value > -float("inf")
-    sign = 1.0 if config.mode == "max" else -1.0
-    if config.threshold_mode == "rel":
-        bound = best * (1.0 + sign * config.threshold)
-    else:
-        bound = best + sign * config.threshold
-    return value > bound if config.mode == "max" else value < bound
 
 
 @dataclass
@@ -166,11 +156,6 @@ class EpochNumbers:
                 for name, value in logged_metrics(metrics, chosen).items()
             },
         }
-
-    @property
-    def mean_wait(self) -> float:
-        """Seconds that an update waited for data."""
-        return float(np.mean(self.waits)) if self.waits else 0.0
 
     @property
     def wait_percent(self) -> float:

@@ -186,12 +186,21 @@ class HeldOut:
         first = jax.process_index() == 0
         sums = folder.with_name(f".{folder.name}_sums")
         if first:
-            if folder.exists() and not _is_report(folder):
+            # A folder that is not of the end of a run has a user's files.
+            is_report = False
+            with suppress(ValueError):
+                is_report = REPORT in read_record(folder).provenance
+            if folder.exists() and not is_report:
                 move_aside(folder)
             for earlier in (folder, sums):
                 shutil.rmtree(earlier, ignore_errors=True)
         wait_for_all("earlier forecasts are removed")
-        archive = self._archive(folder)
+        # The record of the forecast of the last start date.
+        schedule = replace(plan.schedule, starts=plan.schedule.starts[-1:])
+        identity = identity_of(replace(plan, schedule=schedule), model, "zarr")
+        provenance = {"config": dump_config(self.setup.config), REPORT: True}
+        provenance |= software()
+        archive = Archive(folder, schedule, identity, provenance)
         forecaster = Forecaster(
             model, state.evaluation_params, state.evaluation_model_state
         )
@@ -229,21 +238,3 @@ class HeldOut:
             archive.create()
             archive.mark(Task(0, 0), {})
         return scores
-
-    def _archive(self, folder: Path) -> Archive:
-        """The record of the forecast of the last start date."""
-        schedule = replace(self.plan.schedule, starts=self.plan.schedule.starts[-1:])
-        archived_plan = replace(self.plan, schedule=schedule)
-        identity = identity_of(archived_plan, self.setup.valid_model, "zarr")
-        config = dump_config(self.setup.config)
-        return Archive(
-            folder, schedule, identity, {"config": config, REPORT: True, **software()}
-        )
-
-
-def _is_report(folder: Path) -> bool:
-    """Whether a folder has the forecast of the end of a run, and not a user's files."""
-    try:
-        return REPORT in read_record(folder).provenance
-    except ValueError:
-        return False

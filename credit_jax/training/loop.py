@@ -382,6 +382,7 @@ class TrainingLoop:
     def _end_epoch(self, epoch: int, last: int) -> str | None:
         """Validates, logs and saves; returns "stopped early" if patience ran out."""
         began, waited = time.monotonic(), self._numbers.wait_percent
+        waits = self._numbers.waits
         valid = validate(
             self.trainer,
             self.steps,
@@ -402,7 +403,7 @@ class TrainingLoop:
             **self.stage.lengths,
             **self._numbers.row(valid, self.trainer.save_metric_vars),
             "lr": float(rate),
-            "data_wait_seconds": self._numbers.mean_wait,
+            "data_wait_seconds": float(np.mean(waits)) if waits else 0.0,
             "save_seconds": self._saves.seconds(),
             "save_percent": self._saves.percent,
             **self._saves.minutes_ago("saved_minutes_ago"),

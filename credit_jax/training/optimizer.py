@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -108,33 +107,24 @@ def optimizer_state_specs(
     }
     full = jax.eval_shape(optimizer.init, dict(shapes))
     shards = jax.eval_shape(optimizer.init, local)
-    return jax.tree_util.tree_map_with_path(
-        partial(_spec_of, shapes, specs), full, shards
-    )
 
+    def spec_of(path: tuple[Any, ...], full: Any, shard: Any) -> PartitionSpec:
+        keys = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
+        named = [key for key in keys if key in shapes]
+        if named and full.shape == shapes[named[-1]].shape:
+            return specs[named[-1]]
+        if full.shape == shard.shape:
+            return PartitionSpec()
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        raise ValueError(
+            f"the optimizer's state {name} has the shape {full.shape} for whole "
+            f"parameters and {shard.shape} for the shards of a device; expected that "
+            "of its parameter (elementwise state, as Adam's moments) or one that does "
+            "not depend on the mesh (a count). Take an optimizer with elementwise "
+            "state, or a mesh that splits no parameter"
+        )
 
-def _spec_of(
-    shapes: Mapping[str, jax.ShapeDtypeStruct],
-    specs: Mapping[str, PartitionSpec],
-    path: tuple[Any, ...],
-    full: jax.ShapeDtypeStruct,
-    shard: jax.ShapeDtypeStruct,
-) -> PartitionSpec:
-    """The spec of one leaf, from its shape for whole parameters and for shards."""
-    keys = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
-    named = [key for key in keys if key in shapes]
-    if named and full.shape == shapes[named[-1]].shape:
-        return specs[named[-1]]
-    if full.shape == shard.shape:
-        return PartitionSpec()
-    name = jax.tree_util.keystr(path, simple=True, separator=".")
-    raise ValueError(
-        f"the optimizer's state {name} has the shape {full.shape} for whole "
-        f"parameters and {shard.shape} for the shards of a device; expected that of "
-        "its parameter (elementwise state, as Adam's moments) or one that does not "
-        "depend on the mesh (a count). Take an optimizer with elementwise state, or a "
-        "mesh that splits no parameter"
-    )
+    return jax.tree_util.tree_map_with_path(spec_of, full, shards)
 
 
 def check_updates(updates: Any, params: Mapping[str, Array]) -> None:

@@ -125,8 +125,10 @@ def _maps(
     files = open_forecasts(str(folder / FORECAST_FOLDER), open_files)
     last, images = len(files.leads) - 1, []
     training = held_out.setup.config.data.ranges
-    # A forecast of one step needs only one map.
-    for name in _chosen(names) if last else names[:1]:
+    # The first, a middle and the last one; a forecast of one step needs only one map.
+    count = min(len(names), MAX_MAPS if last else 1)
+    for index in np.linspace(0, len(names) - 1, count).round():
+        name = names[int(index)]
         levels = files.grid.variables[name].levels
         middle = None if levels is None else float(levels[(len(levels) - 1) // 2])
         choice = choose(files, name, level=middle, training=training)
@@ -135,12 +137,6 @@ def _maps(
     with new_file(folder / FIGURE_NAME) as partial:
         partial.write_bytes(images[0][1])
     return images
-
-
-def _chosen(names: Sequence[str]) -> list[str]:
-    """The first, a middle and the last one."""
-    indices = np.linspace(0, len(names) - 1, min(len(names), MAX_MAPS))
-    return [names[int(index)] for index in indices.round()]
 
 
 def loss_chart(rows: Sequence[Mapping[str, float]]) -> Chart:

@@ -101,7 +101,8 @@ class ForecastLoss:
             if counts:
                 values.append(jax.tree.map(jnp.sum, value))
         model_state, grads, _ = carry
-        return grads, model_state, jax.tree.map(_added, *values) | _last(scores)
+        total = jax.tree.map(lambda *x: sum(x[1:], x[0]), *values)
+        return grads, model_state, total | _last(scores)
 
     def _full(
         self, trained: Trained, model_state: ModelState, batch: PlacedBatch, key: Array
@@ -308,10 +309,6 @@ def _runs(counts: tuple[bool, ...]) -> list[tuple[bool, int, int]]:
 def _last(scores: dict[str, Array]) -> dict[str, Scalar]:
     """Of numbers stacked over steps, those of the last."""
     return {name: value[-1] for name, value in scores.items()}
-
-
-def _added(*values: Scalar) -> Scalar:
-    return sum(values[1:], values[0])
 
 
 def zeros_like(trained: Trained) -> Trained:

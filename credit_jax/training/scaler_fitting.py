@@ -16,10 +16,9 @@ from __future__ import annotations
 import itertools
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,7 +40,6 @@ from credit_jax.transforms import build_pipeline
 from credit_jax.transforms.scaling import ScalerPreblock
 from credit_jax.transforms.statistics import (
     Collected,
-    Fitted,
     MeanAndVariance,
     Statistics,
     leaves,
@@ -135,19 +133,6 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class Samples:
-    """The samples that scalers are fitted to."""
-
-    dataset: Dataset  # the training data, with one forecast step
-    batches: tuple[np.ndarray, ...]  # indices of the samples of each batch
-
-    @property
-    def count(self) -> int:
-        """Number of samples."""
-        return sum(map(len, self.batches))
-
-
 def fit_scalers(
     config: Config,
     *,
@@ -192,9 +177,9 @@ def _fit_blocks(
     config: Config, plan: FitPlan, num_threads: int, console: Console | None
 ) -> list[Path]:
     """Fits the blocks of a plan; returns the files."""
-    samples = open_samples(config, in_order=plan.in_order)
-    schema = samples.dataset.schema.as_read()
-    plan = plan.of_data(schema, samples.dataset.units())
+    dataset, batches = open_samples(config, in_order=plan.in_order)
+    plan = plan.of_data(dataset.schema.as_read(), dataset.units())
+    count = sum(map(len, batches))
     with Display(console) as display:
         for path in plan.existing:
             display.message(f"note: {path} is there and kept")
@@ -203,9 +188,18 @@ def _fit_blocks(
                 f"note: {path} is there without the other file of the pair: both are "
                 "fitted anew, and it is moved to a name with the time"
             )
-        for line in (*plan.notes, *_notes_of_channels(plan.fits)):
+        # Channels that are longitudes are CREDIT's default.
+        notes = [
+            f"{path}: one scaler for each longitude, as in CREDIT; for one a level "
+            "write scaler_params: {channels_last: false}"
+            for path, fit in plan.fits.items()
+            if isinstance(fit, ScalerPreblock) and fit.params.channels_last
+        ]
+        for line in (*plan.notes, *notes):
             display.message(f"note: {line}")
-        collected = fit_samples(plan, samples, display, num_threads=num_threads)
+        collected = fit_samples(
+            plan, dataset, batches, display, num_threads=num_threads
+        )
         moved = write_fits(plan, collected)
         for _, name, statistics in results(plan, collected):
             display.message(f"  {name}: {statistics.summary()}")
@@ -213,22 +207,14 @@ def _fit_blocks(
             display.message(f"{old} is now {new}")
         written = [path for fit in plan.fits.values() for path in fit.fitted_files]
         for path in written:
-            display.message(f"Fitted to {samples.count} samples: {path}")
+            display.message(f"Fitted to {count} samples: {path}")
     return written
 
 
-def _notes_of_channels(fits: Mapping[str, Fitted]) -> list[str]:
-    """Notes on scalers whose channels are longitudes, which is CREDIT's default."""
-    return [
-        f"{path}: one scaler for each longitude, as in CREDIT; for one a level "
-        "write scaler_params: {channels_last: false}"
-        for path, fit in fits.items()
-        if isinstance(fit, ScalerPreblock) and fit.params.channels_last
-    ]
-
-
-def open_samples(config: Config, *, in_order: bool) -> Samples:
-    """Opens and checks the training data.
+def open_samples(
+    config: Config, *, in_order: bool
+) -> tuple[Dataset, tuple[np.ndarray, ...]]:
+    """Opens and checks the training data, of one step, and the samples of each batch.
 
     Args:
         config: the whole config; its model section is not read.
@@ -254,12 +240,17 @@ def open_samples(config: Config, *, in_order: bool) -> Samples:
     batches = sampler.batches(0)[: config.trainer.batches_per_epoch or None]
     if not in_order:
         batches = [np.array([index]) for index in np.sort(np.concatenate(batches))]
-    return Samples(dataset, tuple(batches))
+    return dataset, tuple(batches)
 
 
 @activity("fitting")
 def fit_samples(
-    plan: FitPlan, samples: Samples, display: Display, *, num_threads: int
+    plan: FitPlan,
+    dataset: Dataset,
+    batches: Sequence[np.ndarray],
+    display: Display,
+    *,
+    num_threads: int,
 ) -> dict[str, Collected]:
     """Computes the statistics of all samples, by the path of the block.
 
@@ -269,25 +260,34 @@ def fit_samples(
     Raises:
         ValueError: a field is damaged, see `check_sample`; or a variable has no value.
     """
+    count = sum(map(len, batches))
 
     def collect(indices: np.ndarray) -> tuple[dict[str, Collected], list[str]]:
-        tried = [_read(samples.dataset, int(index)) for index in indices]
-        read = [item for item in tried if isinstance(item, Sample)]
-        lines = [item for item in tried if isinstance(item, str)]
+        read, lines = list[Sample](), list[str]()
+        for index in indices:
+            try:
+                sample = dataset[int(index)]
+                with files_named(dataset.path_of):
+                    check_sample(sample)
+                read.append(sample)
+            except (ValueError, OSError) as error:
+                if not dataset.skips_bad:
+                    raise
+                lines.append(str(error))
         return (plan.collect(collate(read)) if read else {}), lines
 
-    display.start("fitting", total=samples.count)
+    display.start("fitting", total=count)
     total: dict[str, Collected] = {}
     bad: list[str] = []
-    done = in_threads(collect, samples.batches, num_threads)
-    for indices, (part, lines) in zip(samples.batches, done, strict=True):
+    done = in_threads(collect, batches, num_threads)
+    for indices, (part, lines) in zip(batches, done, strict=True):
         total = merge_trees(total, part) if total and part else total or part
         bad += lines
         for line in lines:
             display.message(f"left out: {line}")
         display.advance(len(indices), len(indices))
     if bad:
-        display.message(f"{len(bad)} of {samples.count} samples are bad and left out")
+        display.message(f"{len(bad)} of {count} samples are bad and left out")
     if not total:
         raise ValueError(f"none of the samples can be used; the first: {bad[0]}")
     empty = [
@@ -297,23 +297,10 @@ def fit_samples(
     ]
     if empty:
         raise ValueError(
-            f"{', '.join(empty)}: no value but NaN in {samples.count} samples; leave "
+            f"{', '.join(empty)}: no value but NaN in {count} samples; leave "
             "it out, or repair the data"
         )
     return total
-
-
-def _read(dataset: Dataset, index: int) -> Sample | str:
-    """Reads a sample; returns the error text for a bad one that is to be skipped."""
-    try:
-        sample = dataset[index]
-        with files_named(dataset.path_of):
-            check_sample(sample)
-        return sample
-    except (ValueError, OSError) as error:
-        if not dataset.skips_bad:
-            raise
-        return str(error)
 
 
 def in_threads(

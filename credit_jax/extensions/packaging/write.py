@@ -59,8 +59,6 @@ from credit_jax.packages.references import (
 from credit_jax.packages.weights import (
     NATIVE,
     names_of,
-    write_adapters,
-    write_weights,
 )
 from credit_jax.plan.forecast import (
     forecast_pipeline,
@@ -154,9 +152,9 @@ def write_package(
     target = Path(out)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"--out: {target} exists; give another folder")
-    model_def, record, write = contents.model_def, None, write_weights
+    model_def, record = contents.model_def, None
     if adapters:
-        model_def, write = model_with_adapters(contents.config), write_adapters
+        model_def = model_with_adapters(contents.config)
         arrays = weights.parts_on_host(model_def)
         record = adapter_record(contents.config, model_def, arrays[0])
         base = base_of_run(contents.config)
@@ -175,7 +173,7 @@ def write_package(
         plain = json.loads(json.dumps(config))
         text = yaml.safe_dump(plain, sort_keys=False, width=88)
         (folder / file_names.CONFIG).write_text(text, encoding="utf-8")
-        write(folder / facts["file"], model_def, *arrays)
+        write_weights(folder / facts["file"], model_def, *arrays)
         write_grid(folder / file_names.GRID, contents.latitude, contents.longitude)
         groups = channel_groups(contents.schema, contents.data.further)
         levels, described = _levels(groups, config), _described(contents, groups)
