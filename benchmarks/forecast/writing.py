@@ -31,7 +31,7 @@ from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.autoregression import ForecastStep
-from credit_jax.forecast.campaign import Campaign, CampaignSettings
+from credit_jax.forecast.campaign import Campaign
 from credit_jax.forecast.delivery import ForecastStore
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.outputs import outputs_of
@@ -161,7 +161,7 @@ def _campaign(
         Archive(scratch, plan.schedule, {}, {}, outputs.coordinates),
         plan.schedule.groups(1, (1, 1)),
         1,
-        CampaignSettings(num_writers=options.writers),
+        num_writers=options.writers,
     )
 
 
@@ -177,7 +177,7 @@ def _fields(campaign: Campaign) -> dict[str, np.ndarray]:
 def _write(campaign: Campaign, fields: dict[str, np.ndarray]) -> None:
     """Writes fields as those of each step, on the threads of a campaign."""
     schedule, store = campaign.archive.schedule, campaign.store
-    count = campaign.settings.num_writers
+    count = campaign.num_writers
     files = Workers(count, 2 * count, "write")
     campaign.archive.create()
     store.create()

@@ -299,12 +299,7 @@ class Artifact:
 
 
 def first_adapters(model_def: ModelDef, seed: int = 0) -> Arrays:
-    """The adapters of a model before the first update, by path.
-
-    Args:
-        model_def: the model.
-        seed: seed of the initial A; B is 0.
-    """
+    """The adapters of a model before the first update, by path; all of B is 0."""
     if model_def.low_rank is None:
         return {}
     specs = model_def.low_rank.param_specs(model_def.param_specs)

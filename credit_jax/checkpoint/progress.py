@@ -88,12 +88,7 @@ class Progress:
 def channel_differences(
     stored: Mapping[str, tuple[str, ...]], current: Mapping[str, tuple[str, ...]]
 ) -> list[str]:
-    """The first difference of each direction, one line each.
-
-    Args:
-        stored: `Progress.channels` of a checkpoint.
-        current: those of this run.
-    """
+    """The first difference of each direction from the stored channels, a line each."""
     lines = []
     for direction, names in current.items():
         previous = stored.get(direction, names)

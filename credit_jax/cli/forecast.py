@@ -38,7 +38,7 @@ from credit_jax.evaluation.regions import choose_regions
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.autoregression import ForecastStep
-from credit_jax.forecast.campaign import Campaign, CampaignSettings, Summary
+from credit_jax.forecast.campaign import Campaign, Summary
 from credit_jax.forecast.delivery import NonFiniteForecastError
 from credit_jax.forecast.members import OnlineScores, online_scores
 from credit_jax.io.errors import WriteError
@@ -185,15 +185,6 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
         print_lines(header(self.package or self.config, plan, model, checkpoint))
         promise = "the command ends after the forecasts in progress"
         with StopRequests(stop_at, promise=promise) as requests:
-            settings = CampaignSettings(
-                num_writers=self.writers,
-                max_pending=plan.inference.output.max_pending,
-                fill_nan=self.nan == "fill",
-                progress=lambda done: print_lines(
-                    [f"{done} of {len(tasks)} forecasts"]
-                ),
-                stop=requests.of_any_process,
-            )
             campaign = Campaign(
                 plan,
                 ForecastStep(model, plan.rollout, outputs.selection),
@@ -203,8 +194,14 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
                 archive,
                 groups,
                 size,
-                settings,
                 scores,
+                num_writers=self.writers,
+                max_pending=plan.inference.output.max_pending,
+                fill_nan=self.nan == "fill",
+                progress=lambda done: print_lines(
+                    [f"{done} of {len(tasks)} forecasts"]
+                ),
+                stop=requests.of_any_process,
             )
             try:
                 summary = campaign.run()

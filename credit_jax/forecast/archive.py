@@ -138,12 +138,7 @@ class Archive:
         return self._marker(task).exists()
 
     def mark(self, task: Task, missing: Mapping[str, int]) -> None:
-        """Records that a forecast is completely written.
-
-        Args:
-            task: the forecast.
-            missing: values that were not finite, by variable.
-        """
+        """Records that a forecast is written, and its values that were not finite."""
         with new_file(self._marker(task)) as partial:
             partial.write_text(json.dumps({"missing": missing}), encoding="utf-8")
 

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,8 +44,8 @@ from credit_jax.forecast.members import (
     OnlineScores,
     PreparedPerturbation,
     member_noise,
+    members_of,
     online_scores,
-    perturbed_reader,
 )
 from credit_jax.forecast.outputs import Outputs, outputs_of
 from credit_jax.io.activity import activity
@@ -133,23 +133,6 @@ NUM_AHEAD, NUM_IN_FLIGHT = 3, 2
 
 
 @dataclass(frozen=True)
-class CampaignSettings:
-    """How forecasts are made and written."""
-
-    num_writers: int = 4  # threads that write files
-    # Files that may wait to be written; None is twice the threads.
-    max_pending: int | None = None
-    # Whether values that are not finite are written as missing and counted; otherwise
-    # they are an error.
-    fill_nan: bool = False
-    # Called with the number of forecasts after each batch.
-    progress: Callable[[int], None] = lambda done: None
-    # Called before each batch but the first, by all processes together; returns the
-    # reason to stop there, or None.
-    stop: Callable[[], str | None] = lambda: None
-
-
-@dataclass(frozen=True)
 class Campaign:
     """Forecasts of a plan that are made and written."""
 
@@ -162,8 +145,18 @@ class Campaign:
     groups: Sequence[Sequence[Task]]  # tasks that run together in one batch
     # Samples of a batch over all processes; smaller groups are padded with copies.
     size: int
-    settings: CampaignSettings
     scores: OnlineScores | None = None  # that are computed with the forecasts
+    num_writers: int = 4  # threads that write files
+    # Files that may wait to be written; None is twice the threads.
+    max_pending: int | None = None
+    # Whether values that are not finite are written as missing and counted; otherwise
+    # they are an error.
+    fill_nan: bool = False
+    # Called with the number of forecasts after each batch.
+    progress: Callable[[int], None] = lambda done: None
+    # Called before each batch but the first, by all processes together; returns the
+    # reason to stop there, or None.
+    stop: Callable[[], str | None] = lambda: None
 
     @cached_property
     def noise(self) -> MemberNoise | None:
@@ -172,9 +165,18 @@ class Campaign:
 
     @cached_property
     def reader(self) -> ForecastReader:
-        """Reader of initial states, perturbed, and of forcing."""
-        step, noise = self.step, self.noise
-        return perturbed_reader(self.plan, step, self.weights, self.outputs, noise)
+        """Reader of initial states, with perturbations of members, and of forcing."""
+        plan, outputs, weights = self.plan, self.outputs, self.weights
+        if plan.schedule.num_members == 1:
+            return plan.reader
+        arguments = (outputs.latitude, outputs.longitude), self.step, weights
+        run = plan, self.step.model, weights, outputs
+        seed = plan.config.seed
+        members = members_of(seed, plan.reader, *arguments, self.noise, run)
+        perturb = plan.perturbation.bind(members)
+        if plan.perturbation.runs_model:
+            perturb = PreparedPerturbation(perturb)
+        return replace(plan.reader, perturb=perturb)
 
     def run(self) -> Summary:
         """Makes the forecasts that are not done yet.
@@ -207,7 +209,7 @@ class Campaign:
         with self._threads(batches, share) as threads:
             for number, batch in enumerate(batches):
                 # Not before the first batch: each start makes some forecasts.
-                if number and (stopped := self.settings.stop()):
+                if number and (stopped := self.stop()):
                     break
                 threads.perturb(batch)
                 tasks = [
@@ -222,7 +224,7 @@ class Campaign:
                 with activity(f"forecasts {number + 1}/{len(batches)}"):
                     self._run(batch, threads.reader, results)
                 finished.append(tasks)
-                self.settings.progress(sum(missing[: number + 1]))
+                self.progress(sum(missing[: number + 1]))
         existing = sum(map(len, self.groups)) - sum(missing)
         bad = [task.missing for tasks in finished for task in tasks if task is not None]
         names = [variable.name for variable in self.outputs.variables]
@@ -236,19 +238,19 @@ class Campaign:
 
     def _threads(self, batches: Sequence[_Batch], share: Share) -> _Threads:
         """Starts the threads, which begin to read the input of the batches."""
-        settings, perturb = self.settings, self.reader.perturb
+        perturb = self.reader.perturb
         mine, steps = [batch.mine for batch in batches], self.plan.schedule.num_steps
         stream = self.reader.stream(mine, steps, share.mesh, share.ranks)
         references = None
         if self.scores is not None:
             references = self.scores.stream([batch.full for batch in batches])
-        pending = settings.max_pending or 2 * settings.num_writers
+        pending = self.max_pending or 2 * self.num_writers
         return _Threads(
             ReadAhead(stream, NUM_AHEAD),
             None if references is None else ReadAhead(references, NUM_AHEAD),
             Workers(1, NUM_IN_FLIGHT, "devices"),
             Workers(1, NUM_IN_FLIGHT, "host"),
-            Workers(settings.num_writers, pending, "write"),
+            Workers(self.num_writers, pending, "write"),
             perturb if isinstance(perturb, PreparedPerturbation) else None,
         )
 
@@ -425,7 +427,7 @@ class _Results:
                 if not number:
                     continue
                 name = key.split("/")[-1]
-                if not self.campaign.settings.fill_nan:
+                if not self.campaign.fill_nan:
                     raise NonFiniteForecastError(
                         f"{name} has {number} values that are NaN or infinite at step "
                         f"{step} (lead {schedule.lead(step)}) of the forecast from "
@@ -504,8 +506,9 @@ def score_campaign(
         archive,
         schedule.groups(size),
         size,
-        CampaignSettings(num_writers=1, fill_nan=fill_nan),
         scores,
+        num_writers=1,
+        fill_nan=fill_nan,
     ).run()
     wait_for_all("the sums of scored forecasts")
     described = attributes_of(str(folder), scores.comparison, provenance)

@@ -195,12 +195,7 @@ def _local(field: jax.Array) -> np.ndarray:
 
 
 def added_up(counts: Mapping[str, int], names: list[str]) -> dict[str, int]:
-    """Sums counts over all processes; returns those above 0.
-
-    Args:
-        counts: counts of this process.
-        names: names of all possible counts, the same in every process.
-    """
+    """Sums counts over all processes; returns those of `names` above 0, in order."""
     texts = of_all("counts", json.dumps(dict(counts)))
     total = sum((Counter(json.loads(text)) for text in texts), Counter[str]())
     return {name: total[name] for name in names if total[name]}

@@ -40,7 +40,6 @@ from credit_jax.io.errors import write_errors
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.context import Noise
 from credit_jax.parallel.placement import place_batch
-from credit_jax.plan.forecast import ForecastPlan
 from credit_jax.transforms import FieldTree
 
 # Added to the numbers of steps before the start dates, for their noise.
@@ -54,11 +53,7 @@ class MemberNoise:
     keys: np.ndarray  # (start, member, 2) uint32, of `member_keys`
 
     def of(self, tasks: Sequence[Task]) -> Noise:
-        """The noise of a batch; each step of a forecast folds in its number.
-
-        Args:
-            tasks: tasks of the batch, in all processes.
-        """
+        """The noise of a batch, in all processes; steps fold in their numbers."""
         words = np.stack([self.keys[task.start, task.member] for task in tasks])
         return Noise(jax.random.wrap_key_data(jnp.asarray(words)))
 
@@ -126,32 +121,6 @@ def members_of(
     return Members(seed, reader, grid, advance, run)
 
 
-def perturbed_reader(
-    plan: ForecastPlan,
-    step: ForecastStep,
-    weights: Any,
-    outputs: Outputs,
-    noise: MemberNoise | None = None,
-) -> ForecastReader:
-    """The reader of a plan with the perturbations of its members.
-
-    Args:
-        plan: selects the perturbation and the members.
-        step, weights, noise: see `members_of`.
-        outputs: has the coordinates of the grid.
-    """
-    if plan.schedule.num_members == 1:
-        return plan.reader
-    grid = outputs.latitude, outputs.longitude
-    seed, reader = plan.config.seed, plan.reader
-    run = plan, step.model, weights, outputs
-    members = members_of(seed, reader, grid, step, weights, noise, run)
-    perturb = plan.perturbation.bind(members)
-    if plan.perturbation.runs_model:
-        perturb = PreparedPerturbation(perturb)
-    return replace(reader, perturb=perturb)
-
-
 @dataclass
 class PreparedPerturbation:
     """A `Perturb` of changes that another thread computes, as they need the model.
@@ -165,12 +134,7 @@ class PreparedPerturbation:
     _groups: SimpleQueue[Any] = field(default_factory=SimpleQueue)
 
     def prepare(self, tasks: Sequence[Task], retained: Sequence[Task]) -> None:
-        """Makes the perturbations of a group.
-
-        Args:
-            tasks: the group, the same in every process.
-            retained: those of this process.
-        """
+        """Makes the perturbations of a group; `retained` are of this process."""
         changes = self.make(tasks)
         self._groups.put(
             {
@@ -229,13 +193,9 @@ class OnlineScores:
     def save(
         self, tasks: Sequence[Task], steps: Sequence[Mapping[str, np.ndarray]]
     ) -> None:
-        """Writes the sums of the start dates of some tasks, unless they exist.
+        """Writes the sums of the start dates of a group, unless they exist.
 
-        All processes have the sums; the first one writes them.
-
-        Args:
-            tasks: those of a group, without padding.
-            steps: area sums of the group at each written step.
+        All processes have the sums, of each written step; the first one writes them.
         """
         members = self.schedule.num_members
         if jax.process_index() > 0:
@@ -249,11 +209,7 @@ class OnlineScores:
                 ScoreSums.of_start(start, leads).save(self._path(task.start))
 
     def scores(self, attributes: Mapping[str, Any]) -> xr.Dataset | None:
-        """The scores of all start dates that are done; None if there is none.
-
-        Args:
-            attributes: attributes of the data set.
-        """
+        """The scores of all start dates that are done; None if there is none."""
         total: ScoreSums | None = None
         for start in range(len(self.schedule.starts)):
             if self._path(start).exists():
@@ -275,16 +231,7 @@ def online_scores(
     size: int,
     folder: Path,
 ) -> OnlineScores:
-    """Prepares the scores of a campaign; only fields for the climatology are read.
-
-    Args:
-        options: truth, climatology and variables of the comparison.
-        regions: regions of the scores.
-        schedule: schedule of the forecasts.
-        model: model on its mesh.
-        outputs: the variables that a step returns.
-        size: forecasts of a batch on the mesh.
-        folder: folder of the campaign.
+    """The scores of batches of `size`; only fields for the climatology are read.
 
     Raises:
         FileNotFoundError, ValueError: data for the comparison are missing.

@@ -58,13 +58,6 @@ class Outputs:
     ) -> Outputs:
         """The fields of a step that a config chooses; predicted ones come first.
 
-        Args:
-            config, levels: see `choose_outputs`.
-            counts: key -> number of levels of every field that a step makes.
-            reader: reader of the forecasts.
-            grid: see `latitude` and `longitude`.
-            calendar: see `Outputs`.
-
         Raises:
             ValueError: see `choose_outputs` and `read_attributes`.
         """
@@ -120,11 +113,7 @@ class Outputs:
         }
 
     def attributes_of_levels(self, dim: str) -> dict[str, Any]:
-        """CF attributes of a level coordinate, as in the data files; empty if unknown.
-
-        Args:
-            dim: its name, a key of `levels`.
-        """
+        """CF attributes of a level coordinate, as in the data files; {} if unknown."""
         if dim != LEVEL:
             return dict(_COORDINATE_ATTRIBUTES.get(dim, {}))
         keys = (

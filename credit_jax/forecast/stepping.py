@@ -157,12 +157,26 @@ class StateForecaster:
             ValueError: fields are missing or have another shape.
         """
         num_members = max(members) + 1
-        self._check(state, len(times), num_members)
+        if num_members > 1:
+            keys = self.schema.target_slices()
+            if problems := self._perturbation.unknown_variables(keys):
+                raise ValueError(problems[0])
+        steps = self.times_of_state(num_members)
+        for key, levels in self.prognostic.items():
+            latitude, longitude = self.grids[key.split("/")[0]]
+            grid = latitude.shape[0], longitude.shape[-1]
+            expected = (len(times), levels, len(steps), *grid)
+            actual = np.shape(state[key]) if key in state else None
+            if actual != expected:
+                raise ValueError(
+                    f"state: {key} has shape {actual}, expected {expected}: (batch, "
+                    "level, time, lat, lon)"
+                )
         labels = [date_label(time).to_datetime64() for time in times]
         starts = np.unique(np.array(labels, "datetime64[ns]"))
         numbers = np.searchsorted(starts, np.array(labels, "datetime64[ns]"))
         tasks = [Task(int(n), int(m)) for n, m in zip(numbers, members, strict=True)]
-        reader, steps = self.reader, self.times_of_state(num_members)
+        reader = self.reader
         schedule = replace(reader.schedule, starts=starts, num_members=num_members)
         samples = []
         for index, label in enumerate(labels):
@@ -200,24 +214,6 @@ class StateForecaster:
         arrays = place_batch(first, mesh)
         for fields in self.step.steps(self.weights, arrays, forcing(), noise):
             yield {key: field[:, :, 0, :rows] for key, field in fields.items()}
-
-    def _check(self, state: State, count: int, num_members: int) -> None:
-        if num_members > 1:
-            keys = self.schema.target_slices()
-            problems = self._perturbation.unknown_variables(keys)
-            if problems:
-                raise ValueError(problems[0])
-        times = len(self.times_of_state(num_members))
-        for key, levels in self.prognostic.items():
-            latitude, longitude = self.grids[key.split("/")[0]]
-            grid = latitude.shape[0], longitude.shape[-1]
-            expected = (count, levels, times, *grid)
-            actual = np.shape(state[key]) if key in state else None
-            if actual != expected:
-                raise ValueError(
-                    f"state: {key} has shape {actual}, expected {expected}: (batch, "
-                    "level, time, lat, lon)"
-                )
 
 
 @dataclass(frozen=True)

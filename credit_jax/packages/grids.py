@@ -44,12 +44,7 @@ def read_grid(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write_axes(path: Path, source: str) -> None:
-    """Copies the latitudes and longitudes that a computed source reads from a file.
-
-    Args:
-        path: path of the new file.
-        source: path in the config.
-    """
+    """Copies the latitudes and longitudes that a computed source reads from a file."""
     arrays = open_axes(source, OpenFiles())
     _save(xr.Dataset({str(axis.name): axis.variable for axis in arrays}), path)
 

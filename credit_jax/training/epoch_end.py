@@ -29,15 +29,7 @@ from credit_jax.training.steps import CompiledSteps, num_batches
 def progress_after(
     trainer: TrainerConfig, progress: Progress, value: float | None, micro_step: int
 ) -> Progress:
-    """The position after an epoch.
-
-    Args:
-        trainer: the trainer section.
-        progress: position before the epoch ends.
-        value: value of `trainer.training_metric`; None if it was not
-            measured.
-        micro_step: micro-batches seen, the name of the checkpoint to come.
-    """
+    """The position after an epoch; `value` is of the training metric, if measured."""
     config, rate, plateau = trainer.scheduler, progress.learning_rate, progress.plateau
     if plateau is not None and rate is not None:
         assert isinstance(config, PlateauConfig), "`start_of_run` sets it for that"
@@ -125,12 +117,7 @@ class EpochNumbers:
         return EpochNumbers(list(progress.epoch_losses), dict(progress.epoch_sums))
 
     def add(self, losses: np.ndarray, measured: Mapping[str, Any]) -> None:
-        """Adds an update.
-
-        Args:
-            losses: (k,) of its micro-batches.
-            measured: (k,) arrays by name.
-        """
+        """Adds the losses of an update and what else was measured, (k,) arrays."""
         self.losses += losses.tolist()
         self.since = self.since or time.monotonic()
         for name, values in jax.device_get(dict(measured)).items():
@@ -142,12 +129,7 @@ class EpochNumbers:
         return {name: total / len(self.losses) for name, total in self.sums.items()}
 
     def row(self, valid: Mapping[str, float], chosen: bool | Sequence[str]) -> LogRow:
-        """The columns of training and validation in the log.
-
-        Args:
-            valid: loss and metrics of the validation.
-            chosen: variables whose metrics are logged, see `logged_metrics`.
-        """
+        """The columns of training and validation in the log, of `chosen` variables."""
         return {
             "train_loss": float(np.mean(self.losses)) if self.losses else math.nan,
             **{
@@ -175,17 +157,7 @@ def validate(
     last: int,
     seen: Callable[[Batch], None],
 ) -> dict[str, float]:
-    """Loss and metrics, averaged over batches as CREDIT does; {} without validation.
-
-    Args:
-        trainer: the trainer section.
-        steps: compiled functions.
-        loader: validation batches.
-        state: state whose averaged or last parameters are evaluated.
-        display: shows the progress.
-        epoch, last: number of this epoch, from 0, and number of epochs of the run.
-        seen: called with each batch.
-    """
+    """Loss and metrics, averaged over batches as CREDIT does; {} without validation."""
     if loader is None or steps.evaluate is None:
         return {}
     total = num_batches(loader, trainer.valid_batches_per_epoch)

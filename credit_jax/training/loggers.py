@@ -47,12 +47,7 @@ class CsvLog(Tracker):
     """One row an epoch. Each new row replaces the file with a complete one."""
 
     def __init__(self, path: str | Path, *, keep_until: int = 0) -> None:
-        """Reads the rows of an earlier run to keep.
-
-        Args:
-            path: the file.
-            keep_until: rows of earlier epochs are kept; 0 begins a new log.
-        """
+        """Reads the rows to keep, of epochs below `keep_until`; 0 begins a new log."""
         self.path = Path(path)
         self.rows: list[LogRow] = []
         if keep_until > 0 and self.path.exists():
@@ -96,11 +91,7 @@ class TensorBoard(Tracker):
     """Event files below `tensorboard/`; CREDIT's tags: "rmse/valid", "train/lr"."""
 
     def __init__(self, save_loc: str | Path) -> None:
-        """Names the folder; the event file is opened at the first row.
-
-        Args:
-            save_loc: folder of the run.
-        """
+        """Names the folder; the event file is opened at the first row."""
         self._folder = Path(save_loc) / "tensorboard"
 
     @cached_property
@@ -220,14 +211,7 @@ class WandbTracker(Tracker):
     """A run of Weights & Biases, which a resumed run continues."""
 
     def __init__(self, config: Config, folder: Path, first_start: float) -> None:
-        """Begins or resumes the run; wandb reads WANDB_PROJECT and the like itself.
-
-        Args:
-            config: config of the run.
-            folder: folder of the run; its name is that of the run.
-            first_start: time at which it began for the first time, part of the run's
-                id.
-        """
+        """Begins or resumes the run; wandb reads WANDB_PROJECT and the like itself."""
         self._wandb = importlib.import_module("wandb")
         self._run = self._wandb.init(
             name=folder.name,
@@ -254,12 +238,7 @@ class MlflowTracker(Tracker):
     """A run of MLflow, whose id in the folder lets a resumed run continue it."""
 
     def __init__(self, folder: Path, *, resumes: bool) -> None:
-        """Begins or resumes the run; MLflow itself reads MLFLOW_TRACKING_URI etc.
-
-        Args:
-            folder: folder of the run; its name is that of the run.
-            resumes: whether the run resumes from a checkpoint.
-        """
+        """Begins or resumes the run; MLflow itself reads MLFLOW_TRACKING_URI etc."""
         self._mlflow = importlib.import_module("mlflow")
         path = folder / "mlflow_run_id"
         if resumes and path.exists():

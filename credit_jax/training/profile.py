@@ -12,24 +12,12 @@ class Profile:
     """Traces the updates first to last of this command, counted from 1."""
 
     def __init__(self, folder: Path, first: int, last: int) -> None:
-        """Names the folder and the updates.
-
-        Args:
-            folder: folder of the traces.
-            first, last: updates, both included.
-        """
+        """Names the folder of the traces, and the updates, both included."""
         self._folder, self._first, self._last = folder, first, last
         self._running = self._began = False
 
     def before(self, update: int) -> bool:
-        """Whether the trace begins or ends before an update.
-
-        Args:
-            update: number of the update that starts next.
-
-        Returns:
-            True if the caller must wait for the pending updates and then call `switch`.
-        """
+        """Whether to finish the pending updates and `switch` before a next update."""
         return update == self._first or (self._running and update == self._last + 1)
 
     def switch(self, update: int) -> None:

@@ -140,11 +140,7 @@ def _maps(
 
 
 def loss_chart(rows: Sequence[Mapping[str, float]]) -> Chart:
-    """Returns the chart of the losses of the training log.
-
-    Args:
-        rows: rows of the log, with "epoch", "train_loss" and "valid_loss".
-    """
+    """Returns the chart of the losses in the rows of a training log."""
     lines = []
     for (column, name), look in zip(_LOSS_NAMES.items(), LOOKS.values(), strict=False):
         points = [(row["epoch"] + 1, row[column]) for row in rows if column in row]

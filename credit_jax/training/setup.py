@@ -371,11 +371,7 @@ def entered(
 
 
 def summary_of(config: Config) -> str:
-    """The settings of a stage in words.
-
-    Args:
-        config: config of the stage.
-    """
+    """The settings of a stage in words."""
     trainer, steps = config.trainer, config.data.forecast_len
     schedule, rate = trainer.schedule, f"{trainer.learning_rate:g}"
     parts = [

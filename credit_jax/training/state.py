@@ -283,14 +283,7 @@ def state_of(
     ema: bool = False,
     loss_state: LossState | None = None,
 ) -> TrainState:
-    """The state before the first step of a run from given weights.
-
-    Args:
-        model: model of these weights.
-        params: parameters by path, whole arrays or local shards.
-        model_state: see `nn.parameters`.
-        optimizer, key, ema, loss_state: as for `init_state`.
-    """
+    """The state before the first step from weights, whole arrays or local shards."""
     param_specs, packing = model.model_def.param_specs, packing_of(model)
     packed = packing.pack(params)
     uniform = isinstance(optimizer, UniformTransformation)
