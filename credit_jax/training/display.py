@@ -99,10 +99,11 @@ class Display:
             parts.append(f"{self._rate.samples_per_second:.3g} samples/s")
             left = self._total - self._done + self._left
             parts.append(f"{clock(left * self._rate.seconds_per_batch)} left")
-        text = "  ".join(parts)
+        text, now = "  ".join(parts), time.monotonic()
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=self._done, text=text)
-        elif self._is_time():
+        elif now - self._last_line >= PLAIN_SECONDS or self._done == self._total:
+            self._last_line = now
             self.message(f"{self._title}  {self._done}/{self._total}  {text}")
 
     def message(self, text: str) -> None:
@@ -111,13 +112,6 @@ class Display:
             text = printable(text)
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
             line_written()
-
-    def _is_time(self) -> bool:
-        now = time.monotonic()
-        due = now - self._last_line >= PLAIN_SECONDS or self._done == self._total
-        if due:
-            self._last_line = now
-        return due
 
 
 class _NumbersColumn(ProgressColumn):

@@ -387,11 +387,6 @@ class LossScale:
         )
 
 
-def loss_factor(state: LossScale | None) -> Float[Array, ""] | float:
-    """Factor of the loss; 1 without loss scaling."""
-    return 1.0 if state is None else state.scale
-
-
 def unscale(grads: PyTree[Array], state: LossScale | None) -> PyTree[Array]:
     """The gradient of the loss from that of the scaled loss."""
     if state is None:

@@ -49,7 +49,6 @@ from credit_jax.training.state import (
 )
 from credit_jax.training.step import make_eval_step, make_train_step
 from credit_jax.training.steps import CompiledSteps, num_batches
-from credit_jax.transforms import Rollout
 
 
 @dataclass(frozen=True)
@@ -138,17 +137,20 @@ class Setup:
             schedule=rate,
             accumulate=trainer.grad_accum_every,
             ema_decay=trainer.ema_decay if trainer.use_ema else None,
-            rollout=self._prepared(self.objective.rollout, self.train_loader),
+            rollout=replace(
+                self.objective.rollout, prepare=self.train_loader.preparation
+            ),
             loss_optimizer=self.loss_optimizer,
             measure=self.objective.measure,
             metrics=self.objective.metrics,
         )
         evaluate = None
         if self.objective.evaluate is not None:
+            prepare = self.valid_loader.preparation if self.valid_loader else None
             eval_step = make_eval_step(
                 self.valid_model,
                 self.objective.evaluate,
-                rollout=self._prepared(self.objective.valid_rollout, self.valid_loader),
+                rollout=replace(self.objective.valid_rollout, prepare=prepare),
             )
             evaluate = compile_program(eval_step, self.mesh)
         train = compile_program(
@@ -174,11 +176,6 @@ class Setup:
             place_valid=self.place_valid,
             learning_rate=lambda step: float(schedule(jnp.int32(step - back))),
         )
-
-    @staticmethod
-    def _prepared(rollout: Rollout, loader: Loader | None) -> Rollout:
-        """A forecast that makes x and y of the raw batches of a loader."""
-        return replace(rollout, prepare=loader.preparation if loader else None)
 
     def place_train(self, group: Sequence[Batch]) -> dict[str, Any]:
         """Micro-batches of one update, stacked, on the mesh."""

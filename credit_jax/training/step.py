@@ -33,7 +33,6 @@ from credit_jax.training.optimizer import (
     all_finite,
     global_norm,
     keep_if,
-    loss_factor,
     unscale,
     update_by_path,
 )
@@ -245,8 +244,13 @@ def _update_of(
         trained, frozen = split_frozen(state.stored_params, param_specs)
         updates, opt_state = update(grads, state.stored_opt_state, trained, **extra)
         moved: Any = optax.apply_updates(trained, updates)
-        loss_state = _updated(state.loss_state, loss_grads, loss_optimizer, extra)
-        loss_scale, is_new = state.loss_scale, taken
+        loss_state, loss_scale, is_new = state.loss_state, state.loss_scale, taken
+        if loss_state is not None and loss_optimizer is not None:
+            of_loss = optax.with_extra_args_support(loss_optimizer).update
+            arguments = dict(loss_grads), loss_state.opt_state, loss_state.params
+            updates, loss_opt_state = of_loss(*arguments, **extra)
+            new_params = optax.apply_updates(loss_state.params, updates)
+            loss_state = LossState(new_params, loss_opt_state)
         if loss_scale is not None:
             # The norm is finite only if all gradients in it are; those of the loss's
             # parameters are not.
@@ -402,21 +406,6 @@ def _batch_specs(
     return {name: specs.get(name, specs["y"]) for name in names}
 
 
-def _updated(
-    loss_state: LossState | None,
-    grads: Mapping[str, Array],
-    optimizer: optax.GradientTransformation | None,
-    extra: Mapping[str, Array],
-) -> LossState | None:
-    """The parameters of the loss after an update."""
-    if loss_state is None or optimizer is None:
-        return None
-    update = optax.with_extra_args_support(optimizer).update
-    params = loss_state.params
-    updates, opt_state = update(dict(grads), loss_state.opt_state, params, **extra)
-    return LossState(optax.apply_updates(params, updates), opt_state)
-
-
 def _accumulate(
     state: TrainState,
     batch: PlacedBatch,
@@ -435,7 +424,7 @@ def _accumulate(
     # applied to their sum. Frozen parameters have no gradient to reduce.
     weights, pullback = jax.vjp(jax.named_scope(UPDATE)(vary), trained)
     frozen = vary(frozen)
-    factor = loss_factor(state.loss_scale)
+    factor = 1.0 if state.loss_scale is None else state.loss_scale.scale
     loss_parameters = {} if state.loss_state is None else state.loss_state.params
     variables: Trained = (weights, loss_parameters)
 
