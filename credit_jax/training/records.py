@@ -191,6 +191,9 @@ class StepRecords:
         ]
         if stats:
             record["memory_peak_bytes"] = max(s["peak_bytes_in_use"] for s in stats)
+        # Productive fraction of the time since the start; the wall clock may jump.
+        total = self.wall() - self.first_start
+        goodput = min(1.0, self._productive / total) if total > 0 else 0.0
         if self._flops is None:
             with activity("counting the operations of a step"):
                 self._flops = self.work.flops()
@@ -200,9 +203,6 @@ class StepRecords:
         if peak is not None and self._warm:
             full = max(seconds, 1e-9) * peak * len(self.work.devices)
             operations["mfu"] = flops / full
-        # Productive fraction of the time since the start; the wall clock may jump.
-        total = self.wall() - self.first_start
-        goodput = min(1.0, self._productive / total) if total > 0 else 0.0
         return {
             **{key: float(np.mean([u[key] for u in updates])) for key in others},
             "step_seconds": seconds / len(updates),
