@@ -153,10 +153,11 @@ def to_dataset(
     """
     space, levels = outputs.space, dict[str, np.ndarray]()
     # Values of each level coordinate; of unequal ones all, sorted, as in xarray.
-    for variable in (v for v in outputs.variables if v.levels is not None):
-        other = levels.setdefault(variable.level_dim, variable.levels)
-        if not np.array_equal(other, variable.levels):
-            levels[variable.level_dim] = np.union1d(other, variable.levels)
+    deep = [(v.level_dim, v.levels) for v in outputs.variables if v.levels is not None]
+    for dim, of_variable in deep:
+        other = levels.setdefault(dim, of_variable)
+        if not np.array_equal(other, of_variable):
+            levels[dim] = np.union1d(other, of_variable)
     arrays: dict[str, xr.Variable] = {}
     for variable in outputs.variables:
         fields, dims = [step[variable.key] for step in steps], list(space)
