@@ -59,6 +59,7 @@ from credit_jax.packages.references import (
 from credit_jax.packages.weights import (
     NATIVE,
     names_of,
+    write_weights,
 )
 from credit_jax.plan.forecast import (
     forecast_pipeline,
