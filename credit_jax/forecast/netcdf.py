@@ -24,12 +24,7 @@ import xarray as xr
 from credit_jax.config.inference import OutputConfig
 from credit_jax.data.calendars import as_dates
 from credit_jax.data.schedule import ForecastSchedule, Task
-from credit_jax.forecast.delivery import (
-    ForecastStore,
-    HostFields,
-    TaskWriter,
-    WriteJob,
-)
+from credit_jax.forecast.delivery import ForecastStore, HostFields, TaskWriter, WriteJob
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.io.atomic import new_file
 from credit_jax.io.errors import errors_of

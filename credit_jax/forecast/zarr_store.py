@@ -28,12 +28,7 @@ from credit_jax.config.inference import OutputConfig
 from credit_jax.data.calendars import STANDARD, as_dates
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.evaluation.opening import STORE
-from credit_jax.forecast.delivery import (
-    ForecastStore,
-    HostFields,
-    TaskWriter,
-    WriteJob,
-)
+from credit_jax.forecast.delivery import ForecastStore, HostFields, TaskWriter, WriteJob
 from credit_jax.forecast.netcdf import COORDINATES, UNITS
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.io.atomic import new_folder

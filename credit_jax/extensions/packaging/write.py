@@ -56,11 +56,7 @@ from credit_jax.packages.references import (
     place_references,
     static_references,
 )
-from credit_jax.packages.weights import (
-    NATIVE,
-    names_of,
-    write_weights,
-)
+from credit_jax.packages.weights import NATIVE, names_of, write_weights
 from credit_jax.plan.forecast import (
     forecast_pipeline,
     forecast_schema,
