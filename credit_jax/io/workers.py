@@ -96,7 +96,8 @@ class ReadAhead(Generic[Item]):
     """
 
     def __init__(self, items: Iterable[Item], num_ahead: int) -> None:
-        self._items, self.seconds = iter(items), 0.0
+        self._items = iter(items)
+        self.seconds = 0.0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="read")
         # One is computed beside those that wait.
         count = num_ahead + 1
