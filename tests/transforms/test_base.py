@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from credit_jax.transforms import Transform
-from credit_jax.transforms.base import TRANSFORMS, preblock
+from credit_jax.transforms import TRANSFORMS, Transform
+from credit_jax.transforms.base import preblock
 
 
 class Halved(Transform):
