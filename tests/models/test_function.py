@@ -420,12 +420,16 @@ def test_a_factory_that_a_config_names(tmp_path):
     assert list(out.iterdir())
 
 
+def blocks_of_the_page():
+    page = (Path(__file__).parents[2] / "docs" / "any_model.md").read_text()
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+
 @pytest.mark.usefixtures("no_objects_left")
 def test_the_page_of_docs(tmp_path, monkeypatch):
     """Its file is a factory; its lines of Python run."""
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "any_model.md").read_text()
-    file, lines = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    file, lines, _ = blocks_of_the_page()
     (tmp_path / "my_model.py").write_text(file)
     keys = {"object_type": "model", "module_path": "my_model.py", "module_name": "make"}
     register_objects({"custom_objects": {"mine": keys}})
@@ -437,3 +441,47 @@ def test_the_page_of_docs(tmp_path, monkeypatch):
     names = {}
     exec(lines, names)
     assert names["params_as_given"]["mix"].shape == (4, 4)
+
+
+@pytest.mark.slow
+def test_neuralgcm_is_fine_tuned_on_four_devices_as_on_one():
+    """Its demo's weights and its demo's analysis of ERA5, with noise."""
+    neuralgcm = pytest.importorskip("neuralgcm")
+    from neuralgcm import demo
+
+    names = {}
+    with jax.numpy_rank_promotion("allow"):
+        exec(blocks_of_the_page()[2], names)
+        with names["FILE"].open("rb") as file:
+            checkpoint = names["Checkpoint"](file).load()
+        model = neuralgcm.PressureLevelModel.from_checkpoint(checkpoint)
+        analysis = demo.load_data(model.data_coords).isel(time=0)
+        fields = model.inputs_from_xarray(analysis)
+        forcings = model.forcings_from_xarray(analysis)
+        parts = [
+            fields[n] / names["SCALES"].get(n, 1e-3) for n in model.input_variables
+        ]
+        parts += [forcings[n] for n in model.forcing_variables]
+        x = np.nan_to_num(np.concatenate(parts)).swapaxes(1, 2)[None, :, None]
+        noise = np.random.default_rng(0).standard_normal((4, *x.shape[1:]))
+        x = (x * (1 + 1e-4 * noise)).astype(np.float32)
+        num_y = 37 * len(model.input_variables)
+        batch = {"x": x, "y": x[:, :num_y]}
+        made = names["make"](None, None)
+        wrapped = credit_jax.wrap(*made, x.shape[1:], (num_y, *x.shape[2:]), noise=True)
+        losses, weights = [], []
+        for ranks in (1, 4):
+            dims = ParallelDims(dp_shard=ranks, world_size=ranks)
+            model = credit_jax.build_parallel_model(wrapped, dims)
+            step = credit_jax.make_train_step(model, optax.adam(1e-4), mse)
+            state = credit_jax.init_state(model, optax.adam(1e-4), jax.random.key(0))
+            placed = credit_jax.place_batch(batch, model.mesh)
+            for _ in range(2):
+                state, info = step(
+                    state, {n: field[None] for n, field in placed.items()}
+                )
+                losses.append(float(info["loss"][0]))
+            weights.append(jax.tree.map(np.asarray, state.params))
+    np.testing.assert_allclose(losses[2:], losses[:2], rtol=1e-6)
+    assert losses[1] < losses[0]
+    assert joint_error(*weights) < 1e-5
