@@ -10,6 +10,7 @@ import os
 import queue
 import sys
 import tempfile
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -126,6 +127,15 @@ class Processes:
 
 def begin_process(log: Path, num_devices: int, cwd: Path | None) -> None:
     """Settings of a process before it uses JAX."""
+
+    def end_with_parent() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None, "a spawned process has one"
+        parent.join()
+        os._exit(1)
+
+    # What SIGTERM ends does not stop its processes, and a program compiles for minutes.
+    threading.Thread(target=end_with_parent, daemon=True).start()
     with log.open("w") as file:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())

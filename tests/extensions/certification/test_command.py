@@ -3,6 +3,8 @@
 import contextlib
 import json
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -251,3 +253,29 @@ def test_a_model_that_credit_cannot_build(monkeypatch, tmp_path):
     code, *lines = _against_credit(tmp_path / "config.yml", tmp_path)
     assert code != str(OK)
     assert lines == ["not compared with CREDIT:", "error: no model"]
+
+
+WORKER = """
+import os, sys, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from credit_jax.extensions.certification.processes import begin_process
+arguments = Path(sys.argv[1]), 1, None
+worker = ProcessPoolExecutor(1, get_context("spawn"), begin_process, arguments)
+print(worker.submit(os.getpid).result(), flush=True)
+worker.submit(time.sleep, 600).result()
+"""
+
+
+def test_no_worker_outlives_a_certificate_that_is_ended(tmp_path):
+    command = [sys.executable, "-c", WORKER, str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        worker = Path("/proc") / parent.stdout.readline().strip()
+        assert worker.exists()
+        parent.terminate()
+    for _ in range(300):
+        if not worker.exists():
+            return
+        time.sleep(0.1)
+    pytest.fail(f"{worker} is there after 30 s")
