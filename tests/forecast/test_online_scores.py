@@ -86,9 +86,7 @@ def test_scores_from_python(config, tmp_path):
     given = {"num_devices": 1, "init_times": ["2000-01-01"], "num_steps": 2}
     plan = plan_forecast(read_config, parallelism, **given)
     model = plan.model.build(jax.devices()[:1], mp_policy=default_mp_policy("float32"))
-    checkpoint = open_run(read_config.save_loc, None, None, plan.schema.names).restore(
-        model
-    )
+    checkpoint = open_run(read_config.save_loc).restore(model)
     weights = Forecaster(model, *checkpoint).weights
     python = tmp_path / "python"
     store = ZarrStore(python, outputs_of(plan, model), plan.schedule)
