@@ -124,16 +124,16 @@ ModelState = dict[str, Collection]
 
 
 def wide_statistics(model_state: Any) -> Any:
-    """Returns the batch-norm statistics in float32, the initial value of their average.
+    """Returns copies of the batch-norm statistics in float32, to begin their average.
 
-    Counts of batches are averaged like the other statistics, as in CREDIT; nothing
-    reads them.
+    The training loop donates its state, which may have an array once. Counts of
+    batches are averaged like the other statistics, as in CREDIT; nothing reads them.
     """
     return jax.tree.map(
         lambda x: (
             x.update(dtype="float32")
             if isinstance(x, jax.ShapeDtypeStruct)
-            else x.astype("float32")
+            else x.astype("float32", copy=True)
         ),
         model_state[BATCH_STATS],
     )

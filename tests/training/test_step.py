@@ -19,6 +19,7 @@ from credit_jax.config import load_config
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.nn.parameters import BATCH_STATS, wide_statistics
 from credit_jax.parallel.placement import place_batch
 from credit_jax.plan import plan_run
 from credit_jax.training.loggers import read_log
@@ -508,3 +509,10 @@ def test_memory_grows_by_what_is_fed_back() -> None:
     inside = CONFIG.hidden
     print(f"temporary memory {used}; channels a further step: {each}; inside: {inside}")
     assert max(each) < inside / 4
+
+
+def test_averages_of_statistics_begin_with_copies():
+    """The loop donates its state, which may have an array once."""
+    mean = jnp.ones(3)
+    average = wide_statistics({BATCH_STATS: {"norm": {"mean": mean}}})["norm"]["mean"]
+    assert average.unsafe_buffer_pointer() != mean.unsafe_buffer_pointer()
