@@ -262,10 +262,10 @@ def check_config(
         report.plan = plan
         if report.trains:
             report.problems += rehearse(plan)
-            report.problems += _too_large(plan, device, with_data)
             if device is not None and not report.problems:
                 model = plan.model
                 report.bound = step_bound(device, config, model.model_def, model.axes)
+            report.problems += _too_large(plan, device, with_data)
     with report.hearing():
         _read_inference(config, report)
     report.problems = [*dict.fromkeys(report.problems)]
