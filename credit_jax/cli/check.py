@@ -29,7 +29,6 @@ from credit_jax.config.messages import counted, printable
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.data.perturbations import parse_perturbation
-from credit_jax.data.schema import num_levels
 from credit_jax.io.tables import print_table
 from credit_jax.models.model_def import parameter_count
 from credit_jax.parallel.mesh.devices import free_memory
@@ -313,7 +312,7 @@ def _channels_alone(
     model = mapping.get("model")
     levels = model.get("levels") if isinstance(model, Mapping) else None
     levels = levels if isinstance(levels, int) and levels > 0 else 1
-    return data, ChannelSchema.from_config(data, num_levels(data, levels))
+    return data, ChannelSchema.from_config(data, data.num_levels(levels))
 
 
 _OF_PLAN = ("model", "mesh", "geometry", "memory", "curriculum")

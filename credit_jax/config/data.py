@@ -136,20 +136,29 @@ class DataConfig(_Window):
         """The sources of one input of the model, by name."""
         return {k: source for k, source in self.source.items() if source.input == name}
 
+    def num_levels(self, file_levels: int) -> dict[str, int]:
+        """Number of levels of each source's 3-D variables, without opening a file.
+
+        Args:
+            file_levels: number of levels of the files, for sources without `levels`.
+        """
+        values = {name: source.level_values for name, source in self.source.items()}
+        return {k: file_levels if v is None else len(v) for k, v in values.items()}
+
     def channel_counts(self, file_levels: int) -> dict[str, int]:
         """Numbers of channels of a frame, by key of a model's section.
 
         Args:
             file_levels: number of levels of the files, for sources without `levels`.
         """
-        counts = {"input_channels": 0, "output_channels": 0}
-        for source in self.sources_of().values():
-            levels = source.level_values
-            each = file_levels if levels is None else len(levels)
-            for key, kinds in zip(counts, (INPUT_TYPES, OUTPUT_TYPES), strict=True):
-                for kind in kinds:
-                    if (field := getattr(source.variables, kind)) is not None:
-                        counts[key] += each * len(field.vars_3D) + len(field.vars_2D)
+        levels = self.num_levels(file_levels)
+        kinds = {"input_channels": INPUT_TYPES, "output_channels": OUTPUT_TYPES}
+        counts = dict.fromkeys(kinds, 0)
+        for name, source in self.sources_of().items():
+            for kind, field in source.variables.by_type.items():
+                channels = levels[name] * len(field.vars_3D) + len(field.vars_2D)
+                for key in kinds:
+                    counts[key] += channels * (kind in kinds[key])
         return counts
 
     @property

@@ -249,19 +249,6 @@ class ChannelSchema:
         return cls(*parts)
 
 
-def num_levels(data: DataConfig, file_levels: int) -> dict[str, int]:
-    """Number of levels of each source's 3-D variables, without opening a file.
-
-    Args:
-        data: the data section.
-        file_levels: number of levels of the files, for sources without `levels`.
-    """
-    return {
-        name: file_levels if source.level_values is None else len(source.level_values)
-        for name, source in data.source.items()
-    }
-
-
 def _slices(groups: tuple[ChannelGroup, ...]) -> dict[str, slice]:
     slices, start = {}, 0
     for group in groups:

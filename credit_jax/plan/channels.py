@@ -13,7 +13,6 @@ from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.sources.source import MAIN_INPUT
 from credit_jax.data import ChannelGroup, ChannelSchema, Loader, Split
 from credit_jax.data.opened_data import InputData
-from credit_jax.data.schema import num_levels
 from credit_jax.models.channel_change import ChannelChange
 from credit_jax.models.common.config import CorrectedConfig, ModelConfig, VectorSpec
 from credit_jax.named_fields.coordinates import common_indices, indices_of, is_numbered
@@ -32,7 +31,7 @@ def schema_of(
     The `levels` of the model, or 1, apply to sources with null levels.
     """
     levels = getattr(model, "levels", 1)
-    schema = ChannelSchema.from_config(data, num_levels(data, levels))
+    schema = ChannelSchema.from_config(data, data.num_levels(levels))
     return schema if pipeline is None else schema.after(pipeline)
 
 
@@ -198,7 +197,7 @@ def further_schemas(
     """Returns the channels of each input of the model other than x."""
     if opened is not None:
         return {**opened.further}
-    levels, schemas = num_levels(data, 0), {}
+    levels, schemas = data.num_levels(0), {}
     for name in data.further_inputs:
         fields = {
             source: section.variables.dynamic_forcing

@@ -5,7 +5,6 @@ import pytest
 import yaml
 
 from credit_jax.data import ChannelGroup, ChannelSchema, open_dataset
-from credit_jax.data.schema import num_levels
 from credit_jax.models.registry import parse_model
 from credit_jax.plan.channels import channel_problems
 from tests.data.world import MODEL, parsed, raw_config
@@ -78,9 +77,9 @@ def test_model_channels(schema):
 
 def test_levels_without_files(schema):
     data = parsed(raw_config("nowhere")).data
-    assert ChannelSchema.from_config(data, num_levels(data, 5)) == schema
+    assert ChannelSchema.from_config(data, data.num_levels(5)) == schema
     data = parsed(raw_config("nowhere", data__source__ERA5__levels=None)).data
-    counts = ChannelSchema.from_config(data, num_levels(data, 5)).target_counts
+    counts = ChannelSchema.from_config(data, data.num_levels(5)).target_counts
     assert list(counts.values()) == [5, 5, 1, 1]
 
 
