@@ -51,14 +51,7 @@ _PLATFORM = jax.make_user_context(None)
 
 
 def use_implementation(name: str) -> AbstractContextManager[None]:
-    """Context manager: traces all operations with one implementation, on any mesh.
-
-    Args:
-        name: "xla", "cpu" or "gpu".
-
-    Raises:
-        ValueError: any other name.
-    """
+    """Context manager: traces all operations with one implementation, on any mesh."""
     if name not in get_args(Implementation):
         raise ValueError(
             f"the implementation is {name!r}; expected one of "
@@ -68,11 +61,7 @@ def use_implementation(name: str) -> AbstractContextManager[None]:
 
 
 def use_platform(name: str | None) -> AbstractContextManager[None]:
-    """Context manager: traces as for another platform, to inspect the program.
-
-    Args:
-        name: a platform such as "gpu"; None for the platform of the mesh.
-    """
+    """Context manager: traces as for another platform, to inspect the program."""
     return _PLATFORM(name)
 
 
@@ -104,11 +93,7 @@ def implementation() -> Implementation:
 
 
 def kernel_notes(devices: Iterable[Any]) -> list[str]:
-    """Returns a line if devices have kernels that the installed JAX does not compile.
-
-    Args:
-        devices: devices that a model runs on.
-    """
+    """A line if devices have kernels that the installed JAX does not compile."""
     if is_available() or all(device.platform != "gpu" for device in devices):
         return []
     return [

@@ -41,11 +41,8 @@ def check_inputs(
     """Checks names, shapes and dtypes of the inputs of a model.
 
     Args:
-        inputs: arrays by name.
-        specs: specs of the inputs, by name.
         axes: mesh axes of global arrays; None for local arrays, whose samples, rows and
             dtype may be any.
-        compute: compute dtype of the model.
     """
     _check_names("inputs", inputs, specs, "the model takes")
     if more := [str(name) for name in inputs if name not in specs]:
@@ -72,10 +69,6 @@ def check_batch(
 
     Args:
         batch: global arrays by name, the inputs and "y"; transforms may need more.
-        inputs, output: inputs and output of the model.
-        axes: axes of its mesh.
-        compute: its compute dtype.
-        stacked: whether there is a leading dim of micro-batches.
         num_steps: steps of the forecast. Inputs other than x are those of one step, or
             of all: fields one after the other along time, vectors along their size.
     """
@@ -200,14 +193,7 @@ def check_weights(
     param_shapes: Mapping[str, tuple[int, ...]],
     state_shapes: Mapping[str, Mapping[str, Mapping[str, Any]]],
 ) -> None:
-    """Checks that parameters and state are those of a model.
-
-    Args:
-        params: arrays by path.
-        model_state: collections of `nn.parameters`.
-        param_shapes: shape of every parameter of the model, by path.
-        state_shapes: `ModelDef.model_state_shapes` of the model.
-    """
+    """Checks that parameters and state are those of a model."""
     if not isinstance(params, Mapping) or not isinstance(model_state, Mapping):
         raise ValueError(
             f"params are a {type(params).__name__} and model_state a "
@@ -256,12 +242,7 @@ def name_problems(actual: Mapping[str, Any], expected: Any) -> list[str]:
 
 @contextmanager
 def on_mesh(mesh: Mesh, **trees: Any) -> Iterator[None]:
-    """Explains an error of arrays that are on other devices than the mesh.
-
-    Args:
-        mesh: mesh of the model.
-        **trees: the arguments of the program, by name.
-    """
+    """Explains an error of arrays that are on other devices than the mesh."""
     try:
         yield
     except ValueError as error:

@@ -85,10 +85,6 @@ def other_shapes(base_def: ModelDef, model_def: ModelDef) -> list[str]:
     """Lists arrays whose shapes differ by more than the numbers of channels.
 
     Weights of a model can be those of another one if there are none.
-
-    Args:
-        base_def: the model whose weights they are.
-        model_def: the other one.
     """
     kind = model_def.config.type
     if kind not in CHANNELS_FIRST:
@@ -124,13 +120,6 @@ def change_channels(
 
     New hidden channels, which layers between have for each output, begin as in a new
     model; the layer that reads them does so with the weight 0.
-
-    Args:
-        weights: parameters by path and model state of the base.
-        base_def: the base.
-        model_def: the model.
-        change: its channels, by those of the base.
-        seed: seed of the initial values of hidden channels.
     """
     differ = other_shapes(base_def, model_def)
     raise_problems(differ, "beside the channels, arrays differ")
@@ -153,13 +142,7 @@ def change_channels(
 def change_moments(
     moments: Arrays, model_def: ModelDef, change: ChannelChange
 ) -> Arrays:
-    """Returns moments of an optimizer for a model with other channels, 0 for new ones.
-
-    Args:
-        moments: arrays like parameters of the base, by path.
-        model_def: the model.
-        change: its channels, by those of the base.
-    """
+    """Moments of an optimizer for a model with other channels, 0 for new ones."""
     moved, zeros = dict(moments), replace(change, fill="zero", copied={})
     for path, dims in _channel_dims(model_def).items():
         for dim in dims if path in moved else ():
@@ -171,10 +154,6 @@ def frozen_layers(
     model_def: ModelDef, change: ChannelChange
 ) -> dict[Direction, list[str]]:
     """Finds the layers of new channels that are frozen: such channels stay as they are.
-
-    Args:
-        model_def: the model, with its frozen parameters and its adapters.
-        change: its channels, by those of the base.
 
     Returns:
         "input" or "output" -> paths of the kernels that read new inputs or make new

@@ -24,11 +24,7 @@ from credit_jax.state_dict.key_map import (
 
 
 def key_map_for(model_def: ModelDef) -> KeyMap:
-    """Returns the mapping between CREDIT's state dict and the arrays of a model.
-
-    Raises:
-        ValueError: the model has no key table, or the table misses a parameter.
-    """
+    """Returns the mapping between CREDIT's state dict and the arrays of a model."""
     model = torch_model(model_def.config.type)
     key_map = make_key_map(model.key_table, model_def.param_specs, model_def.matrices)
     frozen = frozenset(model_def.param_specs.keys() - model_def.trainable.keys())
@@ -162,10 +158,6 @@ def native_key_map(
     """Returns the key map of what CREDIT lacks: keys are paths, arrays stay.
 
     Arrays of the model state are named "path.leaf", as in "head/norm.mean".
-
-    Args:
-        model_def: the model.
-        specs: specs of its parameters that are included; None includes all.
     """
     entries = [
         KeyEntry(path, path, _unmoved(spec.shape), spec.shape)

@@ -26,9 +26,6 @@ def gradient_flops(model_def: ModelDef) -> float:
 
     The count is for one device without rematerialization; the remaining operations of a
     training step are negligible.
-
-    Args:
-        model_def: the model; it is traced, not compiled.
     """
     shaped = jax.ShapeDtypeStruct
     weights = {p: shaped(d.shape, d.dtype) for p, d in model_def.param_specs.items()}

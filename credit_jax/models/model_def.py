@@ -432,13 +432,7 @@ _FIRST_CAPABILITY = (8, 9)
 def float8_notes(
     model_def: ModelDef, precision: Precision, devices: Iterable[Any] = ()
 ) -> list[str]:
-    """Returns the reasons why a model gains nothing from float8, one line each.
-
-    Args:
-        model_def: the model.
-        precision: its precision; without float8 there are no reasons.
-        devices: devices that it runs on, if known.
-    """
+    """Returns the reasons why a model gains nothing from float8, one line each."""
     if precision.float8 is None:
         return []
     if not model_def.float8_matrices(precision):

@@ -654,13 +654,7 @@ def weight_targets(model: ParallelModel) -> tuple[Any, Any]:
 def place_weights(
     model: ParallelModel, params: Mapping[str, Any], model_state: Mapping[str, Any]
 ) -> tuple[Weights, ModelState]:
-    """Puts whole host arrays on the mesh of a model.
-
-    Args:
-        model: model on its mesh.
-        params: parameters by path; the same in every process.
-        model_state: collections of `nn.parameters`.
-    """
+    """Puts whole host arrays on the mesh of a model."""
     # As one vector, the small parameters are one transfer.
     like, packing = weight_targets(model), packing_of(model)
     packed = pack_tree((params, model_state), like, packing)

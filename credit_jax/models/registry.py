@@ -28,9 +28,6 @@ FAMILIES = (
 def parse_model(section: Mapping[str, Any]) -> ModelConfig:
     """Returns the validated, frozen config of a `model:` section.
 
-    Args:
-        section: the section as a mapping.
-
     Raises:
         ValueError: unknown type or key, or an invalid value; lists all errors.
     """
@@ -58,14 +55,7 @@ def define_model(config: ModelConfig) -> ModelDef:
 
 
 def torch_model(model_type: str) -> TorchModel:
-    """CREDIT's names of the parameters of a registered model.
-
-    Args:
-        model_type: `model.type` of the config.
-
-    Raises:
-        ValueError: the model is not registered, or has no key table.
-    """
+    """CREDIT's names of the parameters of a registered model."""
     tables = {name: MODELS[name].key_table for name in sorted(MODELS)}
     table = tables.get(model_type)
     if table is None:

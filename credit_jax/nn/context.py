@@ -215,11 +215,7 @@ class Context:
 
         Args:
             name: name of the call site, unique within a block.
-            field: gives samples, rows and columns.
             channels: number of channels of the noise; None for those of the field.
-
-        Raises:
-            ValueError: the context has no noise.
         """
         batch, _, columns, width = field.data.shape
         return self._noise(name).normal_field(

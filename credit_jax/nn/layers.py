@@ -50,10 +50,6 @@ def drop_units(
     """Dropout with a mask by global sample, row, column and unit.
 
     Args:
-        x: (batch, rows, lon, unit), the local units on the rows of `field`.
-        field: gives the global rows and columns.
-        context: if it has no key (evaluation), `x` is returned.
-        rate: probability of dropping.
         units: global number of units; if `x` has fewer, its units are sharded over tp.
     """
     if context.key is None or rate == 0.0:
@@ -83,12 +79,6 @@ def drop_attention(
     """Dropout with a mask by global sample, window, head and pair of tokens.
 
     Args:
-        weights: (batch, windows, head, tokens, tokens), attention weights of the local
-            windows and heads.
-        window_rows, window_columns: (windows,), global position of each local window.
-        context: if it has no key (evaluation), `weights` is returned.
-        rate: probability of dropping.
-        heads: global number of heads.
         rows: global number of rows of windows.
         part: index of the local heads among the equal parts of all heads; None for the
             index of this device along tp.
@@ -123,14 +113,11 @@ def matmul(
     """Returns `x @ kernel`, in float8 if the context's precision selects the matrix.
 
     Args:
-        x: (batch..., channel), in the compute dtype.
-        kernel: (channel, out...), in the compute dtype.
         context: None never multiplies in float8.
         shape: (input, output) channels of the global matrix; None never multiplies in
             float8.
         split: how the matrix is sharded over tp: output channels ("column"), input
             channels ("row"), or not at all (None).
-        dtype: dtype of the result; None for that of x.
     """
     float8 = None if context is None else context.precision.float8
     if not context or not shape or not float8 or not float8.takes(*shape):
@@ -255,12 +242,6 @@ def sum_over_tensor(
     """Returns `x @ kernel` with the rows of the kernel sharded over tp: one `psum`.
 
     The sum is in float32 or wider, the result in the dtype of `x`.
-
-    Args:
-        x: (batch..., channel_in), the local input channels.
-        kernel: (channel_in, channel_out), the local rows.
-        context: required; optional in the type because layers pass theirs on.
-        shape: as for `nn.layers.matmul`.
     """
     assert context is not None, "a block passes its context to a row layer"
     tensor = context.axes.tensor

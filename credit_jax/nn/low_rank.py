@@ -84,14 +84,7 @@ def merge(
     param_specs: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec],
 ) -> Weights:
-    """Returns weights with the sums in place of the matrices, without adapters.
-
-    Args:
-        weights: local shards by path, of the matrices and of their adapters.
-        low_rank: matrices with adapters; None for none.
-        param_specs: specs of the parameters, by path.
-        specs: PartitionSpec of each parameter.
-    """
+    """Returns weights with the sums in place of the matrices, without adapters."""
     if low_rank is None:
         return dict(weights)
     sums = {path: x for path, x in weights.items() if not is_adapter(path)}
@@ -111,12 +104,7 @@ def merged(
     low_rank: LowRank,
     param_specs: Mapping[str, ParamSpec],
 ) -> dict[str, Any]:
-    """`merge` of whole arrays, outside of `shard_map`; keeps their shardings.
-
-    Args:
-        weights: arrays by path, or `ShapeDtypeStruct`s of them.
-        low_rank, param_specs: as for `merge`.
-    """
+    """`merge` of whole arrays, outside of `shard_map`; keeps their shardings."""
     sums = {path: x for path, x in weights.items() if not is_adapter(path)}
     for path in low_rank.targets:
         matrix = weights[path]

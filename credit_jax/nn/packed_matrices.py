@@ -87,12 +87,7 @@ Family: TypeAlias = Sequence[MatrixGroup]
 def matrix_families(
     param_specs: Mapping[str, ParamSpec], specs: Mapping[str, PartitionSpec] | None
 ) -> list[Family]:
-    """Groups matrices by shape and sharding, and the groups by sharding.
-
-    Args:
-        param_specs: specs of the parameters, by path.
-        specs: PartitionSpec of each parameter; None on one device.
-    """
+    """Groups matrices by shape and sharding, and the groups by sharding."""
     groups: dict[tuple[Any, ...], dict[str, ParamSpec]] = {}
     for path, param_spec in param_specs.items():
         names = tuple(specs[path]) if specs else ()

@@ -86,8 +86,6 @@ def of_call(array: Array, ndim: int, call: Array | int) -> Array:
     Args:
         array: the parameter; in a training forward pass, with a leading dim of calls
             if the layer is called several times (`nn.spectral_norm`).
-        ndim: number of dims of the parameter without that dim.
-        call: index of the call.
     """
     if array.ndim == ndim:
         return array

@@ -60,13 +60,7 @@ def run_block(context: Context, block: nnx.Module, *args: Any, **static: Any) ->
     Updates the running statistics of the batch norms below the block.
 
     Args:
-        context: context of the forward pass.
         block: the block, whose parameters are as stored: split over dp_shard.
-        *args: fields and arrays, which the backward pass saves.
-        **static: arguments that are constants of the compiled program.
-
-    Returns:
-        What the block returns.
     """
     # `jax.checkpoint` takes functions of arrays. The module is put together inside
     # of it, so that the backward pass gathers the parameters again, too.
@@ -101,18 +95,13 @@ def scan_blocks(
     Updates the running statistics of the batch norms below the blocks.
 
     Args:
-        context: context of the forward pass.
         blocks: as returned by `nn.parameters.stack_blocks`. If it has a method
             `ready()`, a function of the parameters below its submodules `ready_of`
             alone, that is computed for all blocks at once before the scan, and each
             block gets its result as the keyword argument `ready`.
         carry: input of the first block; blocks keep its structure and layout.
-        num: number of blocks.
         variants: static keyword arguments; block i gets
             `variants[i % len(variants)]`.
-
-    Returns:
-        The output of the last block.
     """
     early: Sequence[str] = getattr(blocks, "ready_of", ())
 

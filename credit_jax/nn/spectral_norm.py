@@ -53,10 +53,6 @@ def spectral_norm_shapes(
     """Returns the shapes of u (output dims) and v (input dims) of a matrix.
 
     The dim of stacked blocks, if any, comes first.
-
-    Args:
-        param_spec: spec of the matrix.
-        shape: shape of a shard of it; None for global shapes.
     """
     shape = shape or param_spec.shape
     lead = shape[:1] if param_spec.is_stacked else ()
@@ -83,11 +79,6 @@ def init_spectral_norm(
 
     Args:
         key: typed PRNG key, by which the first u are drawn from N(0, 1).
-        weights: local shards of the initial parameters, by path.
-        param_specs: specs of the normalized matrices, by path.
-        specs: PartitionSpec of each matrix; None for unsharded vectors.
-        degrees: size of every mesh axis that `specs` names.
-        alone: see `loops_hold_collectives`.
     """
     drawn: dict[str, ParamSpec] = {}
     drawn_specs: dict[str, PartitionSpec] = {}
@@ -125,12 +116,6 @@ def iterate(
 
     v = W'u / |W'u|, u = Wv / |Wv|, without gradient. `after_calls` removes the dim of
     calls from the vectors of layers that are called several times.
-
-    Args:
-        weights: local shards of all parameters, by path.
-        state: local shards of u and v of every normalized matrix.
-        param_specs: specs of the normalized matrices, or of all parameters.
-        specs: PartitionSpec of each parameter; None on one device.
     """
     # The first call of every layer together; most layers have no other.
     called = {path: param_specs[path] for path in state if param_specs[path].calls}
@@ -182,12 +167,7 @@ def _unroll(
 
 
 def after_calls(state: Collection, param_specs: Mapping[str, ParamSpec]) -> Collection:
-    """Returns the vectors to store after a training forward pass, those of last calls.
-
-    Args:
-        state: as returned by `iterate`.
-        param_specs: as for `iterate`.
-    """
+    """The vectors to store after a training forward pass, those of last calls."""
     last = {
         path: {
             side: lax.index_in_dim(array, -1, _calls_dim(spec), keepdims=False)
@@ -212,7 +192,6 @@ def normalize(
     calls, the result has it, too, as each call has its own sigma.
 
     Args:
-        weights, param_specs, specs: as for `iterate`.
         state: as returned by `iterate`, or the stored one.
         compensated: whether the rounding errors of the sums of sigma are summed, too.
             An error of sigma scales a whole matrix; of weights that are divided once

@@ -76,9 +76,6 @@ def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     Computed in float32 or wider, returned in the dtype of `x`. A custom JVP saves one
     array for the backward pass, where differentiating the formula would save four;
     these are the widest activations of a transformer.
-
-    Args:
-        x: array of any shape.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return (wide * _distribution(wide)).astype(x.dtype)

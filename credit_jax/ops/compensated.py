@@ -22,9 +22,6 @@ def compensated_sum(
     `high` is a sum in the dtype of `x`, and `low` the sum of the rounding errors of its
     additions, so that both together have about twice the digits (Ogita, Rump and
     Oishi, 2005, "Accurate sum and dot product").
-
-    Args:
-        x: values; sums of large magnitudes must not overflow.
     """
     size = next_power_of_2(x.shape[-1])
     high = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])
@@ -102,7 +99,6 @@ def errors_of_arrays(
     """The error of each array, relative to at least a share of the largest norm.
 
     Args:
-        actual, expected: arrays by the same names.
         floor: this share; a gradient may be zero except for rounding.
     """
     norms = {

@@ -83,10 +83,6 @@ def explicit_padding(
 
     "same" gives dilation * (kernel - 1) zeros in total, the smaller half in front.
 
-    Args:
-        padding: a pair for each spatial dim, or "same".
-        kernel, stride, dilation: kernel, stride and dilation of each spatial dim.
-
     Raises:
         ValueError: "same" with a stride above 1, as in torch, or an unknown string.
     """
@@ -128,16 +124,7 @@ def checked_padding(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> tuple[IntPair, ...]:
-    """Returns `explicit_padding` of a convolution that has at least one output.
-
-    Args:
-        sizes: size of each spatial dim of the array.
-        kernel, padding, stride, dilation: see `explicit_padding`.
-
-    Raises:
-        ValueError: see `explicit_padding`, or the dilated kernel is larger than the
-            padded array.
-    """
+    """Returns `explicit_padding` of a convolution that has at least one output."""
     pads = explicit_padding(padding, kernel, stride=stride, dilation=dilation)
     for i, (size, taps) in enumerate(zip(sizes, kernel, strict=True)):
         reach = dilation[i] * (taps - 1) + 1
@@ -241,8 +228,6 @@ def pad_periodic(
     """The padding of `periodic_conv2d` along one dim.
 
     Args:
-        x: (batch, lat, lon, channel).
-        padding: rows or columns to add at both ends.
         dim: 1 to reflect latitude, or 2 to wrap longitude.
     """
     widths = [(padding, padding) if d == dim else (0, 0) for d in range(x.ndim)]
@@ -360,11 +345,7 @@ def check_transposed(
     output_padding: int,
     dilation: int,
 ) -> int:
-    """Returns the output length along one dim after checking the arguments.
-
-    Raises:
-        ValueError: invalid padding, or an empty output.
-    """
+    """Returns the output length along one dim after checking the arguments."""
     if min(padding) < 0:
         raise ValueError(
             f"padding is {padding}; the rows that are cut off cannot be negative"

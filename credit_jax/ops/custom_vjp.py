@@ -119,9 +119,6 @@ def linear(
     """Applies a linear function whose transpose is written by hand.
 
     Args:
-        function: a linear function of one array.
-        transpose: its transpose, a function of the cotangent of the result.
-        x: the array.
         axis: mesh axis over which the result varies; None for those of x.
     """
 

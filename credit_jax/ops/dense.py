@@ -35,8 +35,6 @@ def dense(
     """Returns `x @ kernel`, contracting the last dim of x and the first of the kernel.
 
     Args:
-        x: (batch..., channel).
-        kernel: (channel, out...).
         dtype: dtype of the sums and of the result (`preferred_element_type`); None
             leaves it to `jnp.matmul`. A result that is wider than x is taken to be
             rounded to the dtype of x later: its cotangent is rounded before products.
@@ -84,11 +82,6 @@ def of_matrices(product: Product, x: Array, kernel: Array) -> Array:
 
     Args:
         product: (rows, channel), (channel, columns) -> (rows, columns).
-        x: (batch..., channel).
-        kernel: (channel, out...).
-
-    Returns:
-        (batch..., out...).
     """
     *batch, channels = x.shape
     _, *out = kernel.shape
@@ -144,12 +137,9 @@ def float8_dense(
     and summed in float64. NaN and infinity give NaN.
 
     Args:
-        x: (batch..., channel).
-        kernel: (channel, out...).
         summed: mesh axis over which the channels are sharded, if any; the scales are
             computed from maxima over it.
         output_axis: mesh axis over which the output dims are sharded, if any.
-        dtype: dtype of the result; None for that of x.
         gradient_dtype: `FLOAT8` or `WIDE_FLOAT8`, to which the gradient of the result
             is rounded.
     """
@@ -166,10 +156,8 @@ def quantize(
     """Scales by powers of two and rounds to float8.
 
     Args:
-        x: values of any shape.
         axis: dim along which values share a scale; None for one scale of all values.
         mesh_axes: mesh axes over which the values that share a scale are sharded.
-        dtype: `FLOAT8` or `WIDE_FLOAT8`.
 
     Returns:
         The float8 values, and the power of two to multiply them by; its shape is that

@@ -23,10 +23,6 @@ def choose_experts(
     The weights are probabilities of a softmax over all experts, divided by their sum.
     Ties go to the expert of lower index.
 
-    Args:
-        logits: (tokens, experts), in float32 or wider.
-        count: number of experts for each token.
-
     Returns:
         weights: (tokens, count), in descending order; they sum to one.
         chosen: (tokens, count) int32, indices of the experts.
@@ -81,13 +77,7 @@ class Dispatch:
     def of(
         cls, chosen: Int[Array, "tokens choice"], num: int, first: Array | int = 0
     ) -> Dispatch:
-        """Returns the dispatch to the experts `first` to `first + num - 1`.
-
-        Args:
-            chosen: (tokens, choice), as returned by `choose_experts`.
-            num: number of experts of the range.
-            first: index of the first expert of the range.
-        """
+        """Returns the dispatch to the experts `first` to `first + num - 1`."""
         local = chosen.reshape(-1) - first
         group = jnp.where((local >= 0) & (local < num), local, num)
         order = jnp.argsort(group, stable=True).astype(jnp.int32)
@@ -126,11 +116,6 @@ class Dispatch:
 
         Uses `lax.ragged_dot`, a grouped matrix product for which XLA has a kernel on
         TPU only; on other platforms every row is multiplied by every kernel.
-
-        Args:
-            x: (places, channel), in sorted order.
-            kernels: (experts, channel, out).
-            dtype: dtype of the sums and of the result; None for that of x.
         """
         wide = dtype or x.dtype
         y = lax.ragged_dot(x, kernels, self.sizes, preferred_element_type=wide)
@@ -166,9 +151,7 @@ def expert_biases(
     Experts outside of the range that `bias` covers contribute zero.
 
     Args:
-        weights, chosen: as returned by `choose_experts`.
         bias: (experts, out), of the experts `first` to `first + experts - 1`.
-        first: index of the first expert of the range.
     """
     experts = jnp.arange(bias.shape[0])
     here = chosen[..., None] - first == experts[None, None]

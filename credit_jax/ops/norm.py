@@ -107,7 +107,6 @@ class RunningStatistics:
 
         Args:
             mean, variance: (channel,), of the batch; the variance is biased.
-            num_values: number of values of a channel in the batch, at least 2.
             momentum: weight of the batch; None for 1 / count, which gives the
                 arithmetic mean over all batches.
         """
@@ -187,14 +186,6 @@ def batch_norm_by(
 
     Args:
         mean_of: (..., channel) -> (channel,), the mean over all values of a channel.
-        num_values: number of values that `mean_of` averages.
-        x, scale, bias, running, training, momentum, epsilon: as for `batch_norm`.
-
-    Returns:
-        As for `batch_norm`.
-
-    Raises:
-        ValueError: as for `batch_norm`.
     """
     lead = (1,) * (x.ndim - 1)
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))

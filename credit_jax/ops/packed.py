@@ -33,14 +33,7 @@ def unpack(
 
 
 def unstack(arrays: Sequence[Shaped[Array, "num ..."]]) -> list[list[Array]]:
-    """Returns the slices of every array along its first dim, those of a slice together.
-
-    Args:
-        arrays: (num, ...) each.
-
-    Returns:
-        `num` lists with a slice of each array.
-    """
+    """The slices of every array along its first dim, those of a slice together."""
     each = [slices(array) for array in arrays]
     return [list(item) for item in zip(*each, strict=True)]
 
@@ -53,12 +46,7 @@ def slices(array: Shaped[Array, "num ..."]) -> list[Array]:
 
 
 def spread(numbers: Float[Array, " rows"], rows: Rows) -> Float[Array, " packed"]:
-    """Returns the number of its row for each packed value.
-
-    Args:
-        numbers: a number for each row of each array.
-        rows: number and length of the rows of each array.
-    """
+    """Returns the number of its row for each packed value."""
     parts = unpack(numbers, tuple((count, 1) for count, _ in rows))
     return pack(
         [jnp.broadcast_to(part, shape) for part, shape in zip(parts, rows, strict=True)]
@@ -75,7 +63,6 @@ def products(
     Args:
         matrices: W of each, (count, inputs, outputs).
         vectors: u, (count, outputs), or v, (count, inputs), of each, packed.
-        side: side of the products, "u" or "v".
     """
     equation = {"v": "nio,ni->no", "u": "nio,no->ni"}[side]
     rows = unpack(vectors, rows_of(matrices, side))
@@ -92,24 +79,14 @@ def rows_of(matrices: Sequence[Array], side: Side) -> Rows:
 def dots(
     left: Float[Array, " packed"], right: Float[Array, " packed"], rows: Rows
 ) -> Float[Array, " rows"]:
-    """Returns the sum of `left * right` over each row of packed arrays.
-
-    Args:
-        left, right: packed rows.
-        rows: number and length of the rows of each array.
-    """
+    """Returns the sum of `left * right` over each row of packed arrays."""
     return jnp.concatenate([part.sum(1) for part in unpack(left * right, rows)])
 
 
 def scale(
     arrays: Sequence[Float[Array, "_ ..."]], factors: Float[Array, " rows"]
 ) -> list[Float[Array, "_ ..."]]:
-    """Multiplies each row of each array by its factor.
-
-    Args:
-        arrays: (count, ...) each.
-        factors: a number for each row of each array.
-    """
+    """Multiplies each row of each array by its factor."""
     parts = lax.split(factors, [len(array) for array in arrays])
     return [
         array * part.reshape(-1, *[1] * (array.ndim - 1))

@@ -130,11 +130,7 @@ class PoolingWindows:
         return self.dilation * (self.size - 1) + 1
 
     def count(self, length: int) -> int:
-        """Returns the number of windows over `length` points.
-
-        Raises:
-            ValueError: a window is larger than the padded input.
-        """
+        """Returns the number of windows over `length` points."""
         low, high = self.padding
         over = length + low + high - self.reach
         num = (-(-over // self.stride) if self.ceil_mode else over // self.stride) + 1
@@ -165,11 +161,7 @@ def pool_windows(
     *,
     ceil_mode: bool,
 ) -> tuple[PoolingWindows, PoolingWindows]:
-    """Returns the windows of height and of width.
-
-    Raises:
-        ValueError: kernel, stride or dilation below 1, or padding above half a window.
-    """
+    """Returns the windows of height and of width."""
     stride = kernel if stride is None else stride
     if min(*kernel, *stride, *dilation) < 1:
         raise ValueError(
@@ -242,9 +234,6 @@ def adaptive_windows(size: int, out: int) -> list[range]:
 
     >>> adaptive_windows(5, 2)
     [range(0, 3), range(2, 5)]
-
-    Raises:
-        ValueError: `out` below 1.
     """
     if out < 1:
         raise ValueError(f"the output size is {out}; expected 1 or more points")
@@ -277,9 +266,7 @@ def mean_of_windows(x: Array, points: Array, dim: int) -> Array:
     """Returns means of concatenated windows, each padded with zeros to one length.
 
     Args:
-        x: the windows one after the other along `dim`.
         points: (windows,), number of points of each without padding.
-        dim: array dim of the windows.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     shape = (*x.shape[:dim], points.shape[0], -1, *x.shape[dim + 1 :])

@@ -45,11 +45,6 @@ def random_uniform(key: Array, high: Array, low: Array) -> Float32[Array, "*shap
     """Returns uniform draws in [0, 1), an elementwise function of (key, high, low).
 
     The values are multiples of 2**-24.
-
-    Args:
-        key: typed PRNG key, or several, see `random_bits`.
-        high, low: upper and lower 32 bits of the global position, integers that
-            broadcast.
     """
     bits = random_bits(key, high, low)
     return (bits >> 8).astype(jnp.float32) * 2.0**-24
@@ -64,9 +59,6 @@ def random_normal(
     word and v in [0, 1) from those of another. The largest magnitude is 5.9.
 
     Args:
-        key: typed PRNG key, or several, see `random_bits`.
-        high, low: upper and lower 32 bits of the global position, integers that
-            broadcast.
         dtype: dtype that the transform computes in. Compilers round the logarithm and
             the cosine differently in programs of other shapes: a comparison in float64
             needs draws of float64, which are those of float32 but for rounding.
@@ -78,14 +70,7 @@ def random_normal(
 
 
 def keep_mask(key: Array, high: Array, low: Array, rate: float) -> Array:
-    """Returns a mask, True with probability 1 - rate, a pure function of its arguments.
-
-    Args:
-        key: typed PRNG key.
-        high, low: upper and lower 32 bits of the global position of each element,
-            integers that broadcast.
-        rate: probability of dropping.
-    """
+    """A mask, True with probability 1 - rate, a pure function of its arguments."""
     threshold = min(round(rate * 2**32), 2**32 - 1)
     return random_bits(key, high, low) >= jnp.uint32(threshold)
 
@@ -113,10 +98,7 @@ def drop_path(
     the branch alone.
 
     Args:
-        x: (batch, ...), the output of the branch.
-        key: typed PRNG key of the block.
         samples: (batch,), global number of each sample.
-        rate: probability of dropping, below 1; may be an array.
         branch: number of the branch within the block.
     """
     bits = random_bits(key, samples, jnp.full_like(samples, branch))

@@ -32,9 +32,7 @@ def pad(
     """Pads every dim with `value` at both ends.
 
     Args:
-        x: array of any shape and dtype.
         widths: (low, high) for each dim; negative widths remove points.
-        value: the constant to pad with, cast to the dtype of `x`.
     """
     if not any(low or high for low, high in widths):
         return x
@@ -45,12 +43,7 @@ def pad(
 def pad_spatial(
     x: Shaped[Array, "batch *spatial channel"], widths: Sequence[IntPair]
 ) -> Shaped[Array, "batch *padded channel"]:
-    """Pads every spatial dim with zeros at both ends.
-
-    Args:
-        x: (batch, spatial..., channel).
-        widths: (low, high) for each spatial dim; negative widths remove points.
-    """
+    """Pads every spatial dim with zeros at both ends."""
     return pad(x, [(0, 0), *widths, (0, 0)])
 
 
@@ -90,11 +83,7 @@ def space_to_depth_conv(
     """Convolution of any stride without padding, computed at stride 1 from all phases.
 
     Args:
-        x: (batch, sizes..., channel_in).
         kernel: (taps..., channel_in / groups, channel_out).
-        stride: stride of every spatial dim.
-        dilation: spacing of the kernel's taps; None for 1.
-        groups: number of channel groups.
     """
     x, kernel, spacing = phases(
         x, kernel, stride, dilation or (1,) * len(stride), groups
@@ -106,9 +95,6 @@ def phases(
     x: Array, kernel: Array, stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> tuple[Array, Array, tuple[int, ...]]:
     """Returns input, kernel and dilation of the equivalent convolution of stride 1.
-
-    Args:
-        x, kernel, stride, dilation, groups: as for `space_to_depth_conv`.
 
     Returns:
         The input (batch, points..., groups * phases * group_in), cropped to the points
@@ -128,12 +114,7 @@ def phases(
 
 
 def kernel_phases(kernel: Array, stride: Sequence[int]) -> Array:
-    """Returns the kernel (taps..., phases * channel_in, channel_out) of stride 1.
-
-    Args:
-        kernel: (sizes..., channel_in, channel_out).
-        stride: stride of every spatial dim.
-    """
+    """Returns the kernel (taps..., phases * channel_in, channel_out) of stride 1."""
     kernel, taps = split_taps(kernel, stride)
     num = len(stride)
     order = [*range(0, 2 * num, 2), *range(1, 2 * num, 2), 2 * num, 2 * num + 1]
@@ -154,10 +135,6 @@ def points_together(
     and padded with zeros.
 
     Args:
-        x: (batch, sizes..., channel_in).
-        kernel: (taps..., channel_in, channel_out).
-        stride: stride of every spatial dim.
-        padding: zeros (low, high) of every spatial dim.
         counts: number of points of every spatial dim.
         conv: function of input and kernel, and of stride and padding by name.
     """
@@ -190,10 +167,6 @@ def dense_taps(
 ) -> tuple[Array, tuple[int, ...]]:
     """Inserts the zeros between the taps of dims with both a stride and a dilation.
 
-    Args:
-        kernel: (sizes..., channel, channel).
-        stride, dilation: stride and dilation of every spatial dim.
-
     Returns:
         The kernel, and the remaining dilation of every spatial dim.
     """
@@ -224,13 +197,7 @@ def split_taps(kernel: Array, stride: Sequence[int]) -> tuple[Array, list[int]]:
 
 
 def space_to_depth(x: Array, stride: Sequence[int], groups: int) -> Array:
-    """Moves phases to channels, in the order (group, phases, channels of a group).
-
-    Args:
-        x: (batch, sizes..., channel); each size is a multiple of its stride.
-        stride: stride of every spatial dim.
-        groups: number of channel groups.
-    """
+    """Moves phases to channels, in the order (group, phases, channels of a group)."""
     num = len(stride)
     batch, *sizes, channels = x.shape
     points = [n // s for n, s in zip(sizes, stride, strict=True)]

@@ -50,9 +50,6 @@ def scaled_offsets(window: IntPair) -> np.ndarray:
     sign(r) log2(|r| + 1) / log2(8) with r = 8 offset / (side - 1), as in timm's Swin
     Transformer V2.
 
-    Args:
-        window: rows h and columns w, both above 1.
-
     Returns:
         ((2h - 1)(2w - 1), 2) float32, row-major.
     """
@@ -75,13 +72,6 @@ def beyond_edge(window: IntPair, shift: IntPair) -> tuple[np.ndarray, np.ndarray
 
     After the field is rolled by -s rows, the last s rows of its last windows come from
     the first rows of the field.
-
-    Args:
-        window: rows and columns.
-        shift: rows and columns that the field was shifted by.
-
-    Returns:
-        Two (tokens, tokens) bool arrays, for rows and for columns.
     """
     grid = np.meshgrid(*map(np.arange, window), indexing="ij")
     masks = []
@@ -110,7 +100,6 @@ def pairs_of_offsets(
     Args:
         table: ((2h - 1) * (2w - 1), ...), entries by offset of rows -(h - 1)..h - 1 and
             columns -(w - 1)..w - 1, row-major.
-        window: (h, w), rows and columns of a window.
 
     Returns:
         (h * w, h * w, ...): for tokens i and j, row-major, the entry of i - j.
@@ -148,10 +137,6 @@ def credit_table(
 
     Args:
         table: ((2w + 1)**2,), entries by `bias_positions`.
-        window: w, tokens along each side of a window.
-
-    Returns:
-        ((2w - 1)**2,), as for `pairs_of_offsets`.
     """
     return table[: (2 * window - 1) ** 2]
 
@@ -217,7 +202,6 @@ class WindowGrid:
 
         Args:
             window: flat index of the window in (batch, row of windows, window).
-            token: flat index of the token in the window, row-major.
         """
         rows, columns = self.rows, self.columns
         column = columns.point(window % columns.windows, token % columns.tokens)

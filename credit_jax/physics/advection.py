@@ -75,14 +75,6 @@ class Advection:
 
         Every shard gathers the winds and the tracers of all rows, since the distance
         that air travels in a step has no bound; it computes only its own trajectories.
-
-        Args:
-            tracers: fields of the local rows, in any unit.
-            wind: wind of the local rows.
-            context: see `physics.arrays`.
-
-        Raises:
-            ValueError: the number of interfaces is not that of the levels + 1.
         """
         levels = wind.u.shape[1]
         if len(self.half_levels[0]) != levels + 1:
@@ -149,12 +141,8 @@ def sample(volumes: Sequence[LevelFields], departures: Sequence[Any]) -> list[An
     """Interpolates fields trilinearly at fractional grid indices.
 
     Args:
-        volumes: fields on the whole grid, (batch, level, time, lat, lon) each.
         departures: level, row and column of every point, each (batch, level, time,
             rows, lon).
-
-    Returns:
-        Each field at the points, (batch, level, time, rows, lon).
     """
     xp = namespace(*volumes, *departures)
     sizes = [volumes[0].shape[axis] for axis in (1, 3, 4)]

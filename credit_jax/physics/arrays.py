@@ -76,14 +76,9 @@ def local_rows(
 
     Args:
         per_row: values of every global row; columns are the longitudes or 1.
-        like: field that gives the rows and the dtype of the result.
-        context: see the module.
 
     Returns:
         The values of the local rows, 0 in padding rows.
-
-    Raises:
-        ValueError: the field has another number of rows.
     """
     lat = like.shape[-2] if context is None else context.reducer.rows.size
     if per_row.shape[0] != lat:
@@ -127,7 +122,6 @@ def global_mean(
     Args:
         values: any field, finite in padding rows.
         weights: (lat, lon) with mean 1; None is 1 everywhere.
-        context: see the module.
     """
     if weights is not None:
         values = values * local_rows(weights, values, context)

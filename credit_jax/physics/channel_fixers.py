@@ -58,13 +58,7 @@ class ChannelFixer(Protocol):
     def __call__(
         self, previous: ReadChannels, after: ReadChannels, context: FieldContext | None
     ) -> tuple[slice, Any]:
-        """Returns the corrected channels and their values in physical units.
-
-        Args:
-            previous: reads channels of the state before the step.
-            after: reads channels of the state after it.
-            context: see `physics.arrays`.
-        """
+        """Returns the corrected channels and their values in physical units."""
         ...
 
 
@@ -235,8 +229,6 @@ class ChannelFixers:
         Args:
             x: input of the model. Its last time is the state before the step, through
                 which no gradient flows.
-            y: output of the model, of one time.
-            context: see `physics.arrays`.
 
         Differs from CREDIT: channels that no fixer corrects are not converted to
         physical units and back, which would only round them.

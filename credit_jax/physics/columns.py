@@ -56,16 +56,8 @@ class VerticalLevels:
     ) -> Surface:
         """Integrates over the pressure of the levels start, ..., stop - 1.
 
-        Args:
-            values: any quantity, on `num_levels` levels.
-            surface_pressure: Pa; any finite value for pressure levels.
-            start, stop: range of levels; all by default.
-
         Returns:
             (batch, 1, time, lat, lon), in the unit of `values` times Pa.
-
-        Raises:
-            ValueError: `values` has another number of levels.
         """
         layers, index = self._layers(values, start, stop)
         return (layers * self.thickness(surface_pressure)[:, index]).sum(

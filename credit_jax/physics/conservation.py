@@ -51,11 +51,7 @@ class PhysicsGrid:
     axes: GridCoordinates = UNKNOWN
 
     def at(self, data: GridCoordinates) -> PhysicsGrid:
-        """Returns the grid with rows and columns in the order of the data.
-
-        Raises:
-            ValueError: the file has another grid or other pressure levels.
-        """
+        """Returns the grid with rows and columns in the order of the data."""
         axes = self.axes
         weights = on_grid(self.weights, axes, data)
         order = indices_of(data.levels, axes.levels, "level", axes.where, data.where)
@@ -111,11 +107,6 @@ def fix_dry_mass(
     It is ps (M(before) - M_a) / M_b, where M_a and M_b are the parts of M(after) from
     the layer thicknesses da and db ps.
 
-    Args:
-        grid: areas and hybrid levels.
-        previous, after: states before and after the step.
-        context: see `physics.arrays`.
-
     Returns:
         Surface pressure after the step, Pa.
     """
@@ -141,11 +132,8 @@ def fix_dry_mass_by_humidity(
     corrected one, as in CREDIT, so it closes up to the change of half a layer.
 
     Args:
-        grid: areas and pressure levels.
-        previous, after: specific total water before and after the step, kg / kg.
         num_fixed: number of levels to correct, counted from the surface (CREDIT's
             fix_level_num).
-        context: see `physics.arrays`.
 
     Returns:
         Specific total water after the step, on all levels, kg / kg.
@@ -177,11 +165,7 @@ def fix_precipitation(
     It is P <-dW/dt - E> / <P>, where <> is a global mean of fluxes in kg / m^2 / s.
 
     Args:
-        grid: areas and levels.
-        previous, after: states before and after the step.
         precipitation, evaporation: m of water in the step, with CREDIT's signs.
-        seconds: length of the step.
-        context: see `physics.arrays`.
 
     Returns:
         Precipitation, m of water in the step.
@@ -209,12 +193,8 @@ def fix_energy(
     integral of E, and 1 + r = (TE(before) + seconds flux) / TE(after).
 
     Args:
-        grid: areas and levels.
-        previous, after: states before and after the step.
         surface_geopotential: (lat, lon) m^2 / s^2, on the whole grid.
         net_flux: net energy flux into the air from the top and the surface, W / m^2.
-        seconds: length of the step.
-        context: see `physics.arrays`.
 
     Returns:
         Temperature after the step, K.
@@ -248,10 +228,6 @@ def cell_areas(
 
     Args:
         longitude: degrees east; a step across 360 degrees is wrapped.
-        latitude: degrees north.
-
-    Returns:
-        (lat, lon) m^2.
 
     Differs from CREDIT: float64. In float32 the difference of sin(latitude) cancels
     near the poles: an error of 0.6 % in the area of the last row at 0.25 degrees.

@@ -32,11 +32,6 @@ def read_arrays(path: str, names: Sequence[str]) -> list[np.ndarray]:
         path: NetCDF file or Zarr store; environment variables are expanded. A name
             without a folder that is not in the working directory is a file of this
             package, such as "ERA5_Lev_Info.nc".
-        names: names of the variables.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a variable is missing or has values that are not finite.
     """
     file = find_file(os.path.expandvars(path))
     with opened(file) as dataset:
@@ -59,16 +54,8 @@ def read_grid(
     """Reads the areas and levels that the conservation fixers use.
 
     Args:
-        path: see `read_arrays`.
         names: names of longitude and latitude, degrees, (lon,) and (lat,) or both
             (lat, lon); then of a (Pa) and b of hybrid levels, or of pressure (Pa).
-        hybrid: whether the levels are hybrid.
-        midpoint: see `VerticalLevels`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the number of names is wrong, a variable is missing, or arrays have
-            other dims.
     """
     if len(names) != (4 if hybrid else 3):
         expected = "longitude, latitude, a, b" if hybrid else "longitude, latitude, p"
@@ -97,12 +84,7 @@ def read_grid(
 
 
 def read_surface(path: str, name: str) -> Float[np.ndarray, "lat lon"]:
-    """Reads a (lat, lon) field; leading dims of length 1 are dropped.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the variable is missing, or is not a (lat, lon) field.
-    """
+    """Reads a (lat, lon) field; leading dims of length 1 are dropped."""
     (field,) = read_arrays(path, [name])
     while field.ndim > 2 and field.shape[0] == 1:
         field = field[0]
@@ -122,7 +104,6 @@ def read_coefficients(
     """Reads the coefficients of hybrid levels as float64.
 
     Args:
-        path: see `read_arrays`.
         a, b: names of the variables. The same name for both is a variable whose first
             two rows are a and b.
         levels: levels to take, counted from 1; None takes all.
@@ -131,10 +112,6 @@ def read_coefficients(
 
     Returns:
         (a in Pa, b).
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a variable or a level is missing.
     """
     first, second = read_arrays(path, [a, b])
     if first.ndim == 2 and a == b:
@@ -155,17 +132,9 @@ def centers(
     """Reads the coefficients at the centers of hybrid levels.
 
     Args:
-        path, a, b: see `read_coefficients`.
         levels: levels to take, counted from 1; None takes all.
         on_interfaces: whether the coefficients of the file are those of interfaces,
             which are averaged to centers.
-
-    Returns:
-        (a in Pa, b).
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a variable or a level is missing.
     """
     first, second = read_coefficients(path, a, b)
     if on_interfaces:
@@ -177,7 +146,6 @@ def level_values(path: str, name: str) -> CoordinateValues | None:
     """Reads the coordinate of the last dim of a variable; None if it has none.
 
     Args:
-        path: see `read_arrays`.
         name: name of a variable whose last dim is that of levels, or of their
             interfaces.
     """
@@ -195,13 +163,9 @@ def level_numbers(
     """Reads the numbers of levels, which are values of a coordinate.
 
     Args:
-        path, name: see `level_values`.
         levels: levels to take, counted from 1; None takes all.
         between: whether the variable is on interfaces, and the numbers are those of the
             levels between them, each that of its upper interface.
-
-    Returns:
-        The numbers; None if the variable has no coordinate.
     """
     numbers = level_values(path, name)
     if numbers is None:
@@ -227,11 +191,7 @@ def _chosen(
 
 
 def find_file(path: str) -> str:
-    """Returns `path` if it exists, else the file of this package with that name.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-    """
+    """Returns `path` if it exists, else the file of this package with that name."""
     if os.path.exists(path):
         return path
     packaged = files("credit_jax.physics").joinpath("level_info")

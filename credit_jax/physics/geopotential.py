@@ -42,9 +42,6 @@ def geopotential(
         humidity: specific humidity, kg / kg.
         half_levels: coefficients (a in Pa, b) of the level + 1 interfaces.
         flip_vertical: whether to sum from the last level, for levels from the top down.
-
-    Raises:
-        ValueError: the number of interfaces is not that of the levels + 1.
     """
     _check_interfaces(temperature, half_levels)
     xp, turn = namespace(temperature), slice(None, None, -1 if flip_vertical else 1)
@@ -74,14 +71,7 @@ def geopotential_of_ifs(
     Burridge's alpha; in `geopotential` it lies as far below the upper one.
 
     Args:
-        surface_geopotential: (batch, 1, 1, lat, lon) m^2 / s^2.
-        surface_pressure: (batch, 1, time, lat, lon) Pa.
         temperature: K, from the top down.
-        humidity: specific humidity, kg / kg, from the top down.
-        half_levels: coefficients (a in Pa, b) of the level + 1 interfaces.
-
-    Raises:
-        ValueError: the number of interfaces is not that of the levels + 1.
     """
     _check_interfaces(temperature, half_levels)
     xp = namespace(temperature)

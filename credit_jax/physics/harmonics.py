@@ -16,10 +16,6 @@ def legendre_functions(
 
     Of each degree, the sum over orders of P^2 is 2 degree + 1: the addition theorem,
     which makes the variance of a random field the same everywhere.
-
-    Args:
-        latitude: (lat,) degrees.
-        count: number of degrees, from 0.
     """
     sine = np.sin(np.deg2rad(latitude))
     cosine = np.cos(np.deg2rad(latitude))
@@ -54,9 +50,6 @@ def legendre_slopes(
 
     That of degree n is (n + 1) e[n] P[n - 1] - n e[n + 1] P[n + 1], with e of
     `neighbor_ratio`.
-
-    Args:
-        functions: as returned by `legendre_functions`.
     """
     count = len(functions) - 1
     full = functions[:, :count]
@@ -74,15 +67,9 @@ def quadrature(
     On Gaussian latitudes they are Gauss's, elsewhere those that integrate polynomials
     of as many degrees as there are rows.
 
-    Args:
-        latitude: (lat,) degrees, in any order.
-
     Returns:
         (lat,) weights with the sum 1, and the largest degree of which products of two
         harmonics are integrated exactly.
-
-    Raises:
-        ValueError: the rows are not those of a globe.
     """
     rows, sine = len(latitude), np.sin(np.deg2rad(latitude.astype(np.float64)))
     nodes, weights = np.polynomial.legendre.leggauss(rows)

@@ -29,12 +29,7 @@ def interpolate_columns(
     """Interpolates columns linearly in log(pressure), constant outside its range.
 
     Args:
-        values: values on the levels.
         pressure: pressures of the levels, positive and increasing along the level dim.
-        points: pressures to interpolate to, in any order, in the unit of `pressure`.
-
-    Returns:
-        Values at the points.
 
     Differs from CREDIT in rounding: the weight is log(p / p_low) / log(p_high / p_low),
     which does not cancel where levels are close.
@@ -53,12 +48,7 @@ def interpolate_linearly(
     """Interpolates columns linearly in any coordinate, constant outside its range.
 
     Args:
-        values: values on the levels.
         heights: coordinate of the levels, increasing along the level dim.
-        points: coordinates to interpolate to, in any order.
-
-    Returns:
-        Values at the points.
     """
 
     def weight(low: Any, high: Any, point: Any) -> Any:
@@ -73,7 +63,6 @@ def _between(
     """Values between the levels around each point; `weight` is that of the upper one.
 
     Args:
-        values, x, points: see `interpolate_linearly`.
         weight: function of x of the lower and the upper level, and of the point.
     """
     xp = namespace(values, x, points)
@@ -101,13 +90,8 @@ def hybrid_to_hybrid(
     """Interpolates columns from one set of hybrid levels to another.
 
     Args:
-        values: values on the source levels.
-        surface_pressure: (batch, 1, time, lat, lon) Pa.
         source, dest: coefficients (a in Pa, b) at the centers of the levels. Those of
             the source are ordered from the top down or from the ground up.
-
-    Returns:
-        Values on the levels `dest`.
     """
     a, b = source
     if not rises(a, b):

@@ -45,8 +45,6 @@ def filter_scalar(x: Whole, steps: int, strength: float) -> Whole:
     """Filters a field: `x + strength ramp laplacian(x)`, `steps` times.
 
     Args:
-        x: field on all rows.
-        steps: number of steps.
         strength: diffusion of a step, m^2.
     """
     rows, columns = x.shape[-2:]
@@ -56,12 +54,7 @@ def filter_scalar(x: Whole, steps: int, strength: float) -> Whole:
 
 
 def filter_wind(u: Whole, v: Whole, steps: int) -> tuple[Whole, Whole]:
-    """Filters the divergence of a wind, `steps` times.
-
-    Args:
-        u, v: components on all rows.
-        steps: number of steps.
-    """
+    """Filters the divergence of a wind, `steps` times."""
     rows, columns = u.shape[-2:]
     xp = namespace(u, v)
     # With i u the matrices are real.
@@ -252,11 +245,8 @@ def strong_wind_mask(
     """A smooth mask that is 1 where the wind exceeds a threshold, and 0 far from there.
 
     Args:
-        u, v: wind of one level.
-        threshold: threshold in the unit of the wind.
         dilation: kernel of ones, which grows the region of strong wind.
         falloff: kernel that smooths the edge of the region.
-        context: see `physics.arrays`.
     """
     xp = namespace(u)
     strong = xp.sqrt(u**2 + v**2) > threshold
@@ -274,10 +264,7 @@ def blend_smoothed(
     """Blends a field with its smoothed values: `mask smoothed + (1 - mask) field`.
 
     Args:
-        field: any quantity, on any levels.
         mask: one level, in [0, 1].
-        smoothing: kernel that smooths the field.
-        context: see `physics.arrays`.
         preserve_amplitude: whether to scale the smoothed field, by a factor of at most
             4, so that its mean square under the mask is that of the field.
     """

@@ -61,18 +61,12 @@ def to_pressure_levels(
     Trenberth et al.
 
     Args:
-        fields: any quantities on the hybrid levels.
-        state: temperature, geopotential and surface fields of the same columns.
         levels: coefficients (a in Pa, b) at the centers of levels, from the top down.
-        pressures: (plev,) Pa.
         temp_height: height above the ground, m; the surface temperature is derived from
             the nearest level.
 
     Returns:
         The fields, then temperature (K) and geopotential (m^2 / s^2), on `pressures`.
-
-    Raises:
-        ValueError: `levels` and the fields differ in the number of levels.
     """
     ps = state.surface_pressure
     if len(levels[0]) != state.temperature.shape[1]:
@@ -144,9 +138,7 @@ def mean_sea_level_pressure(
     warm (290.5 K) or cold (255 K).
 
     Args:
-        surface_pressure: Pa.
         temperature: near the surface, K.
-        surface_geopotential: m^2 / s^2.
     """
     xp, t = namespace(temperature), temperature
     height = surface_geopotential / GRAVITY

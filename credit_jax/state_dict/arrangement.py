@@ -22,12 +22,7 @@ Shape = tuple[int, ...]
 def compare_shapes(
     actual: Mapping[str, Shape], expected: Mapping[str, Shape]
 ) -> list[str]:
-    """Lists missing, unexpected and mismatched arrays, one line each.
-
-    Args:
-        actual: shape of every given array, by name.
-        expected: shape of every expected array, by name.
-    """
+    """Lists missing, unexpected and mismatched arrays, one line each."""
     missing = [f"missing: {k} {expected[k]}" for k in expected if k not in actual]
     unexpected = [f"unexpected: {k} {actual[k]}" for k in actual if k not in expected]
     mismatched = [

@@ -225,12 +225,7 @@ _ARRAYS = (
 def with_statistics(
     key_map: KeyMap, batch_stats: Mapping[str, Mapping[str, ParamSpec]]
 ) -> KeyMap:
-    """Adds the running statistics of batch norms to a key map.
-
-    Args:
-        key_map: key map of the parameters and of spectral norm.
-        batch_stats: specs of the arrays of every batch norm, by path and name.
-    """
+    """Adds the running statistics of batch norms to a key map."""
     norms = {f"{path}/bias": path for path in batch_stats}
     entries: list[KeyEntry] = []
     for entry in key_map.entries:
@@ -297,8 +292,6 @@ def make_key_map(
     """Applies a key table to a model.
 
     Args:
-        table: table of the model.
-        param_specs: specs of every parameter, by path.
         normalized: paths of the matrices under spectral norm; PyTorch then has
             `weight_orig`, `weight_u` and `weight_v` in place of `weight`.
     """

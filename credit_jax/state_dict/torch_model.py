@@ -139,9 +139,7 @@ def current_names(
     remains unknown is kept, and is reported when the table is applied.
 
     Args:
-        keys: keys of the file.
         available: keys of the table.
-        renames: renames of older versions of the model.
     """
     available, renames = set(available), tuple(renames)
     renamed = [_renamed(key, available, renames) for key in keys]

@@ -28,15 +28,7 @@ Pads = tuple[IntPair, ...]
 def direct_conv(
     x: Array, kernel: Array, stride: Sizes, padding: Pads, dilation: Sizes
 ) -> Array:
-    """Cross-correlation of one group of channels in two or three dims.
-
-    Args:
-        x: (batch, sizes..., channel_in).
-        kernel: (taps..., channel_in, channel_out).
-        stride: stride of every spatial dim.
-        padding: number of zeros (low, high) of every spatial dim.
-        dilation: spacing of the kernel's taps.
-    """
+    """Cross-correlation of one group of channels in two or three dims."""
     return _conv(x, kernel, padding, strides=stride, dilation=dilation)
 
 
@@ -66,16 +58,7 @@ def field_gradient(
     padding: Pads,
     dilation: Sizes,
 ) -> Array:
-    """Returns the gradient of the field: a convolution with the reversed kernel.
-
-    Args:
-        cotangent: (batch, points..., channel_out).
-        kernel: (taps..., channel_in, channel_out).
-        sizes: points of the field in every spatial dim.
-        stride: see `direct_conv`.
-        padding: see `direct_conv`.
-        dilation: see `direct_conv`.
-    """
+    """Returns the gradient of the field: a convolution with the reversed kernel."""
     taps, points = kernel.shape[:-2], cotangent.shape[1:-1]
     dims = zip(sizes, taps, points, stride, padding, dilation, strict=True)
     pads = []
@@ -100,12 +83,7 @@ def kernel_gradient(
     """Returns the gradient of the kernel: a convolution with channels as samples.
 
     Args:
-        x: (batch, sizes..., channel_in).
-        cotangent: (batch, points..., channel_out).
-        taps: taps of the kernel in every spatial dim.
-        stride: see `direct_conv`.
         padding: see `direct_conv`. The field is padded first: up to 2.5 times faster.
-        dilation: see `direct_conv`.
     """
     x = pad_spatial(x, padding)
     num = len(taps)

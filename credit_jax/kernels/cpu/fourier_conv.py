@@ -73,10 +73,8 @@ def fourier_conv(
     """Cross-correlation without padding, as `ops.conv2d`.
 
     Args:
-        x: (batch, height, width, channel_in), in float32 or wider.
         kernel: (kernel_h, kernel_w, channel_in, channel_out), with height and width
             multiples of the stride.
-        stride: stride of height and width.
     """
     (sh, sw), (kh, kw, channel_in, channel_out) = stride, kernel.shape
     height, width = (x.shape[1] - kh) // sh + 1, (x.shape[2] - kw) // sw + 1

@@ -61,17 +61,8 @@ def call_kernel(
 
     Args:
         kernel: function of the refs of all arrays, then of all results.
-        name: name of the kernel; `flops` is appended in compiled programs.
-        *arrays: arrays that the kernel reads; all vary over the same mesh axes, and so
-            do the results.
-        grid: number of programs along each grid dim.
         results: shape and dtype of each result.
         flops: floating-point operations of the matrix products, without padding.
-        num_warps: number of warps (of 32 threads) of a program.
-        interpret: whether to run the kernel as XLA operations, on any device.
-
-    Returns:
-        The results, in order.
     """
     varying = jax.typeof(arrays[0]).manual_axis_type
     shapes = [

@@ -107,11 +107,6 @@ def best_counts(kernel: Sequence[int], stride: IntPair, points: int) -> IntPair:
 
     Fields of few points fill the device once either way, and stay as they are.
 
-    Args:
-        kernel: (kernel_h, kernel_w, channel_in, channel_out).
-        stride: stride of height and width.
-        points: number of output points.
-
     >>> best_counts((32, 32, 80, 16), (2, 2), 400 * 720)
     (2, 4)
     >>> best_counts((32, 32, 80, 16), (2, 2), 100 * 100)

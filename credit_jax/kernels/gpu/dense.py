@@ -93,9 +93,6 @@ def num_groups(
     """Returns the number of groups whose gradient takes least time.
 
     Args:
-        rows: length of the contracted dim.
-        channels, out: dims of the result.
-        itemsize: bytes of an element of the factors.
         candidates: numbers to choose from; by default up to two waves of tiles.
 
     >>> num_groups(288000, 128, 512, itemsize=2)

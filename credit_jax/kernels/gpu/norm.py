@@ -58,9 +58,6 @@ def layer_norm_and_skip(
     """Returns the normalized array, and `x` itself; one kernel adds their gradients.
 
     Args:
-        x: (..., channel).
-        scale, bias: (channel,).
-        epsilon: added to the variance.
         interpret: whether to run the kernels as XLA operations, on any device.
     """
     flat = x.reshape(-1, x.shape[-1])

@@ -86,12 +86,7 @@ class Tiling:
     def locate(
         self, tile: Array, first: Array | int = 0, count: int | None = None
     ) -> tuple[Int[Array, " t"], Bool[Array, " t"]]:
-        """Returns the point of each token of a tile, and a mask without padding.
-
-        Args:
-            tile: index of the tile.
-            first, count: the first token, and the number of tokens; by default all.
-        """
+        """Returns the point of each token of a tile, and a mask without padding."""
         token = first + lax.iota(jnp.int32, self.size if count is None else count)
         window = tile * self.windows + token // self.grid.tokens
         inside = (token < self.tokens) & (window < self.grid.windows)
@@ -129,9 +124,6 @@ def window_attention(
     the bias are float32 or wider.
 
     Args:
-        qkv: (batch, rows, columns, 3, heads, head_dim), queries, keys and values.
-        bias: (tokens, tokens), the same in all windows and heads.
-        grid: the windows of the field.
         interpret: whether to run the kernels as XLA operations, on any device.
     """
     *points, _, num, channels = qkv.shape

@@ -354,11 +354,7 @@ MODELS: Registry[ModelEntry] = Registry("model", ModelEntry)
 def register_model(
     config: type[ModelConfig], key_table: TorchModel | None = None
 ) -> Callable[[Module], Module]:
-    """Returns a decorator of the class of a model, for all types of its config.
-
-    Args:
-        config, key_table: see `ModelEntry`.
-    """
+    """Returns a decorator of the class of a model, for all types of its config."""
 
     def register(module: Module) -> Module:
         for name in get_args(config.model_fields["type"].annotation):

@@ -227,15 +227,7 @@ def build_channel_fixers(
     save_loc_physics: str,
     lead_time_periods: int,
 ) -> ChannelFixers:
-    """Builds the active fixers, in CREDIT's order.
-
-    Args:
-        conf: `model.post_conf`.
-        variables: variable name of each channel of the model's output.
-        units: mean and standard deviation of the channels.
-        save_loc_physics: file with the grid.
-        lead_time_periods: hours of a step.
-    """
+    """Builds the active fixers, in CREDIT's order."""
     build = _Builder(conf, variables, save_loc_physics, lead_time_periods)
     makers = {
         "tracer_fixer": build.tracers,

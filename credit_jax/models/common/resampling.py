@@ -198,14 +198,7 @@ def doubling(
     kernel_size: int = 2,
     padding: int = 0,
 ) -> ResizeConv | ConvTranspose:
-    """Builds a layer that doubles the grid.
-
-    Args:
-        channel_in, channel_out: numbers of channels.
-        interpolate: whether it is a `ResizeConv`, CREDIT's `upsample_v_conv`, or a
-            `ConvTranspose`.
-        kernel_size, padding: kernel size and padding of the transposed convolution.
-    """
+    """Builds a layer that doubles the grid."""
     if interpolate:
         return ResizeConv(channel_in, channel_out)
     return ConvTranspose(
@@ -267,7 +260,6 @@ def fold_frames(
     """Folds the frames of x into channels, NHWC.
 
     Args:
-        x: (batch, channel, time, rows, lon).
         fold: see `FrameFold`. "mean" is torch's avg_pool3d with a kernel of two frames:
             a third frame is ignored, and a single frame is used unchanged.
     """
@@ -348,14 +340,7 @@ def correct(
     y: Float[Array, "batch channel_out time_out rows lon"],
     context: Context,
 ) -> Float[Array, "batch channel_out time_out rows lon"]:
-    """Applies the corrections of `gen1_post_conf` to a prediction, if active.
-
-    Args:
-        config: config of the model.
-        x: (batch, channel, time, rows, lon), input of the model.
-        y: (batch, channel_out, time_out, rows, lon), its prediction.
-        context: gives the shards.
-    """
+    """Applies the corrections of `gen1_post_conf` to a prediction, if active."""
     conf = config.gen1_post_conf
     if conf is None or not conf.activate:
         return y

@@ -78,8 +78,6 @@ def tables(
     """Returns all quantities that depend only on the step, float32, in CREDIT's order.
 
     Args:
-        betas: variances that the steps add, float64.
-        objective: "pred_noise", "pred_x0" or "pred_v".
         largest_snr: maximum signal-to-noise ratio in "loss_weight" (Hang et al., 2023);
             None for no maximum.
     """

@@ -66,15 +66,7 @@ def nearest_edges(
 
 
 def read_edges(path: str) -> EdgeFile:
-    """Reads an edge file; the last four files are cached until they are modified.
-
-    Args:
-        path: NetCDF file with edges, distances, latitude and longitude.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is not an edge file, or its nodes are not a grid.
-    """
+    """Reads an edge file; the last four files are cached until they are modified."""
     if not Path(path).exists():
         raise FileNotFoundError(
             f"model.edge_path: {path} does not exist; CREDIT's graph_edges programs "
