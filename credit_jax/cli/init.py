@@ -25,11 +25,7 @@ import credit_jax
 from credit_jax.cli.commands import OK, Command, option, print_line
 from credit_jax.config import ConfigError, build_config
 from credit_jax.config.base import ConfigWarning
-from credit_jax.config.custom_objects import (
-    SECTION,
-    absolute_paths,
-    register_objects,
-)
+from credit_jax.config.custom_objects import SECTION, absolute_paths, register_objects
 from credit_jax.config.dates import Timestep, duration, duration_text
 from credit_jax.config.messages import hint
 from credit_jax.config.yaml_file import read_yaml

@@ -20,13 +20,7 @@ from credit_jax.data.values import (
     check_fields,
     check_finite,
 )
-from credit_jax.transforms import (
-    FieldTree,
-    Phase,
-    Pipeline,
-    after_aligned,
-    for_forcing,
-)
+from credit_jax.transforms import FieldTree, Phase, Pipeline, after_aligned, for_forcing
 from credit_jax.transforms.rollout import DYNAMIC_FORCING
 
 # Largest number of outliers that are named in a log.

@@ -17,11 +17,7 @@ from credit_jax.data.calendars import time_range
 from credit_jax.data.mean_fields import part_of_year
 from credit_jax.data.opened_data import NamedData
 from credit_jax.evaluation.grid_file import GridFile
-from credit_jax.evaluation.references import (
-    Reference,
-    open_dataset,
-    open_reference,
-)
+from credit_jax.evaluation.references import Reference, open_dataset, open_reference
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.variables import LevelSelection, Variables
 

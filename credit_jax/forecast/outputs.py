@@ -16,12 +16,7 @@ from credit_jax.data.forecast_data import ForecastReader
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.named_fields.coordinates import listed
-from credit_jax.named_fields.variables import (
-    LEVEL,
-    Variable,
-    Variables,
-    labeled_levels,
-)
+from credit_jax.named_fields.variables import LEVEL, Variable, Variables, labeled_levels
 from credit_jax.plan.forecast import ForecastPlan, levels_of
 from credit_jax.transforms import Pipeline
 from credit_jax.transforms.base import HEIGHT, PRESSURE, variable_of

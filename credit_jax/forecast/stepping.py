@@ -27,11 +27,7 @@ from credit_jax.data.forecast_data import (
     GivenState,
     open_forecast_data,
 )
-from credit_jax.data.perturbations import (
-    Perturbation,
-    add_changes,
-    parse_perturbation,
-)
+from credit_jax.data.perturbations import Perturbation, add_changes, parse_perturbation
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.data.sources.source import SourceFields
 from credit_jax.forecast.autoregression import ForecastStep
@@ -47,10 +43,7 @@ from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.placement import place_batch
 from credit_jax.plan import plan_model
 from credit_jax.plan.channels import check_forecast_units
-from credit_jax.plan.forecast import (
-    forecast_pipeline,
-    forecast_schema,
-)
+from credit_jax.plan.forecast import forecast_pipeline, forecast_schema
 from credit_jax.transforms import Pipeline, Rollout
 
 _LOG = logging.getLogger("credit_jax")

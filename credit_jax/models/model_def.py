@@ -17,11 +17,7 @@ from jaxtyping import Array, Float
 
 from credit_jax.config.messages import divisors
 from credit_jax.models.arguments import check_inputs
-from credit_jax.models.common.config import (
-    FieldSpec,
-    InputSpec,
-    ModelConfig,
-)
+from credit_jax.models.common.config import FieldSpec, InputSpec, ModelConfig
 from credit_jax.models.diffusion.process import Process
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import BlockCount, Context, Noise

@@ -13,12 +13,7 @@ from jaxtyping import Array, Float
 from credit_jax.config.loss import WeightArgs
 from credit_jax.config.messages import hint
 from credit_jax.named_fields.context import ChannelLayout, FieldContext
-from credit_jax.named_fields.tree import (
-    FieldTree,
-    has_named_pair,
-    named_pair,
-    widened,
-)
+from credit_jax.named_fields.tree import FieldTree, has_named_pair, named_pair, widened
 
 SMALLEST_VARIANCE = 1e-12
 

@@ -29,12 +29,7 @@ from jaxtyping import Array
 from credit_jax.nn.packed_matrices import PackedMatrices, matrix_families
 from credit_jax.nn.parameters import Collection
 from credit_jax.ops import packed
-from credit_jax.ops.compensated import (
-    compensated_sum,
-    parts_to_sum,
-    quotient,
-    two_sum,
-)
+from credit_jax.ops.compensated import compensated_sum, parts_to_sum, quotient, two_sum
 from credit_jax.parallel.collectives import psum_each
 from credit_jax.parallel.compiler import loops_hold_collectives
 from credit_jax.parallel.params.fsdp import matrix_specs, split_axes

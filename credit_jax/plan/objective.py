@@ -47,13 +47,7 @@ from credit_jax.named_fields.axes import horizontal
 from credit_jax.named_fields.coordinates import UNKNOWN, indices_of, take_indices
 from credit_jax.named_fields.tree import PREDICTION, TARGET
 from credit_jax.plan.run_record import latitude_files
-from credit_jax.transforms import (
-    ONE_STEP,
-    Backprop,
-    Pipeline,
-    Rollout,
-    with_gradients,
-)
+from credit_jax.transforms import ONE_STEP, Backprop, Pipeline, Rollout, with_gradients
 
 Latitude = Float[np.ndarray, " lat"]
 # Sections that weigh rows and variables.

@@ -29,12 +29,7 @@ from credit_jax.visualization.canvas import (
     with_units,
 )
 from credit_jax.visualization.charts import Chart, Line
-from credit_jax.visualization.summary import (
-    BASELINES,
-    GLOBAL,
-    chosen_leads,
-    values_of,
-)
+from credit_jax.visualization.summary import BASELINES, GLOBAL, chosen_leads, values_of
 
 SPECTRUM, RANKS = "energy_spectrum", "rank_histogram"
 MAX_WAVES = 64  # points of a line, evenly on a logarithmic axis

@@ -13,11 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import (
-    CosineAnnealingLR,
-    LambdaLR,
-    ReduceLROnPlateau,
-)
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlateau
 
 from credit_jax.checkpoint import PlateauState, Progress
 from credit_jax.config.trainer import TrainerConfig

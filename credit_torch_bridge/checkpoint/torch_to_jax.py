@@ -14,11 +14,7 @@ from credit_jax.checkpoint import Progress
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.models.registry import MODELS, torch_model
 from credit_jax.nn.parameters import BATCH_STATS
-from credit_jax.state_dict.key_map import (
-    Arrays,
-    HostModelState,
-    KeyMap,
-)
+from credit_jax.state_dict.key_map import Arrays, HostModelState, KeyMap
 from credit_jax.state_dict.torch_model import RenamedKey
 from credit_jax.training.epoch_end import is_better
 from credit_jax.training.loggers import LOG_NAME, read_log

@@ -9,9 +9,7 @@ from credit_jax.config.trainer import TrainerConfig
 from credit_torch_bridge.config.editor import ConfigEditor
 from credit_torch_bridge.config.from_gen1_data import ONE_SAMPLE, data_to_gen2
 from credit_torch_bridge.config.from_gen1_predict import predict_to_inference
-from credit_torch_bridge.config.post_conf import (
-    post_conf_from_gen1,
-)
+from credit_torch_bridge.config.post_conf import post_conf_from_gen1
 
 DIFFUSION_TRAINER, STATE_TRAINER = "era5-diffusion", "ic-opt"
 TRAINERS = ("era5", "era5-gen1", "cam", "standard", "multi-step", "universal")

@@ -18,11 +18,7 @@ from credit_jax.extensions.certification.measure import (
 )
 from credit_jax.extensions.certification.states import Arrays, placed_weights
 from credit_jax.extensions.certification.subject import Subject
-from credit_jax.extensions.certification.verdict import (
-    Bounds,
-    compare,
-    errors_of_each,
-)
+from credit_jax.extensions.certification.verdict import Bounds, compare, errors_of_each
 from credit_jax.models.conversion import credit_key
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import torch_model

@@ -21,11 +21,7 @@ from credit_jax.config import Config, dump_config
 from credit_jax.config.inference import InferenceConfig, read_attributes
 from credit_jax.config.messages import counted
 from credit_jax.data import ChannelGroup, ChannelSchema
-from credit_jax.data.forecast_data import (
-    DIAGNOSTIC,
-    ForecastData,
-    open_forecast_data,
-)
+from credit_jax.data.forecast_data import DIAGNOSTIC, ForecastData, open_forecast_data
 from credit_jax.data.sources.file_source import descriptive
 from credit_jax.extensions.packaging.card import data_lines, write_card
 from credit_jax.forecast.archive import software
@@ -57,10 +53,7 @@ from credit_jax.packages.references import (
     static_references,
 )
 from credit_jax.packages.weights import NATIVE, names_of, write_weights
-from credit_jax.plan.forecast import (
-    forecast_pipeline,
-    forecast_schema,
-)
+from credit_jax.plan.forecast import forecast_pipeline, forecast_schema
 from credit_jax.transforms import Pipeline
 
 _UNSAFE = re.compile(r"[^\w.+-]")

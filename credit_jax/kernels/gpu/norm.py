@@ -15,13 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.kernels.gpu.call import (
-    call_kernel,
-    cdiv,
-    load,
-    program_id,
-    store,
-)
+from credit_jax.kernels.gpu.call import call_kernel, cdiv, load, program_id, store
 from credit_jax.ops import layer_norm as plain
 from credit_jax.ops.custom_vjp import custom_vjp, match_vma
 from credit_jax.ops.space_to_depth import next_power_of_2

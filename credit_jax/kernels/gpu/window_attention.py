@@ -19,14 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from credit_jax.kernels.gpu.call import (
-    call_kernel,
-    dot,
-    ds,
-    load,
-    program_id,
-    store,
-)
+from credit_jax.kernels.gpu.call import call_kernel, dot, ds, load, program_id, store
 from credit_jax.ops import attend, attention_logits
 from credit_jax.ops.custom_vjp import custom_vjp, match_vma
 from credit_jax.ops.space_to_depth import next_power_of_2

@@ -9,10 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from credit_jax.kernels import (
-    fuses,
-    window_attention,
-)
+from credit_jax.kernels import fuses, window_attention
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import (
     LayerNorm,

@@ -15,12 +15,7 @@ from jaxtyping import Array, Float
 from pydantic import Field as Key
 from pydantic import PositiveInt, model_validator
 
-from credit_jax.models.common.config import (
-    MAX_DEPTH,
-    ModelConfig,
-    Rate,
-    register_model,
-)
+from credit_jax.models.common.config import MAX_DEPTH, ModelConfig, Rate, register_model
 from credit_jax.models.common.resampling import fold_frames
 from credit_jax.models.graph.blocks import (
     GATES,

@@ -6,11 +6,7 @@ Downsampling, Swin Transformer V2 blocks, upsampling.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-)
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp

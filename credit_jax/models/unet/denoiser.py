@@ -23,11 +23,7 @@ from credit_jax.parallel.domain.attention import (
 from credit_jax.parallel.domain.conv import periodic_conv2d_field
 from credit_jax.parallel.domain.pool import resize_nearest
 from credit_jax.parallel.domain.rearrange import join
-from credit_jax.parallel.params.spec import (
-    Initializer,
-    constant,
-    torch_uniform,
-)
+from credit_jax.parallel.params.spec import Initializer, constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field
 
 # Number of memory tokens of every attention.

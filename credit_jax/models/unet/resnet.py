@@ -15,11 +15,7 @@ from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.parallel.compiler import BLOCKS
 from credit_jax.parallel.domain.pool import max_pool2d_field
 from credit_jax.parallel.domain.rearrange import add
-from credit_jax.parallel.params.spec import (
-    Initializer,
-    kaiming_normal,
-    torch_uniform,
-)
+from credit_jax.parallel.params.spec import Initializer, kaiming_normal, torch_uniform
 from credit_jax.parallel.rows.layout import Field
 
 WIDTHS = (64, 128, 256, 512)

@@ -34,17 +34,9 @@ from credit_jax.nn.run_blocks import run_block
 from credit_jax.parallel.compiler import INPUT, NORM, OUTPUT
 from credit_jax.parallel.domain.attention import scse
 from credit_jax.parallel.domain.norm import group_norm
-from credit_jax.parallel.domain.pool import (
-    resize_area,
-    resize_bilinear,
-    resize_nearest,
-)
+from credit_jax.parallel.domain.pool import resize_area, resize_bilinear, resize_nearest
 from credit_jax.parallel.domain.rearrange import join
-from credit_jax.parallel.params.spec import (
-    constant,
-    kaiming_uniform,
-    xavier_uniform,
-)
+from credit_jax.parallel.params.spec import constant, kaiming_uniform, xavier_uniform
 from credit_jax.parallel.rows.exchange import reshard
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.state_dict.key_table import Rule, below, key_table
