@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any
@@ -127,7 +127,9 @@ def live_display() -> Iterator[None]:
 
 def log_line(text: str) -> None:
     """Prints a line about the progress on stderr, as stdout may be a document."""
-    print(text, file=sys.stderr, flush=True)
+    # Who read stderr may be gone; signals are answered all the same.
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
     line_written()
 
 

@@ -130,7 +130,9 @@ def start():
     yield start
     for process in processes:
         process.kill()
-        process.communicate()
+        process.stdout.close()
+        process.stderr.close()
+        process.wait()
 
 
 @pytest.mark.parametrize(
@@ -142,6 +144,14 @@ def test_a_signal_ends_a_process_that_is_busy(start, number, line):
     process.send_signal(number)
     assert process.stderr.readline() == f"{line}\n"
     assert process.wait(timeout=60) == -number, "hashing takes minutes"
+
+
+def test_a_signal_ends_a_process_whose_reader_is_gone(start):
+    process = start()
+    process.stderr.close()
+    process.stdout.close()
+    process.terminate()
+    assert process.wait(timeout=60) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
