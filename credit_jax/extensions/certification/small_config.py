@@ -97,8 +97,11 @@ def _make_model_small(model: dict[str, Any]) -> None:
         padding = padding or {"activate": True, "mode": "mirror"}
         pads = {"pad_lat": [PAD, PAD], "pad_lon": [PAD, PAD]}
         model["padding_conf"] = {**padding, **pads}
-    if "diffusion" in model:
-        model["diffusion"]["image_size"] = [*GRID]
+    if diffusion := model.get("diffusion"):
+        diffusion["image_size"] = [*GRID]
+        # Every pass of the network is differentiated and run again.
+        if diffusion.get("sampling_timesteps"):
+            diffusion["sampling_timesteps"] = min(diffusion["sampling_timesteps"], 3)
 
 
 def grid_of(model: Mapping[str, Any], name: str = "x") -> tuple[int, int]:
