@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -31,7 +31,8 @@ class FunctionConfig(ModelConfig):
     """The `model:` section of a function: `type: module:factory`, or `FILE.py:factory`.
 
     `factory(x, y, **args)` gets shapes of one sample, `x` and `y` of (channel, time,
-    lat, lon), and returns (apply, params), as `wrap` takes them.
+    lat, lon), and returns (apply, params) or (apply, params, loss), as `wrap` takes
+    them.
 
     Attributes:
         args: further arguments of the factory.
@@ -72,6 +73,7 @@ def wrap(
     x: Sequence[int],
     y: Sequence[int],
     *,
+    loss: Callable[..., Array] | None = None,
     saved: Sequence[str] = (),
     noise: bool = False,
 ) -> ModelDef:
@@ -90,6 +92,10 @@ def wrap(
         params: tree of initial parameters. An array at two paths is one parameter.
             Leaves that are no floating-point arrays are constants.
         x, y: shapes of one sample, (channel, time, lat, lon).
+        loss: function (params, x, y) or (params, x, y, rng) -> (batch,) that gives the
+            training loss of each sample, such as that of a denoiser or of latent
+            variables. It takes the place of the loss of the training step; metrics
+            and validation compare what `apply` returns. None for that of the step.
         saved: names (`jax.ad_checkpoint.checkpoint_name`) of values in `apply` that
             activation checkpointing saves; all others are recomputed.
         noise: whether `rng` is a key in evaluation, too.
@@ -127,15 +133,20 @@ def wrap(
         noise=noise,
         saved=tuple(saved),
     )
-    function = Function(apply, params)
+    function = Function(apply, params, loss)
     return ModelDef(config, partial(FunctionModule, lambda: function))
 
 
 class Function:
     """A function and its tree of parameters, taken apart by path."""
 
-    def __init__(self, apply: Callable[..., Array], params: Any) -> None:
-        self.apply = apply
+    def __init__(
+        self,
+        apply: Callable[..., Array],
+        params: Any,
+        loss: Callable[..., Array] | None = None,
+    ) -> None:
+        self.apply, self.loss = apply, loss
         leaves, self.structure = jax.tree_util.tree_flatten_with_path(params)
         self.initial: Weights = {}
         # A path of `initial`, or (constant,).
@@ -154,16 +165,6 @@ class Function:
                 raise ValueError(f"params: two leaves have the path {path!r}")
             self.initial[path] = leaf
             self.leaves.append(path)
-
-    @cached_property
-    def takes_rng(self) -> bool:
-        """Whether the function has a third argument, the random key."""
-        kinds = (
-            inspect.Parameter.POSITIONAL_ONLY,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        )
-        arguments = inspect.signature(self.apply).parameters.values()
-        return sum(argument.kind in kinds for argument in arguments) >= 3
 
     def tree(self, weights: Mapping[str, Array]) -> Any:
         """Returns the tree of parameters with these arrays."""
@@ -205,32 +206,50 @@ def _param_spec(leaf: Any) -> ParamSpec:
 
 
 class _Body(nnx.Module):
-    """The whole function as one block: its parameters are gathered at once."""
+    """The whole of `apply` or `loss` as one block: parameters are gathered at once."""
 
-    def __init__(self, function: Function, variables: Mapping[str, Parameter]) -> None:
-        self.function = function
+    def __init__(
+        self,
+        call: Callable[..., Array],
+        tree: Callable[[Mapping[str, Array]], Any],
+        variables: Mapping[str, Parameter],
+    ) -> None:
+        self.call, self.tree = call, tree
         for path, variable in variables.items():
             setattr(self, path, variable)
 
-    def __call__(self, x: Array, context: Context, *, noise: bool) -> Array:
-        function = self.function
-        weights = {path: v[...] for path, v in named_variables(self, Parameter)}
-        params = function.tree(weights)
-        if not function.takes_rng:
-            return function.apply(params, x)
+    def __call__(
+        self, arrays: Sequence[Array], context: Context, *, noise: bool
+    ) -> Any:
+        call = self.call
+        params = self.tree(
+            {path: v[...] for path, v in named_variables(self, Parameter)}
+        )
+        # Of (params, *arrays, rng).
+        if _num_positional(call) < len(arrays) + 2:
+            return call(params, *arrays)
         key = context.key
         if noise and context.noise is not None:
             key = context.noise.key
         if key is None:
-            return function.apply(params, x, None)
+            return call(params, *arrays, None)
 
-        def of_sample(x: Array, key: Array) -> Array:
-            return function.apply(params, x[None], key)[0]
+        def of_sample(key: Array, *arrays: Array) -> Array:
+            return call(params, *(array[None] for array in arrays), key)[0]
 
-        samples = context.samples(len(x))
         if not key.ndim:
+            samples = context.samples(len(arrays[0]))
             key = jax.vmap(partial(jax.random.fold_in, key))(samples)
-        return jax.vmap(of_sample)(x, key)
+        return jax.vmap(of_sample)(key, *arrays)
+
+
+def _num_positional(call: Callable[..., Any]) -> int:
+    kinds = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
+    arguments = inspect.signature(call).parameters.values()
+    return sum(argument.kind in kinds for argument in arguments)
 
 
 class FunctionModule(nnx.Module):
@@ -258,17 +277,37 @@ class FunctionModule(nnx.Module):
     ) -> Float[Array, "batch channel_out time rows lon"]:
         """Applies the function to the local samples."""
         x, config = inputs["x"], self.config
-        block = _Body(self.function, dict(named_variables(self, Parameter)))
-        context = replace(context, remat=replace(context.remat, saved=config.saved))
-        data = context.precision.cast(x)
-        y = run_block(context, block, data, noise=config.noise)
+        y = self._run(self.function.apply, (x,), context)
         shape = (len(x), *config.output.shape(1)[1:])
-        if y.shape != shape:
+        return self._checked("apply", y, shape, x)
+
+    def losses(self, x: Array, y: Array, context: Context) -> Float[Array, " batch"]:
+        """The training loss of each local sample; see `ModelDef.has_loss`."""
+        assert self.function.loss is not None, "the function has a loss"
+        losses = self._run(self.function.loss, (x, y), context)
+        return self._checked("loss", losses, (len(x),), x)
+
+    def _run(
+        self, call: Callable[..., Array], arrays: Sequence[Array], context: Context
+    ) -> Array:
+        variables = dict(named_variables(self, Parameter))
+        block = _Body(call, self.function.tree, variables)
+        remat = replace(context.remat, saved=self.config.saved)
+        cast = tuple(map(context.precision.cast, arrays))
+        return run_block(
+            replace(context, remat=remat), block, cast, noise=self.config.noise
+        )
+
+    def _checked(
+        self, name: str, result: Array, shape: tuple[int, ...], x: Array
+    ) -> Array:
+        if result.shape != shape:
             raise ValueError(
-                f"model.type {config.type!r}: apply returns {y.shape} of x {x.shape}; "
-                f"expected {shape}, (batch, channel, time, lat, lon)"
+                f"model.type {self.config.type!r}: {name} returns {result.shape} of x "
+                f"{x.shape}; expected {shape}"
+                + (", (batch, channel, time, lat, lon)" if len(shape) > 1 else "")
             )
-        return y.astype(x.dtype)
+        return result.astype(x.dtype)
 
 
 def _abstract(make: Callable[[], Function]) -> Mapping[str, Any]:

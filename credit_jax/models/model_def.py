@@ -268,6 +268,12 @@ class ModelDef:
         return self.config.auxiliary_losses(batch_stats) if batch_stats else {}
 
     @property
+    def has_loss(self) -> bool:
+        """Whether the model gives its training loss itself, by `losses`."""
+        function = getattr(self._abstract, "function", None)
+        return getattr(function, "loss", None) is not None
+
+    @property
     def initial(self) -> Weights:
         """Values that parameters begin with instead of draws, by path, on the host."""
         return getattr(self._abstract, "initial", {})

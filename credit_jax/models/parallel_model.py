@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from credit_jax.config.parallelism import degree_problems
 from credit_jax.data import ChannelSchema
@@ -375,6 +375,29 @@ class ParallelModel:
             model_state[SPECTRAL_NORM], self.model_def.matrices
         )
         return y, {SPECTRAL_NORM: vectors, BATCH_STATS: batch_stats}
+
+    def local_losses(
+        self,
+        params: Weights,
+        model_state: ModelState,
+        x: Array,
+        y: Array,
+        key: Array,
+        *,
+        num_members: int = 1,
+    ) -> Float[Array, " batch"]:
+        """Returns the training losses of local samples by a model that has its loss.
+
+        Args:
+            params, model_state, key, num_members: as for `local_training_forward`.
+            x, y: local samples of input and target.
+        """
+        noise = Noise(jax.random.fold_in(key, NOISE))
+        context = self._context(
+            {"x": x}, num_members, interleaved=True, key=key, noise=noise
+        )
+        module = self.model_def.bind(self._weights(params, model_state))
+        return module.losses(x, y, context)
 
     @jax.named_scope(compiler.SPECTRAL_NORM)
     def local_iterate(self, params: Weights, model_state: ModelState) -> ModelState:

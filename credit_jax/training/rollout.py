@@ -178,7 +178,18 @@ class ForecastLoss:
         if noised is not None:
             weighted = replace(context, sample_weights=noised.weights)
         with jax.named_scope(LOSS):
-            value, values = value_and_parts(self.loss, tree, weighted)
+            if model.model_def.has_loss:
+                losses = model.local_losses(
+                    {**weights, **self.frozen},
+                    model_state,
+                    model_inputs["x"],
+                    jnp.repeat(tree["y"], rollout.num_members, 0),
+                    key,
+                    num_members=rollout.num_members,
+                )
+                value, values = context.data_mean(losses), {}
+            else:
+                value, values = value_and_parts(self.loss, tree, weighted)
             check_global("the loss", value)
             value = rollout.backprop.weighted(value, index)
             auxiliary = model.model_def.auxiliary_losses(after[BATCH_STATS])

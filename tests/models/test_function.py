@@ -125,12 +125,58 @@ def of_haiku():
     return apply, params
 
 
+def of_jraph():
+    """Encoder, processor and decoder on a coarser mesh, as of GraphCast."""
+    hk, jraph = pytest.importorskip("haiku"), pytest.importorskip("jraph")
+    lat, lon = np.meshgrid(np.linspace(-75, 75, 6), np.arange(16) * 22.5, indexing="ij")
+    grid = np.stack([lat.ravel(), lon.ravel()], 1)
+    mesh = grid[::7]
+    distance = np.abs(grid[:, None] - mesh)
+    distance[..., 1] = np.minimum(distance[..., 1], 360 - distance[..., 1])
+    to_mesh = np.stack([np.arange(len(grid)), distance.sum(-1).argmin(1)])
+    of_mesh = np.stack(np.nonzero(distance.sum(-1)[::7] < 80))
+    num = len(grid) + len(mesh)
+
+    def mlp(*parts):
+        h = jnp.concatenate([part for part in parts if part is not None], -1)
+        return hk.LayerNorm(-1, True, True)(hk.nets.MLP([16, 16])(h))
+
+    def network(nodes, edges):
+        graph = jraph.GraphsTuple(
+            nodes=nodes,
+            edges=jnp.ones((edges.shape[1], 1)),
+            senders=edges[0],
+            receivers=edges[1],
+            n_node=jnp.array([num]),
+            n_edge=jnp.array([edges.shape[1]]),
+            globals=None,
+        )
+        return jraph.GraphNetwork(
+            update_edge_fn=lambda edge, sent, received, _: mlp(edge, sent, received),
+            update_node_fn=lambda node, _, received, __: node + mlp(node, received),
+        )(graph).nodes
+
+    def forward(x):
+        h = hk.Linear(16)(x.reshape(3, -1).T)
+        h = jnp.concatenate([h, jnp.zeros((len(mesh), 16))])
+        h = network(h, to_mesh + np.array([[0], [len(grid)]]))
+        for _ in range(2):
+            h = network(h, of_mesh + len(grid))
+        h = network(h, to_mesh[::-1] + np.array([[len(grid)], [0]]))
+        return hk.Linear(2)(h[: len(grid)]).T.reshape(Y)
+
+    model = hk.without_apply_rng(hk.transform(forward))
+    params = model.init(jax.random.key(0), jnp.zeros(X))
+    return jax.vmap(model.apply, (None, 0)), params
+
+
 LIBRARIES = {
     "plain": plain,
     "nnx": of_nnx,
     "linen": of_linen,
     "equinox": of_equinox,
     "haiku": of_haiku,
+    "jraph": of_jraph,
 }
 
 
@@ -181,6 +227,11 @@ def on_one_device(library):
     return trained(of_library(library), ParallelDims())
 
 
+ONE_OF_EACH = ("plain-dp8", "nnx-fsdp8", "linen-fsdp4 twice", "equinox-fsdp8")
+ONE_OF_EACH += ("haiku-dp8", "jraph-fsdp8")
+
+
+@pytest.mark.slow(but=[*ONE_OF_EACH])
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_updates_equal_those_of_one_device(library, mesh):
@@ -262,6 +313,32 @@ def test_draws_are_equal_on_every_mesh():
         model.apply(*weights, {"x": x}, Noise(jax.random.key(i))) for i in (1, 2)
     ]
     assert np.abs(members[0] - members[1]).max() > 0.1
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_loss_of_the_model_takes_the_place_of_that_of_the_step(ranks):
+    apply, params = plain()
+
+    def loss(params, x, y):
+        return jnp.square(apply(params, x) - y).mean((1, 2, 3, 4))
+
+    def denoising(params, x, y, rng):
+        noise = jax.random.normal(rng, x.shape)
+        return 2 * loss(params, x + noise, y)
+
+    dims = ParallelDims(dp_shard=ranks, world_size=ranks)
+    losses, weights, _ = trained(
+        credit_jax.wrap(apply, params, X, Y, loss=loss), dims, updates=3
+    )
+    expected, expected_weights, _ = trained(of_library("plain"), dims, updates=3)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    assert joint_error(weights, expected_weights) < 1e-6
+    wrapped = credit_jax.wrap(apply, params, X, Y, loss=denoising)
+    losses, weights, _ = trained(wrapped, dims, updates=3)
+    of_one, weights_of_one, _ = trained(wrapped, ParallelDims(), updates=3)
+    np.testing.assert_allclose(losses, of_one, rtol=1e-6)
+    assert joint_error(weights, weights_of_one) < 1e-5
+    assert losses[0] > 2 * expected[0]
 
 
 def test_tied_arrays_are_one_parameter_and_other_leaves_constants():
@@ -363,6 +440,13 @@ def test_meshes_that_split_samples_or_layers(axis):
         credit_jax.build_parallel_model(of_library("plain"), dims)
 
 
+def test_a_loss_that_is_not_of_samples():
+    apply, params = plain()
+    wrapped = credit_jax.wrap(apply, params, X, Y, loss=lambda p, x, y: jnp.sum(y))
+    with pytest.raises(ValueError, match=r"loss returns \(\) .*expected \(8,\)"):
+        trained(wrapped, ParallelDims(), updates=1)
+
+
 def test_an_output_of_another_shape():
     wrapped = credit_jax.wrap(lambda params, x: x, {"w": jnp.ones(2)}, X, Y)
     model = credit_jax.build_parallel_model(wrapped, ParallelDims())
@@ -370,9 +454,12 @@ def test_an_output_of_another_shape():
         model.apply(*model.init(jax.random.key(0)), {"x": jnp.zeros((8, *X))})
 
 
+# (state, forcing) -> state by modal coefficients, with encoder and decoder.
 FILE = """
 import jax
 import jax.numpy as jnp
+
+NUM_STATE = 5  # U, T, SP; then come forcings
 
 
 def make(x, y, width=8):
@@ -381,8 +468,12 @@ def make(x, y, width=8):
     params = {n: jax.random.normal(k, shapes[n]) for n, k in zip(shapes, keys)}
 
     def apply(params, x):
-        h = jnp.tanh(jnp.moveaxis(x, 1, -1) @ params["in"])
-        return jnp.moveaxis(h @ params["out"], -1, 1)
+        modes = jnp.fft.rfft(jnp.moveaxis(x, 1, -1), axis=3)
+        state, forcing = modes[..., :NUM_STATE], modes[..., NUM_STATE:]
+        h = state @ params["in"][:NUM_STATE] + forcing @ params["in"][NUM_STATE:]
+        h = jnp.fft.rfft(jnp.tanh(jnp.fft.irfft(h, x.shape[-1], axis=3)), axis=3)
+        h = jnp.fft.irfft(h @ params["out"], x.shape[-1], axis=3)
+        return jnp.moveaxis(h, -1, 1)
 
     return apply, params
 """
@@ -411,6 +502,19 @@ def test_a_factory_that_a_config_names(tmp_path):
             assert train(["--config", str(path), "--resume"]) == 0
         runs.append(credit_jax.restore(str(run), ParallelDims(), weights="last")[1])
     jax.tree.map(np.testing.assert_array_equal, *runs)
+    # Adapters alone, over a stage of single steps and one of forecasts.
+    stages = [{"until": "1 epochs"}, {"forecast_len": 2}]
+    lora = {"rank": 2, "alpha": 2, "targets": ["in"]}
+    config["trainer"] |= {
+        "finetune": {"from": str(tmp_path / "one"), "weights": "last", "lora": lora},
+        "curriculum": stages,
+    }
+    config["save_loc"] = str(tmp_path / "tuned")
+    (tmp_path / "tuned.yml").write_text(yaml.safe_dump(config, sort_keys=False))
+    assert train(["--config", str(tmp_path / "tuned.yml")]) == 0
+    _, tuned, _ = credit_jax.restore(config["save_loc"], ParallelDims(), weights="last")
+    np.testing.assert_array_equal(tuned["out"], runs[0]["out"])
+    assert np.linalg.matrix_rank(tuned["in"] - runs[0]["in"], 1e-6) == 2
     written = load_config(tmp_path / "one" / "model.yml").model
     assert (written["input_channels"], written["output_channels"]) == (7, 6)
     out = tmp_path / "forecast"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from credit_jax.parallel.collectives import MOVED
 from credit_jax.parallel.params.fsdp import GATHERED
@@ -112,8 +113,12 @@ _REARRANGING = {
 }
 
 
-def _save_all_but_parameters(primitive: Any, *_: Any, **params: Any) -> bool:
+def _save_all_but_parameters(primitive: Any, *inputs: Any, **params: Any) -> bool:
     """`jax.checkpoint` policy that saves everything except gathered parameters."""
     if primitive.name == "name":
         return params["name"] != GATHERED
-    return primitive.name not in _REARRANGING
+    # What is saved goes through reduce_precision, which takes no complex values.
+    dtypes = (getattr(value, "dtype", jnp.dtype(bool)) for value in inputs)
+    if any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes):
+        return False
+    return primitive.name not in _REARRANGING | {"complex", "fft"}
