@@ -170,8 +170,8 @@ def _logs(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]:
         for key in {**others, **numbers}:
             pair = numbers.get(key, nothing), others.get(key, nothing)
             errors[key] = relative_error(*pair)
-            # Correlations of random data are near 0: 16 bits have no digits of them, nor
-            # of their mean.
+            # Correlations of random data, and their mean, are near 0: 16 bits have no
+            # digits of them.
             if is_narrow and key.partition("/")[0].endswith("_acc"):
                 errors[key] = min(errors[key], abs(float(pair[0] - pair[1])))
         worst = max(errors, key=lambda key: errors[key])
