@@ -288,7 +288,7 @@ def open_artifact(
     files = source if is_base else find_base(path, "checkpoint")
     try:
         # By name, since it imports torch.
-        bridge = import_module("credit_torch_bridge.checkpoint.base")
+        bridge = import_module("credit_torch_bridge.checkpoint.torch_to_jax")
     except ModuleNotFoundError as error:
         raise ValueError(
             f"{files.key}: {path} is a checkpoint of CREDIT, which "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +13,12 @@ from safetensors.numpy import save_file
 from credit_jax.models.conversion import key_map_for, native_key_map
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import MODELS
-from credit_jax.state_dict.arrangement import raise_problems
+from credit_jax.state_dict.arrangement import raise_non_finite, raise_problems
 from credit_jax.state_dict.key_map import Arrays, HostModelState, KeyMap
 
 CREDIT, NATIVE = "CREDIT", "credit_jax"
 # Largest size in bytes of the JSON header, as in safetensors itself.
 _MAX_HEADER = 100_000_000
-_CHUNK = 1 << 22
 
 
 def names_of(model_def: ModelDef) -> str:
@@ -39,7 +37,7 @@ def write_weights(
     if model_def.low_rank is not None:
         params = {name: params[name] for name in model_def.trainable}
     state = _key_map(model_def).write(params, model_state)
-    _check_finite(state, path)
+    raise_non_finite(state, f"{path.name}: NaN or infinite weights")
     # safetensors makes files that only their owner can read.
     path.touch()
     mode = path.stat().st_mode
@@ -91,7 +89,7 @@ def read_weights(path: Path, model_def: ModelDef) -> tuple[Arrays, HostModelStat
             if actual != expected:
                 lines.append(f"dtype: {entry.key} is {actual}, expected {expected}")
         raise_problems(lines, "arrays of another dtype")
-        _check_finite(arrays, path)
+        raise_non_finite(arrays, f"{path.name}: NaN or infinite weights")
     except ValueError as error:
         raise ValueError(
             f"{path}: {error}\nThese are not the weights of model.yml beside it; get "
@@ -106,14 +104,3 @@ def _key_map(model_def: ModelDef) -> KeyMap:
         return native_key_map(model_def, model_def.trainable)
     is_credit = names_of(model_def) == CREDIT
     return key_map_for(model_def) if is_credit else native_key_map(model_def)
-
-
-def _check_finite(state: Mapping[str, np.ndarray], path: Path) -> None:
-    bad = []
-    for key, array in state.items():
-        if array.dtype.kind == "f":
-            flat = array.reshape(-1)
-            parts = (flat[i : i + _CHUNK] for i in range(0, flat.size, _CHUNK))
-            if not all(bool(np.isfinite(part).all()) for part in parts):
-                bad.append(f"not finite: {key} {array.shape}")
-    raise_problems(bad, f"{path.name}: NaN or infinite weights")

@@ -13,10 +13,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 Shape = tuple[int, ...]
+_CHUNK = 1 << 20  # elements that are checked at a time
 
 
 def compare_shapes(
@@ -39,6 +41,22 @@ def raise_problems(problems: Sequence[str], subject: str) -> None:
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise ValueError(f"{subject}, {count}:\n{lines}")
+
+
+def raise_non_finite(state: Mapping[str, Any], subject: str) -> None:
+    """Raises one error that names every array with a NaN or an infinity.
+
+    Args:
+        state: arrays, or objects that numpy converts to arrays, by name.
+        subject: what is wrong with them, for the error.
+    """
+    problems = []
+    for key, value in state.items():
+        flat = np.asarray(value).reshape(-1)
+        parts = (flat[i : i + _CHUNK] for i in range(0, flat.size, _CHUNK))
+        if not all(np.isfinite(part).all() for part in parts):
+            problems.append(f"not finite: {key} {np.shape(value)}")
+    raise_problems(problems, subject)
 
 
 # The letters of each dim of an array.

@@ -21,14 +21,17 @@ from credit_jax.io.remote import is_url
 from credit_jax.packages.package import open_artifact, open_package
 from credit_jax.plan.finetune import kind_of
 from credit_jax.training.loggers import LOG_NAME
-from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
+from credit_torch_bridge.checkpoint.jax_checkpoint import (
+    JaxCheckpoint,
+    read_run,
+    write_run,
+)
 from credit_torch_bridge.checkpoint.jax_to_torch import (
     cautions,
     config_for_credit,
     resume_settings,
     to_torch_files,
 )
-from credit_torch_bridge.checkpoint.orbax_run import read_run, write_run
 from credit_torch_bridge.checkpoint.run_config import CONFIG_FILE, RunConfig
 from credit_torch_bridge.checkpoint.torch_checkpoint import (
     CHECKPOINT,

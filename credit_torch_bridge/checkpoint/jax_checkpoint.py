@@ -1,14 +1,41 @@
-"""A checkpoint as host arrays: the common form of both directions of conversion."""
+"""A checkpoint as host arrays: the common form of both directions of conversion.
+
+Also the folder of a run of credit_jax: `model.yml` and Orbax checkpoints, with the
+items that `credit_jax.checkpoint` describes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from credit_jax.checkpoint import Progress
-from credit_jax.nn.parameters import with_averaged_statistics
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from credit_jax.checkpoint import (
+    ADAPTERS,
+    EMA,
+    EMA_STATS,
+    LOSS_SCALE,
+    OPTIMIZER,
+    WEIGHTS,
+    CheckpointStore,
+    Progress,
+)
+from credit_jax.checkpoint.store import ADAM
+from credit_jax.models.model_def import ModelDef
+from credit_jax.nn.parameters import (
+    COLLECTIONS,
+    wide_statistics,
+    with_averaged_statistics,
+)
 from credit_jax.state_dict.key_map import Arrays, HostModelState
+from credit_torch_bridge.checkpoint.run_config import CONFIG_FILE, RunConfig
+from credit_torch_bridge.config.convert import dump
 
 
 @dataclass(frozen=True)
@@ -70,3 +97,158 @@ class JaxCheckpoint:
         assert self.ema is not None, "asked for by the caller"
         state = with_averaged_statistics(self.model_state, self.ema_stats)
         return replace(alone, params=self.ema, model_state=state)
+
+
+_int = partial(np.asarray, dtype=np.int32)
+_SCALE, _TRACKER = "scale", "_growth_tracker"
+# Constant entries of torch.amp.GradScaler's state, with CREDIT's settings.
+_SCALER = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
+
+
+def write_run(
+    folder: Path, run_config: RunConfig, checkpoints: Sequence[JaxCheckpoint]
+) -> None:
+    """Writes the folder of a run: its config and checkpoints.
+
+    Args:
+        folder: folder of the run; created if needed.
+        run_config: its config becomes `model.yml`.
+        checkpoints: checkpoints in order of `micro_step`, which must differ.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = dump(dict(run_config.raw))
+    (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+    store = CheckpointStore(folder, keep_all=True)
+    try:
+        for checkpoint in checkpoints:
+            items = items_of(checkpoint, run_config.seed)
+            store.save(checkpoint.micro_step, items, checkpoint.progress)
+            store.wait()
+    finally:
+        store.close()
+
+
+def items_of(checkpoint: JaxCheckpoint, seed: int) -> dict[str, PyTree]:
+    """The items of an Orbax checkpoint, by name.
+
+    Args:
+        checkpoint: host arrays.
+        seed: seed of the config. CREDIT's checkpoints have no dropout key; it is that
+            of a fresh run with this seed.
+    """
+    weights = {"params": checkpoint.params, **checkpoint.model_state}
+    items: dict[str, PyTree] = {WEIGHTS: weights}
+    if checkpoint.ema is not None:
+        items[EMA] = checkpoint.ema
+    if checkpoint.ema_stats:
+        items[EMA_STATS] = checkpoint.ema_stats
+    if checkpoint.moments is not None:
+        moments = checkpoint.moments
+        state = {"count": _int(moments.count), "mu": moments.mu, "nu": moments.nu}
+        items[OPTIMIZER] = {
+            "opt_state": {ADAM: state},
+            "micro_step": _int(checkpoint.micro_step),
+            "update_step": _int(checkpoint.update_step),
+            "key": dropout_key(seed),
+        }
+    if _SCALE in checkpoint.loss_scale:
+        items[LOSS_SCALE] = {
+            "scale": np.asarray(checkpoint.loss_scale[_SCALE], np.float32),
+            "good_updates": _int(checkpoint.loss_scale.get(_TRACKER, 0)),
+        }
+    return items
+
+
+def dropout_key(seed: int) -> jax.Array:
+    """The dropout key of a new run with this seed."""
+    return jax.random.split(jax.random.key(seed), 3)[2]
+
+
+def read_run(
+    folder: Path,
+    model_def: ModelDef,
+    step: int | None = None,
+    *,
+    verify: bool = True,
+) -> JaxCheckpoint:
+    """Reads a checkpoint of a run.
+
+    Args:
+        folder: folder of the run, its `save_loc`.
+        model_def: the model of its config.
+        step: step of the checkpoint; None is the newest.
+        verify: compare its files with their digests.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        ValueError: it is a checkpoint of another model, or its files are damaged.
+    """
+    store = CheckpointStore(
+        folder, num_latest=10**9, keep_best=False, verify=verify, pins=True
+    )
+    try:
+        chosen = store.latest_step() if step is None else step
+        if chosen is None:
+            raise FileNotFoundError(f"{folder}: no checkpoint in {store.folder}")
+        progress = store.progress(chosen)
+        targets = _targets(model_def, store.item_names(chosen))
+        items = store.restore(chosen, targets)
+    finally:
+        store.close()
+    scaler: dict[str, Any] = {}
+    if LOSS_SCALE in items:
+        scaler = {
+            _SCALE: float(items[LOSS_SCALE]["scale"]),
+            **_SCALER,
+            _TRACKER: int(items[LOSS_SCALE]["good_updates"]),
+        }
+    checkpoint = JaxCheckpoint(
+        items[WEIGHTS]["params"],
+        {name: items[WEIGHTS][name] for name in COLLECTIONS},
+        ema=items.get(EMA),
+        ema_stats=items.get(EMA_STATS),
+        micro_step=chosen,
+        progress=progress,
+        loss_scale=scaler,
+    )
+    if OPTIMIZER not in items:
+        return checkpoint
+    optimizer = items[OPTIMIZER]
+    state = optimizer["opt_state"][ADAM]
+    return replace(
+        checkpoint,
+        moments=Moments(state["mu"], state["nu"], int(state["count"])),
+        micro_step=int(optimizer["micro_step"]),
+        update_step=int(optimizer["update_step"]),
+    )
+
+
+def _targets(model_def: ModelDef, items: Sequence[str]) -> dict[str, PyTree]:
+    """Arrays with the shapes and dtypes of a checkpoint of this model."""
+    params = {
+        k: np.broadcast_to(np.float32(0), d.shape)
+        for k, d in model_def.param_specs.items()
+    }
+    model_state = jax.tree.map(
+        lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape),
+        model_def.model_state_shapes,
+    )
+    moments = {path: params[path] for path in model_def.trainable}
+    count = np.zeros((), np.int32)
+    optimizer = {
+        "opt_state": {ADAM: {"count": count, "mu": moments, "nu": moments}},
+        "micro_step": count,
+        "update_step": count,
+        "key": np.asarray(jax.random.key_data(dropout_key(0))),
+    }
+    targets: dict[str, PyTree] = {
+        WEIGHTS: {"params": params, **model_state},
+        EMA: params,
+        EMA_STATS: wide_statistics(model_state),
+        OPTIMIZER: optimizer,
+        LOSS_SCALE: {"scale": np.zeros((), np.float32), "good_updates": count},
+    }
+    if ADAPTERS in items:  # PyTorch's optimizer has no such moments.
+        del targets[OPTIMIZER]
+    # CREDIT does not save the trained parameters of a loss.
+    return {name: targets[name] for name in items if name in targets}

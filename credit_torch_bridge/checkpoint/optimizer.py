@@ -16,16 +16,11 @@ import numpy as np
 import torch
 
 from credit_jax.config.trainer import TrainerConfig
-from credit_jax.state_dict.arrangement import raise_problems
+from credit_jax.state_dict.arrangement import raise_non_finite, raise_problems
 from credit_jax.state_dict.key_map import Arrays, KeyMap
 from credit_jax.training.optimizer import BETAS, EPSILON
 from credit_torch_bridge.checkpoint.jax_checkpoint import Moments
-from credit_torch_bridge.checkpoint.torch_files import (
-    as_arrays,
-    as_tensors,
-    is_zero,
-    raise_non_finite,
-)
+from credit_torch_bridge.checkpoint.torch_files import LazyArray, as_tensors
 
 STEP, FIRST, SECOND = "step", "exp_avg", "exp_avg_sq"
 # Number of updates after which AdamW's bias corrections are 1 in float32: 0.95 ** 400
@@ -61,13 +56,25 @@ def read_moments(
         problems.append("weight decay is not decoupled: it is Adam, not AdamW")
     raise_problems(problems, "optimizer: not set up as CREDIT's AdamW")
     trainable = key_map.trainable
-    _check_frozen(entries, set(key_map.keys) - set(trainable.keys))
+    frozen = set(key_map.keys) - set(trainable.keys)
+    raise_problems(
+        [
+            f"{key} has the moment {kind}, but the model keeps this parameter frozen"
+            for key, entry in entries.items()
+            if key in frozen
+            for kind in (FIRST, SECOND)
+            if torch.as_tensor(entry[kind]).any()
+        ],
+        "optimizer: of a model with other trained parameters (CREDIT ignores "
+        "trainer.finetune: leave it out of the config if all were trained)",
+    )
     entries = {key: entries[key] for key in trainable.keys if key in entries}
     moments: dict[str, Arrays] = {}
     for kind in (FIRST, SECOND):
         values = {key: entry[kind] for key, entry in entries.items()}
-        tensors = as_arrays(as_tensors(values, f"optimizer, {kind}")) if values else {}
-        raise_non_finite(tensors, f"optimizer, {kind}")
+        state = as_tensors(values, f"optimizer, {kind}") if values else {}
+        tensors = {key: LazyArray(tensor) for key, tensor in state.items()}
+        raise_non_finite(tensors, f"optimizer, {kind}: NaN or infinite values")
         absent = {p.key: p for p in trainable.entries if p.key not in tensors}
         zeros = {
             key: np.broadcast_to(np.float32(0), p.arrangement.torch_shape(p.shape))
@@ -96,7 +103,17 @@ def _entries(
     group = groups[0]
     if not isinstance(group, Mapping) or not isinstance(group.get("params"), list):
         raise ValueError("optimizer: param_groups[0] does not list its parameters")
-    names = _names(group["params"], key_map)
+    # The keys of the group -> those of the table.
+    params, keys = group["params"], key_map.optimized.keys
+    if all(isinstance(key, str) for key in params):
+        names = {r.file_key: r.name for r in key_map.current_names(params)}
+    elif len(params) != len(keys):
+        raise ValueError(
+            f"optimizer: has {len(params)} parameters, the model {len(keys)}; it "
+            "belongs to another model section"
+        )
+    else:
+        names = dict(zip(params, keys, strict=True))
     entries = {}
     for key, entry in state.items():
         number = int(key) if isinstance(key, str) and key.isdigit() else key
@@ -113,34 +130,6 @@ def _entries(
             )
         entries[names[number]] = entry
     return dict(group), entries
-
-
-def _names(params: list[Any], key_map: KeyMap) -> dict[Any, str]:
-    """Maps the keys of a parameter group to those of the table."""
-    if all(isinstance(key, str) for key in params):
-        return {r.file_key: r.name for r in key_map.current_names(params)}
-    keys = key_map.optimized.keys
-    if len(params) != len(keys):
-        raise ValueError(
-            f"optimizer: has {len(params)} parameters, the model {len(keys)}; it "
-            "belongs to another model section"
-        )
-    return dict(zip(params, keys, strict=True))
-
-
-def _check_frozen(entries: Mapping[str, Any], frozen: Collection[str]) -> None:
-    """Checks that frozen parameters have no moments, or moments that are zero."""
-    raise_problems(
-        [
-            f"{key} has the moment {kind}, but the model keeps this parameter frozen"
-            for key, entry in entries.items()
-            if key in frozen
-            for kind in (FIRST, SECOND)
-            if torch.as_tensor(entry[kind]).any()
-        ],
-        "optimizer: of a model with other trained parameters (CREDIT ignores "
-        "trainer.finetune: leave it out of the config if all were trained)",
-    )
 
 
 def _count(steps: Mapping[str, Any]) -> int:
@@ -195,7 +184,7 @@ def write_moments(
             SECOND: torch.from_numpy(nu[key]),
         }
         for index, key in enumerate(listed)
-        if key in mu and not (key in idle and is_zero(mu[key]) and is_zero(nu[key]))
+        if key in mu and (key not in idle or mu[key].any() or nu[key].any())
     }
     # The settings that torch writes for CREDIT's AdamW, in torch's order.
     parameter = torch.nn.Parameter(torch.zeros(1))

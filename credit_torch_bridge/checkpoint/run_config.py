@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.plan.finetune import frozen_parameters
 from credit_jax.state_dict.key_map import KeyMap
+from credit_torch_bridge.config.editor import ConfigEditor
 
 CONFIG_FILE = "model.yml"
 
@@ -129,15 +129,10 @@ class RunConfig:
 
     def with_settings(self, settings: Mapping[str, Any]) -> RunConfig:
         """A copy with some values replaced, by dotted key."""
-        raw = copy.deepcopy(dict(self.raw))
+        editor = ConfigEditor(dict(self.raw))
         for dotted, value in settings.items():
-            here = raw
-            *parents, last = dotted.split(".")
-            for part in parents:
-                here[part] = dict(here.get(part) or {})
-                here = here[part]
-            here[last] = value
-        return RunConfig(raw, self.source)
+            editor.put(dotted, value)
+        return RunConfig(editor.config, self.source)
 
 
 def read_run_config(

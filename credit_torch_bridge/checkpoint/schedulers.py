@@ -143,49 +143,37 @@ def write_position(
         return None, rate
     settings = trainer.scheduler.model_dump() if trainer.scheduler else {}
     settings.pop("scheduler_type")
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([parameter], lr=trainer.learning_rate)
     if kind == PLATEAU:
-        state = None if progress is None else progress.plateau
-        return _plateau(trainer, settings, state or PlateauState(), rate), rate
+        # The state of torch's ReduceLROnPlateau that corresponds to ours.
+        state = (progress and progress.plateau) or PlateauState()
+        seen = {
+            "last_epoch": state.epochs,
+            "num_bad_epochs": state.bad_epochs,
+            "cooldown_counter": state.cooldown,
+            "_last_lr": [rate],
+        } | ({} if state.best is None else {"best": state.best})
+        return ReduceLROnPlateau(optimizer, **settings).state_dict() | seen, rate
     if kind in PER_EPOCH:
         if batches_per_epoch is None:
             raise ValueError(
                 f"{kind!r} counts epochs, and the batches of an epoch are not known: "
                 "set trainer.batches_per_epoch, or give --batches-per-epoch"
             )
-        epochs = micro_step // batches_per_epoch
         # The state of a torch schedule after some steps; its cosine is recursive.
-        steps = epochs * PER_EPOCH[kind]
-        parameter = torch.nn.Parameter(torch.zeros(1))
-        optimizer = torch.optim.AdamW([parameter], lr=trainer.learning_rate)
         schedule = (
             CosineAnnealingLR(optimizer, **settings)
             if kind == COSINE
             else LambdaLR(optimizer, lr_lambda=_lambda_factor)
         )
         optimizer.step()
-        for _ in range(steps):
+        for _ in range(micro_step // batches_per_epoch * PER_EPOCH[kind]):
             schedule.step()
         return schedule.state_dict(), optimizer.param_groups[0]["lr"]
     if kind == WARMUP:
         return _warmup_cosine(trainer.learning_rate, micro_step, **settings)
     return _restarts(micro_step, **settings)
-
-
-def _plateau(
-    trainer: TrainerConfig, settings: dict[str, Any], state: PlateauState, rate: float
-) -> dict[str, Any]:
-    """The state of torch's ReduceLROnPlateau that corresponds to `state`."""
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.AdamW([parameter], lr=trainer.learning_rate)
-    schedule = ReduceLROnPlateau(optimizer, **settings).state_dict()
-    seen = {
-        "last_epoch": state.epochs,
-        "num_bad_epochs": state.bad_epochs,
-        "cooldown_counter": state.cooldown,
-        "_last_lr": [rate],
-    }
-    best = {} if state.best is None else {"best": state.best}
-    return schedule | seen | best
 
 
 def _lambda_factor(index: int) -> float:
@@ -194,18 +182,6 @@ def _lambda_factor(index: int) -> float:
         return index / _LAMBDA_WARMUP
     progress = (index - _LAMBDA_WARMUP) / (_LAMBDA_EPOCHS - _LAMBDA_WARMUP)
     return 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def _counters(steps: int, base: float, rate: float) -> dict[str, Any]:
-    """The counters of torch's LRScheduler."""
-    return {
-        "base_lrs": [base],
-        "last_epoch": steps,
-        "_step_count": steps + 1,
-        "_is_initial": False,
-        "_get_lr_called_within_step": False,
-        "_last_lr": [rate],
-    }
 
 
 def _warmup_cosine(
@@ -218,12 +194,19 @@ def _warmup_cosine(
         progress = (steps - warmup_steps) / max(1, total_steps - warmup_steps)
         cosine = 0.5 * (1.0 + math.cos(math.pi * min(progress, 1.0)))
         rate = min_lr + (base - min_lr) * cosine
-    settings = {
+    state = {
         "warmup_steps": warmup_steps,
         "total_steps": total_steps,
         "min_lr": min_lr,
+        # The counters of torch's LRScheduler.
+        "base_lrs": [base],
+        "last_epoch": steps,
+        "_step_count": steps + 1,
+        "_is_initial": False,
+        "_get_lr_called_within_step": False,
+        "_last_lr": [rate],
     }
-    return settings | _counters(steps, base, rate), rate
+    return state, rate
 
 
 def _restarts(
@@ -260,7 +243,10 @@ def _restarts(
         "cur_cycle_steps": length,
         "cycle": cycle,
         "step_in_cycle": index,
+        # Its step() does not change torch's counters.
+        "base_lrs": [min_lr],
+        "last_epoch": steps,
+        "_step_count": 0,
+        "_is_initial": False,
     }
-    # Its step() does not change torch's counters.
-    counters = {"base_lrs": [min_lr], "last_epoch": steps, "_step_count": 0}
-    return state | counters | {"_is_initial": False}, rate
+    return state, rate

@@ -113,16 +113,26 @@ def _open_folder(folder: Path, load: Load) -> TorchCheckpoint:
     main, model = folder / CHECKPOINT, folder / FSDP1_MODEL
     if main.is_file():
         content = load(main)
-        if isinstance(content, Mapping) and _find(content, _MODEL) is not None:
-            return _with_average(_from_content(content, main, ""), main, load)
-        if model.is_file():
+        has_model = isinstance(content, Mapping) and _find(content, _MODEL) is not None
+        if model.is_file() and not has_model:
             return _from_fsdp1(folder, content, load)
         return _with_average(_from_content(content, main, ""), main, load)
     if model.is_file():
         return _from_fsdp1(folder, {}, load)
     tensors = sorted(folder.glob(f"*{SAFETENSORS}"))
     if tensors:
-        return _from_safetensors(folder, tensors, load)
+        # One state dict from all of them.
+        state: dict[str, Any] = {}
+        for path in tensors:
+            part = load(path)
+            twice = sorted(set(part) & set(state))
+            if twice:
+                raise ValueError(
+                    f"{folder}: {twice[0]!r} is in several of {len(tensors)} files; "
+                    "give the file that is meant"
+                )
+            state |= part
+        return _from_content(state, folder, f"safetensors, {len(tensors)} file(s)")
     if (folder / "checkpoints").is_dir():
         raise ValueError(
             f"{folder}: a run of credit_jax, not of CREDIT; convert it with --to torch"
@@ -144,21 +154,6 @@ def _open_file(path: Path, load: Load) -> TorchCheckpoint:
     content = load(path)
     kind = "safetensors" if path.suffix == SAFETENSORS else ""
     return _from_content(content, path, kind)
-
-
-def _from_safetensors(folder: Path, paths: list[Path], load: Load) -> TorchCheckpoint:
-    """One state dict from all safetensors files of a folder."""
-    state: dict[str, Any] = {}
-    for path in paths:
-        part = load(path)
-        twice = sorted(set(part) & set(state))
-        if twice:
-            raise ValueError(
-                f"{folder}: {twice[0]!r} is in several of {len(paths)} files; give the "
-                "file that is meant"
-            )
-        state |= part
-    return _from_content(state, folder, f"safetensors, {len(paths)} file(s)")
 
 
 def _from_fsdp1(
@@ -215,9 +210,17 @@ def _from_content(content: Any, path: Path, kind: str) -> TorchCheckpoint:
         average = Average(averaged, float(decay), step, epoch)
         return TorchCheckpoint(path, kind or "average", {}, average=average)
     optimizer = _find(content, _OPTIMIZER)
+    if optimizer is None:
+        form = "checkpoint without an optimizer"
+    else:
+        groups = optimizer.get("param_groups")
+        is_list = isinstance(groups, list) and groups
+        keys = groups[0].get("params", []) if is_list else []
+        by_name = bool(keys) and isinstance(keys[0], str)
+        form = "checkpoint of fsdp2" if by_name else "checkpoint of none or ddp"
     return TorchCheckpoint(
         path,
-        kind or _kind_of(optimizer),
+        kind or form,
         as_tensors(model, f"{path}: {_MODEL[0]}"),
         optimizer=optimizer,
         **progress,
@@ -228,15 +231,6 @@ def _find(content: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     """The first of several entries that is a dict."""
     entries = [content[name] for name in names if name in content]
     return next((value for value in entries if isinstance(value, Mapping)), None)
-
-
-def _kind_of(optimizer: Any) -> str:
-    if optimizer is None:
-        return "checkpoint without an optimizer"
-    groups = optimizer.get("param_groups") if isinstance(optimizer, Mapping) else None
-    keys = groups[0].get("params", []) if isinstance(groups, list) and groups else []
-    by_name = bool(keys) and isinstance(keys[0], str)
-    return "checkpoint of fsdp2" if by_name else "checkpoint of none or ddp"
 
 
 def _progress_of(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -262,15 +256,10 @@ def _progress_of(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     }
 
 
-def average_file(path: Path) -> Path:
-    """The file of the average of a checkpoint: checkpoint.pt -> checkpoint_ema.pt."""
-    return path.with_name(f"{path.stem}_ema{path.suffix}")
-
-
 def _with_average(
     checkpoint: TorchCheckpoint, path: Path, load: Load
 ) -> TorchCheckpoint:
-    beside = average_file(path)
+    beside = path.with_name(f"{path.stem}_ema{path.suffix}")
     if path.suffix == SAFETENSORS or not beside.is_file():
         return checkpoint
     average = _open_file(beside, load).average

@@ -11,7 +11,7 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from credit_jax.state_dict.arrangement import Shape, raise_problems
+from credit_jax.state_dict.arrangement import Shape
 
 # PyTorch's name of the number of batches that a batch norm has seen.
 COUNT_NAME = "num_batches_tracked"
@@ -45,12 +45,12 @@ def load_file(path: Path, *, verify: bool = True) -> Any:
     if path.stat().st_size == 0:
         raise ValueError(f"{path}: the file is empty")
     if path.suffix == SAFETENSORS:
-        return load_safetensors(path)
-    return load_torch(path, verify=verify)
-
-
-def load_torch(path: Path, *, verify: bool = True) -> Any:
-    """Loads a file of torch.save, after checking its checksums; see `load_file`."""
+        try:
+            with safe_open(os.fspath(path), framework="pt", device="cpu") as file:
+                return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except (SafetensorError, ValueError, RuntimeError) as error:
+            text = f"{path}: not a whole safetensors file ({error})"
+            raise ValueError(text) from None
     zipped, damaged = zipfile.is_zipfile(path), None
     try:
         if zipped and verify:
@@ -95,19 +95,6 @@ def _refusal(message: str) -> str:
     )
 
 
-def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a safetensors file, memory-mapped.
-
-    Raises:
-        ValueError: the file is broken.
-    """
-    try:
-        with safe_open(os.fspath(path), framework="pt", device="cpu") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{path}: not a whole safetensors file ({error})") from None
-
-
 def as_tensors(state: Any, subject: str) -> dict[str, torch.Tensor]:
     """Checks that a state dict maps strings to dense tensors of 16- or 32-bit floats.
 
@@ -128,7 +115,7 @@ def as_tensors(state: Any, subject: str) -> dict[str, torch.Tensor]:
     wrong = [
         f"  {key!r}: {_kind(value)}"
         for key, value in state.items()
-        if not (isinstance(key, str) and (_is_plain(value) or _is_count(key, value)))
+        if not (isinstance(key, str) and _is_dense(key, value))
     ]
     if wrong:
         more = [f"  and {len(wrong) - 8} more"] if len(wrong) > 8 else []
@@ -140,25 +127,14 @@ def as_tensors(state: Any, subject: str) -> dict[str, torch.Tensor]:
     return {key: value.detach() for key, value in state.items()}
 
 
-def _is_plain(value: Any) -> bool:
-    return (
-        isinstance(value, torch.Tensor)
-        and value.layout == torch.strided
-        and not value.is_meta
-        and not value.is_quantized
-        and value.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    )
-
-
-def _is_count(key: str, value: Any) -> bool:
-    """Whether an entry is the number of batches of a batch norm."""
-    return (
-        key.endswith(f".{COUNT_NAME}")
-        and isinstance(value, torch.Tensor)
-        and value.dtype == torch.int64
-        and value.shape == ()
-        and not value.is_meta
-    )
+def _is_dense(key: str, value: Any) -> bool:
+    """Whether an entry is a dense tensor of floats, or the count of a batch norm."""
+    if not isinstance(value, torch.Tensor) or value.is_meta:
+        return False
+    if value.dtype == torch.int64:
+        return key.endswith(f".{COUNT_NAME}") and value.shape == ()
+    is_float = value.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return is_float and value.layout == torch.strided and not value.is_quantized
 
 
 def _kind(value: Any) -> str:
@@ -168,10 +144,6 @@ def _kind(value: Any) -> str:
         names = ", ".join(map(repr, list(value)[:4]))
         return f"dict of {len(value)} entries ({names})" if value else "an empty dict"
     return type(value).__name__
-
-
-# Number of elements that are checked at a time.
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -191,40 +163,3 @@ class LazyArray:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         array = self.tensor.float().numpy()
         return array if dtype is None else array.astype(dtype)
-
-
-def as_arrays(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Wraps the tensors of a state dict as `LazyArray`s."""
-    return {key: LazyArray(tensor) for key, tensor in state.items()}
-
-
-def raise_non_finite(state: Mapping[str, Any], subject: str) -> None:
-    """Raises one error that names every array with a NaN or an infinity.
-
-    Args:
-        state: arrays, or objects that numpy converts to arrays, by name.
-        subject: what the arrays are, for the error.
-
-    Raises:
-        ValueError: there is such an array.
-    """
-    problems = [
-        f"not finite: {key} {np.shape(value)}"
-        for key, value in state.items()
-        if not _all_finite(np.asarray(value))
-    ]
-    raise_problems(problems, f"{subject}: NaN or infinite values")
-
-
-def _all_finite(array: np.ndarray) -> bool:
-    return all(np.isfinite(chunk).all() for chunk in _chunks(array))
-
-
-def _chunks(array: np.ndarray) -> Iterable[np.ndarray]:
-    flat = array.reshape(-1)
-    return (flat[i : i + _CHUNK] for i in range(0, flat.size, _CHUNK))
-
-
-def is_zero(array: np.ndarray) -> bool:
-    """Whether every element is zero."""
-    return not any(chunk.any() for chunk in _chunks(array))

@@ -1,19 +1,22 @@
-"""Converts a PyTorch checkpoint to a `JaxCheckpoint`."""
+"""Converts a PyTorch checkpoint to a `JaxCheckpoint`; opens one as a trained model."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from credit_jax.checkpoint import Progress
-from credit_jax.config.trainer import TrainerConfig
+from credit_jax.checkpoint.artifact import Artifact
+from credit_jax.checkpoint.store import takes_average
+from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import MODELS, torch_model
 from credit_jax.nn.parameters import BATCH_STATS
+from credit_jax.plan.finetune import Base
+from credit_jax.state_dict.arrangement import raise_non_finite
 from credit_jax.state_dict.key_map import Arrays, HostModelState, KeyMap
 from credit_jax.state_dict.torch_model import RenamedKey
 from credit_jax.training.epoch_end import is_better
@@ -23,7 +26,6 @@ from credit_torch_bridge.checkpoint.optimizer import read_moments
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.schedulers import (
     PER_EPOCH,
-    PLATEAU,
     kind_of,
     read_plateau,
     read_position,
@@ -33,7 +35,7 @@ from credit_torch_bridge.checkpoint.torch_checkpoint import (
     TorchCheckpoint,
     open_checkpoint,
 )
-from credit_torch_bridge.checkpoint.torch_files import as_arrays, raise_non_finite
+from credit_torch_bridge.checkpoint.torch_files import LazyArray
 
 
 def recognized_model(keys: Collection[str]) -> str | None:
@@ -50,32 +52,6 @@ def recognized_model(keys: Collection[str]) -> str | None:
             old = upgrade is not None and any(upgrade.is_older(k, None) for k in keys)
             return name + (", in an older layout" if old else "")
     return None
-
-
-def refuse_unsupported(
-    keys: Collection[str], recognized: Collection[str], model_type: str
-) -> None:
-    """Raises if the keys of a file show that it cannot be converted.
-
-    Args:
-        keys: keys of the file, with their current names.
-        recognized: keys of the key table.
-        model_type: `model.type` of the config.
-
-    Raises:
-        ValueError: weights of another model, or a layer that CREDIT removed.
-    """
-    unknown = [key for key in keys if key not in recognized]
-    other, model = recognized_model(unknown), torch_model(model_type)
-    if other is not None and model.signature is None:
-        raise ValueError(
-            f"these are the weights of a {other}; model.type {model_type!r} is another "
-            "model"
-        )
-    for layer in model.removed:
-        for key in unknown:
-            if layer.pattern.fullmatch(key):
-                raise ValueError(f"{key}: {layer.reason}")
 
 
 def from_torch(
@@ -119,16 +95,18 @@ def to_jax_checkpoint(
     checkpoint, is_older = upgraded(run_config, checkpoint)
     params, model_state = read_model(run_config, checkpoint)
     average, averaged_statistics = _read_average(run_config.key_map, checkpoint)
+    learns = (
+        "CREDIT does not save what var_weighting: learnable has learned; it begins "
+        "anew with the variances of the scalers, as in CREDIT",
+    )
+    epoch = -1 if checkpoint.epoch is None else checkpoint.epoch
     jax_checkpoint = JaxCheckpoint(
         params,
         model_state,
         ema=average,
         ema_stats=averaged_statistics,
-        notes=checkpoint.notes + _notes(run_config),
-    )
-    epoch = -1 if checkpoint.epoch is None else checkpoint.epoch
-    jax_checkpoint = replace(
-        jax_checkpoint, progress=_progress(run_config, checkpoint.path, epoch + 1)
+        progress=_progress(run_config, checkpoint.path, epoch + 1),
+        notes=checkpoint.notes + (learns if run_config.learns else ()),
     )
     if weights_only or checkpoint.optimizer is None:
         return jax_checkpoint
@@ -160,30 +138,28 @@ def upgraded(
     return replace(checkpoint, model=model, average=average, notes=notes), True
 
 
-def _notes(run_config: RunConfig) -> tuple[str, ...]:
-    if not run_config.learns:
-        return ()
-    return (
-        "CREDIT does not save what var_weighting: learnable has learned; it begins "
-        "anew with the variances of the scalers, as in CREDIT",
-    )
-
-
 def renamed_keys(
     run_config: RunConfig, checkpoint: TorchCheckpoint
 ) -> list[RenamedKey]:
     """Maps every key of the file to its name in the key table.
 
     Raises:
-        ValueError: the file belongs to a model that cannot be converted.
+        ValueError: they are of another model, or of a layer that CREDIT removed.
     """
-    renamed = run_config.key_map.current_names(checkpoint.model)
-    recognized, model_type = (
-        set(run_config.key_map.keys),
-        run_config.model_def.config.type,
-    )
-    names = [key.name for key in renamed]
-    refuse_unsupported(names, recognized, model_type)
+    key_map, model_type = run_config.key_map, run_config.model_def.config.type
+    renamed = key_map.current_names(checkpoint.model)
+    recognized = set(key_map.keys)
+    unknown = [key.name for key in renamed if key.name not in recognized]
+    other, model = recognized_model(unknown), torch_model(model_type)
+    if other is not None and model.signature is None:
+        raise ValueError(
+            f"these are the weights of a {other}; model.type {model_type!r} is another "
+            "model"
+        )
+    for layer in model.removed:
+        for key in unknown:
+            if layer.pattern.fullmatch(key):
+                raise ValueError(f"{key}: {layer.reason}")
     return renamed
 
 
@@ -195,26 +171,24 @@ def read_model(
         r.name: checkpoint.model[r.file_key]
         for r in renamed_keys(run_config, checkpoint)
     }
-    state = as_arrays(tensors)
+    state = {key: LazyArray(tensor) for key, tensor in tensors.items()}
     try:
         run_config.key_map.check(state)
-        raise_non_finite(state, "the weights")
+        raise_non_finite(state, "the weights: NaN or infinite values")
         return run_config.key_map.read(state)
     except ValueError as error:
-        hint = _spectral_hint(run_config.key_map, tensors)
-        raise ValueError(f"{checkpoint.path}: {error}{hint}") from None
-
-
-def _spectral_hint(key_map: KeyMap, state: Mapping[str, torch.Tensor]) -> str:
-    """A hint at the most common cause of keys that do not fit."""
-    asked = any(key.endswith("_orig") for key in key_map.keys)
-    has_norm = any(key.endswith("_orig") for key in state)
-    if asked == has_norm:
-        return ""
-    return (
-        f"\nthe checkpoint was written {'with' if has_norm else 'without'} spectral "
-        f"norm; model.use_spectral_norm: {str(has_norm).lower()} may be what it is"
-    )
+        # A hint at the most common cause of keys that do not fit.
+        asked, has_norm = (
+            any(key.endswith("_orig") for key in keys)
+            for keys in (run_config.key_map.keys, tensors)
+        )
+        which = "with" if has_norm else "without"
+        hint = (
+            f"\nthe checkpoint was written {which} spectral "
+            f"norm; model.use_spectral_norm: {str(has_norm).lower()} may be what it is"
+        )
+        text = f"{checkpoint.path}: {error}{hint if asked != has_norm else ''}"
+        raise ValueError(text) from None
 
 
 def _read_average(
@@ -225,11 +199,12 @@ def _read_average(
         return None, None
     shadow = checkpoint.average.shadow
     # CREDIT averages constants of a process, too.
-    names = [
-        r for r in key_map.current_names(shadow) if r.name not in key_map.constants
-    ]
-    state = as_arrays({r.name: shadow[r.file_key] for r in names})
-    raise_non_finite(state, "the average")
+    state = {
+        key.name: LazyArray(shadow[key.file_key])
+        for key in key_map.current_names(shadow)
+        if key.name not in key_map.constants
+    }
+    raise_non_finite(state, "the average: NaN or infinite values")
     statistics = key_map.averaged_statistics
     stats = {key: state.pop(key) for key in statistics.keys if key in state}
     try:
@@ -249,19 +224,38 @@ def _with_state(
 ) -> JaxCheckpoint:
     """The checkpoint with optimizer, schedule and position."""
     assert checkpoint.optimizer is not None, "asked for by the caller"
-    trainer = run_config.trainer
+    trainer, state = run_config.trainer, checkpoint.scheduler
+    kind, batches = kind_of(trainer), run_config.batches_per_epoch(batches_per_epoch)
     moments, group = read_moments(checkpoint.optimizer, run_config.key_map.parameters)
+    rate, plateau = group.get("lr"), None
     settings = {"trainer.weight_decay": group.get("weight_decay")}
-    if kind_of(trainer) is None:
-        settings["trainer.learning_rate"] = group.get("lr")
-    position, more = _position(run_config, checkpoint, moments.count, batches_per_epoch)
-    settings |= more
+    # Constant rates and `plateau` have no position; the count names the checkpoint.
+    position = moments.count * trainer.grad_accum_every
+    if trainer.grad_accum_every != 1 and batches is not None:
+        position = ((checkpoint.epoch or 0) + 1) * batches
+    if kind is None:
+        settings["trainer.learning_rate"] = rate
+    elif state is None:
+        raise ValueError(
+            f"{checkpoint.path}: trainer.use_scheduler is true, but the checkpoint has "
+            "no scheduler_state_dict; set use_scheduler: false, or give --weights-only"
+        )
+    else:
+        if trainer.keeps_rate:
+            plateau = read_plateau(state)
+        else:
+            position = read_position(state, kind, batches)
+        settings |= settings_of(state, kind)
     if trainer.update_learning_rate:
         settings.pop("trainer.learning_rate", None)
-    progress = replace(
-        _with_rate(jax_checkpoint.progress, trainer, checkpoint, group.get("lr")),
-        first_rate_at=_first_rate_at(trainer, position),
-    )
+    progress = jax_checkpoint.progress
+    if trainer.keeps_rate:
+        known = None if rate is None else float(rate)
+        progress = replace(progress, learning_rate=known, plateau=plateau)
+    elif kind not in PER_EPOCH and trainer.grad_accum_every == 1:
+        # A resumed run of CREDIT trains one more micro-batch at the schedule's first
+        # rate, where the schedule counts them and each of them is an update.
+        progress = replace(progress, first_rate_at=position)
     average = checkpoint.average
     if average is not None:
         settings["trainer.ema_decay"] = average.decay
@@ -272,70 +266,14 @@ def _with_state(
         micro_step=position,
         update_step=0 if average is None else average.step,
         loss_scale=dict(checkpoint.scaler or {}),
-        settings={k: v for k, v in settings.items() if _differs(run_config, k, v)},
+        # Those for which the config has another value.
+        settings={
+            key: value
+            for key, value in settings.items()
+            if value is not None
+            and reduce(getattr, key.split(".")[1:], trainer) != value
+        },
     )
-
-
-def _with_rate(
-    progress: Progress, trainer: TrainerConfig, checkpoint: TorchCheckpoint, rate: Any
-) -> Progress:
-    """The position with the checkpoint's rate, if that is part of the run's state."""
-    if not trainer.keeps_rate:
-        return progress
-    state = checkpoint.scheduler if kind_of(trainer) == PLATEAU else None
-    return replace(
-        progress,
-        learning_rate=None if rate is None else float(rate),
-        plateau=None if state is None else read_plateau(state),
-    )
-
-
-def _first_rate_at(trainer: TrainerConfig, position: int) -> int | None:
-    """The micro-batch that a resumed run of CREDIT trains at the schedule's first rate.
-
-    None unless the schedule counts micro-batches and each of them is an update.
-    """
-    kind = kind_of(trainer)
-    counts = not trainer.keeps_rate and kind not in PER_EPOCH
-    return position if counts and trainer.grad_accum_every == 1 else None
-
-
-def _position(
-    run_config: RunConfig,
-    checkpoint: TorchCheckpoint,
-    updates: int,
-    requested: int | None,
-) -> tuple[int, dict[str, Any]]:
-    """Micro-batches seen, and the schedule's settings."""
-    kind, state = kind_of(run_config.trainer), checkpoint.scheduler
-    batches = run_config.batches_per_epoch(requested)
-    settings: dict[str, Any] = {}
-    if kind is not None and state is not None:
-        if not run_config.trainer.keeps_rate:
-            return read_position(state, kind, batches), settings_of(state, kind)
-        read_plateau(state)  # Raises if the state is that of another schedule.
-        settings = settings_of(state, kind)
-    elif kind is not None:
-        raise ValueError(
-            f"{checkpoint.path}: trainer.use_scheduler is true, but the checkpoint has "
-            "no scheduler_state_dict; set use_scheduler: false, or give --weights-only"
-        )
-    # Constant rates and `plateau` have no position; the count names the checkpoint.
-    epochs = (checkpoint.epoch or 0) + 1
-    accumulated = run_config.trainer.grad_accum_every
-    if accumulated == 1 or batches is None:
-        return updates * accumulated, settings
-    return epochs * batches, settings
-
-
-def _differs(run_config: RunConfig, dotted: str, value: Any) -> bool:
-    """Whether the config has another value for a setting that is not None."""
-    if value is None:
-        return False
-    here: Any = run_config.trainer
-    for part in dotted.split(".")[1:]:
-        here = getattr(here, part)
-    return here != value
 
 
 def _progress(run_config: RunConfig, path: Path, epoch: int) -> Progress:
@@ -354,3 +292,37 @@ def _progress(run_config: RunConfig, path: Path, epoch: int) -> Progress:
         ):
             best = replace(best, best_metric=value, best_epoch=int(row["epoch"]))
     return best
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchArtifact(Artifact):
+    """A file or a folder of a checkpoint of CREDIT, with model.yml beside it."""
+
+    checkpoint: TorchCheckpoint
+
+    @classmethod
+    def open(cls, files: Base, weights: str | None) -> TorchArtifact:
+        """Opens a checkpoint.
+
+        Args:
+            files: the checkpoint and its config.
+            weights: "average", "last", or None for the moving average if there is one.
+
+        Raises:
+            FileNotFoundError, ValueError: see `open_checkpoint`; or there is no
+                average.
+        """
+        opened = open_checkpoint(files.path)
+        has_average = opened.average is not None
+        average = takes_average(weights, has_average=has_average, origin=files.path)
+        return cls(
+            files=files, path=opened.path, average=average, step=None, checkpoint=opened
+        )
+
+    def on_host(self, model_def: ModelDef) -> tuple[Arrays, HostModelState]:
+        """See `Artifact.on_host`; the model is that of model.yml."""
+        del model_def
+        config = RunConfig(self.files.written, f"{self.files.path}: model.yml")
+        checkpoint = to_jax_checkpoint(config, self.checkpoint, weights_only=True)
+        alone = checkpoint.weights_alone(average=self.average)
+        return alone.params, alone.model_state

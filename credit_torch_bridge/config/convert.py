@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,7 @@ from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.registry import MODELS
 from credit_jax.state_dict.arrangement import raise_problems
 from credit_torch_bridge.config.editor import ConfigEditor, ConfigReport, settle
-from credit_torch_bridge.config.from_gen1 import gen1_to_gen2
-from credit_torch_bridge.config.post_conf import GEN1 as POST_CONF
-from credit_torch_bridge.config.post_conf import OURS, refuse_for_gen2
+from credit_torch_bridge.config.from_gen1 import OURS, POST_CONF, gen1_to_gen2
 from credit_torch_bridge.config.to_gen2 import (
     blocks_are_named,
     check_sections,
@@ -34,22 +31,12 @@ from credit_torch_bridge.config.to_gen2 import (
 from credit_torch_bridge.config.to_jax import gen2_to_jax
 
 
-def register_for_jax(editor: ConfigEditor) -> None:
-    """Registers the objects; records those that are no entries of credit_jax."""
-    try:
-        register_objects(editor.config)
-    except ConfigError as error:
-        editor.problems += error.problems
-
-
 def leave_objects(editor: ConfigEditor) -> None:
     """Drops entries of credit_jax from a config for CREDIT, whose classes are kept.
 
     A model goes: CREDIT has its PyTorch class from `custom_models`. Of other entries
     CREDIT has no counterpart.
     """
-    with suppress(ConfigError):
-        register_objects(editor.config)
     for name in editor.keys(SECTION):
         kind = editor.get((SECTION, name, "object_type"))
         if not is_registered(str(kind), str(name)):
@@ -110,9 +97,11 @@ def convert_config(
             editor.problem(key, "cannot be left out: the config has no such key")
         editor.drop(key, "as asked for")
     check_sections(editor, training=not forecasts_alone(editor))
-    if to == JAX:
-        register_for_jax(editor)
-    else:
+    try:
+        register_objects(editor.config)
+    except ConfigError as error:
+        editor.problems += error.problems if to == JAX else []
+    if to != JAX:
         leave_objects(editor)
     if not editor.problems:
         name = editor.get("model.type")
@@ -124,7 +113,11 @@ def convert_config(
         elif to != JAX and MODELS[name].key_table is None:
             editor.problem("model.type", f"CREDIT has no model {name}")
     if not editor.problems:
-        _convert(editor, kind, to, level_coord)
+        if kind == GEN1:
+            gen1_to_gen2(editor, level_coord)
+        blocks_are_named(editor)
+    if not editor.problems:
+        gen2_to_jax(editor) if to == JAX else _to_credit(editor, kind)
     problems = list(dict.fromkeys(editor.problems))
     target = to if to == JAX else f"CREDIT's {to}"
     raise_problems(problems, f"this {kind} config cannot become {target}")
@@ -160,20 +153,17 @@ def kind_of(mapping: Mapping[str, Any]) -> str:
     )
 
 
-def _convert(editor: ConfigEditor, kind: str, to: str, level_coord: str) -> None:
-    if kind == GEN1:
-        gen1_to_gen2(editor, level_coord)
-    blocks_are_named(editor)
-    if editor.problems:
-        return
-    if to == JAX:
-        gen2_to_jax(editor)
-        return
+def _to_credit(editor: ConfigEditor, kind: str) -> None:
     editor.drop("assimilation", "CREDIT does not assimilate observations")
     gen2_to_credit(editor)
     names = [name for name in editor.keys(OURS) if name != "data"]
     if names:
-        refuse_for_gen2(editor, POST_CONF if kind == GEN1 else OURS, names)
+        key = POST_CONF if kind == GEN1 else OURS
+        editor.problem(
+            key,
+            f"{', '.join(names)} active: gen1 corrects inside the model, before the "
+            f"loss, and gen2's training does not; --drop {key} leaves it out",
+        )
     editor.drop("optimize_ic", "gen2 has no trainer that fits initial states")
     gen2_blocks(editor)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from credit_jax.named_fields.tree import PREDICTION, TARGET
@@ -46,38 +47,27 @@ def refuse_blocks(editor: ConfigEditor) -> None:
 
     Forecasts go without them, which changes what is written, not the model.
     """
-    for path, block in _postblocks(editor):
-        why = _reason(block)
-        if why is None:
+    paths = [
+        (*top, phase, name)
+        for top in (("postblocks",), ("inference", "postblocks"))
+        for phase in editor.keys(top)
+        for name in editor.keys((*top, phase))
+    ]
+    for path in paths:
+        block, why = editor.get(path), ""
+        if block.get("type") in _OURS:
+            why = f"CREDIT has no postblock {block['type']}"
+        elif (block.get("args") or {}).get(_GROUND) is not None:
+            why = (
+                f"CREDIT has no key {_GROUND}, and reads the surface geopotential from "
+                "a static variable of the data: name one in surface_geopotential_var"
+            )
+        if not why:
             editor.drop((*path, "args", _GROUND), "CREDIT has no such key")
         elif path[0] == "inference":
             editor.drop(path, why)
         else:
             editor.problem(path, why)
-
-
-def _reason(block: Mapping[str, Any]) -> str | None:
-    """Why CREDIT cannot build a postblock; None if it can."""
-    if block.get("type") in _OURS:
-        return f"CREDIT has no postblock {block['type']}"
-    if (block.get("args") or {}).get(_GROUND) is not None:
-        return (
-            f"CREDIT has no key {_GROUND}, and reads the surface geopotential from a "
-            "static variable of the data: name one in surface_geopotential_var"
-        )
-    return None
-
-
-def _postblocks(
-    editor: ConfigEditor,
-) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Yields path and section of every postblock, of training and of forecasts."""
-    for top in (("postblocks",), ("inference", "postblocks")):
-        for phase in editor.keys(top):
-            for name in editor.keys((*top, phase)):
-                block = editor.get((*top, phase, name))
-                if isinstance(block, dict):
-                    yield (*top, phase, name), block
 
 
 def add_scored_fields(editor: ConfigEditor) -> None:
@@ -127,3 +117,14 @@ def without_target(steps: Mapping[str, Any]) -> dict[str, Any]:
         for name, block in steps.items()
         if TARGET not in (read[name].get("out_key"), read[name].get("key"))
     }
+
+
+def variables_of(
+    sources: Mapping[str, Any], kinds: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Yields name and key of variables of some kinds, in the order of channels."""
+    for source, section in sources.items():
+        for kind, dim in product(kinds, ("3D", "2D")):
+            fields = (section.get("variables") or {}).get(kind) or {}
+            for name in fields.get(f"vars_{dim}") or ():
+                yield name, f"{source}/{kind}/{dim.lower()}/{name}"

@@ -6,10 +6,10 @@ from typing import Any
 
 from credit_jax.config.base import nearest_key
 from credit_jax.config.trainer import TrainerConfig
+from credit_jax.models.common.post_conf import Gen1PostConf, PostConfData
 from credit_torch_bridge.config.editor import ConfigEditor
 from credit_torch_bridge.config.from_gen1_data import ONE_SAMPLE, data_to_gen2
 from credit_torch_bridge.config.from_gen1_predict import predict_to_inference
-from credit_torch_bridge.config.post_conf import post_conf_from_gen1
 
 DIFFUSION_TRAINER, STATE_TRAINER = "era5-diffusion", "ic-opt"
 TRAINERS = ("era5", "era5-gen1", "cam", "standard", "multi-step", "universal")
@@ -55,6 +55,16 @@ _DEFAULTS = {
     "valid_thread_workers": 0,
     "prefetch_factor": 4,
 }
+POST_CONF, OURS = "model.post_conf", "model.gen1_post_conf"
+_BLOCKS = [
+    name
+    for name in Gen1PostConf.model_fields
+    if name.endswith(("_fixer", "_updown", "skebs"))
+]
+_LISTS = ("variables", "surface_variables", "diagnostic_variables")
+_OUTSIDE = "activate_outside_model"
+# Blocks that gen1's trainer can apply outside of the model, after those inside.
+_TRAINED_OUTSIDE = ("global_mass_fixer", "global_water_fixer", "global_energy_fixer")
 _KNOWN = {
     *TrainerConfig.model_fields,
     *TrainerConfig.ignored,
@@ -86,7 +96,9 @@ def gen1_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
         if str(kind) in INSTEAD:
             return  # its data section is another one, too
     one_sample = editor.get("data.dataset_type") == ONE_SAMPLE
-    weighted = _weight_order(editor)
+    # The predicted variables in gen1's order of channels.
+    lists = [editor.get(f"data.{key}", []) for key in _LISTS]
+    order = [name for names in lists if isinstance(names, list) for name in names]
     _padding(editor)
     post_conf_from_gen1(editor)
     data_to_gen2(editor, level_coord)
@@ -97,28 +109,30 @@ def gen1_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
     if not training:
         return
     if kind == STATE_TRAINER:
-        _optimize_ic(editor)
+        for name, old in TRAINER_KEYS.items():
+            value = editor.get(f"trainer.{old}")
+            if old in TrainerConfig.model_fields:
+                # Training reads it, too.
+                editor.put(f"optimize_ic.{name}", 0 if value is None else value)
+            elif value is not None:
+                editor.move(f"trainer.{old}", f"optimize_ic.{name}", value)
+        editor.note(
+            "trainer.batches_per_epoch",
+            "credit-jax optimize-ic fits the state of one --init-time; gen1 those of "
+            "the first samples of the training period",
+        )
     trainer_to_gen2(editor)
     if one_sample:
         for key in ("train_batch_size", "valid_batch_size"):
             editor.compute(f"trainer.{key}", 1, f"{ONE_SAMPLE} gives one sample")
-    _loss(editor, weighted)
-
-
-def _optimize_ic(editor: ConfigEditor) -> None:
-    """Moves what gen1's trainer ic-opt reads to `optimize_ic`."""
-    for name, old in TRAINER_KEYS.items():
-        value = editor.get(f"trainer.{old}")
-        if old in TrainerConfig.model_fields:
-            # Training reads it, too.
-            editor.put(f"optimize_ic.{name}", 0 if value is None else value)
-        elif value is not None:
-            editor.move(f"trainer.{old}", f"optimize_ic.{name}", value)
-    editor.note(
-        "trainer.batches_per_epoch",
-        "credit-jax optimize-ic fits the state of one --init-time; gen1 those of the "
-        "first samples of the training period",
-    )
+    weights = editor.get("loss.variable_weights")
+    if not isinstance(weights, dict) or not editor.get("loss.use_variable_weights"):
+        return
+    if list(weights) != order and set(weights) == set(order):
+        editor.pop("loss.variable_weights")
+        why = "in the order of the channels, as gen1's parser sorts them"
+        ordered = {name: weights[name] for name in order}
+        editor.compute("loss.variable_weights", ordered, why)
 
 
 def _postblocks(editor: ConfigEditor) -> dict[str, Any]:
@@ -137,29 +151,20 @@ def _postblocks(editor: ConfigEditor) -> dict[str, Any]:
     return blocks
 
 
-def _weight_order(editor: ConfigEditor) -> list[str]:
-    """The predicted variables in gen1's order of channels."""
-    keys = ("variables", "surface_variables", "diagnostic_variables")
-    lists = [editor.get(f"data.{key}", []) for key in keys]
-    return [name for names in lists if isinstance(names, list) for name in names]
-
-
 def _padding(editor: ConfigEditor) -> None:
     """Converts padding to `padding_conf`."""
-    flat = [editor.get(f"model.{key}") for key in ("pad_lat", "pad_lon")]
-    if editor.get("model.padding_conf") is not None:
-        for key in ("pad_lat", "pad_lon"):
-            editor.drop(
-                f"model.{key}", "padding_conf is there, and gen1 reads that one"
-            )
-    elif all(type(pad) is int for pad in flat):
+    keys = "pad_lat", "pad_lon"
+    pads = [editor.get(f"model.{key}") for key in keys]
+    has_conf = editor.get("model.padding_conf") is not None
+    if not has_conf and all(type(pad) is int for pad in pads):
         conf = {"activate": True, "mode": "mirror"}
         editor.put("model.padding_conf", conf)
-        for key, pad in zip(("pad_lat", "pad_lon"), flat, strict=True):
+        for key, pad in zip(keys, pads, strict=True):
             editor.move(f"model.{key}", f"model.padding_conf.{key}", [pad, pad])
-    else:
-        for key in ("pad_lat", "pad_lon"):
-            editor.drop(f"model.{key}", "gen1 pads only where both are whole numbers")
+    why = "gen1 pads only where both are whole numbers"
+    for key in keys:
+        text = "padding_conf is there, and gen1 reads that one" if has_conf else why
+        editor.drop(f"model.{key}", text)
     pairs(editor)
 
 
@@ -268,15 +273,57 @@ def mode_to_parallelism(editor: ConfigEditor) -> None:
         )
 
 
-def _loss(editor: ConfigEditor, order: list[str]) -> None:
-    """Puts variable weights in channel order, as CREDIT's gen2 reads them."""
-    weights = editor.get("loss.variable_weights")
-    if not isinstance(weights, dict) or not editor.get("loss.use_variable_weights"):
+def active_physics(conf: Any) -> list[str]:
+    """Names of the blocks of a `post_conf` that act before gen1's loss."""
+    if not isinstance(conf, dict) or not conf.get("activate"):
+        return []
+    return [
+        name
+        for name in _BLOCKS
+        if isinstance(block := conf.get(name), dict)
+        and block.get("activate")
+        and (name in _TRAINED_OUTSIDE or not block.get(_OUTSIDE))
+    ]
+
+
+def post_conf_from_gen1(editor: ConfigEditor) -> None:
+    """Moves an active `post_conf` to `gen1_post_conf`, with the data keys it reads."""
+    conf = editor.get(POST_CONF)
+    active = active_physics(conf)
+    if not active:
+        editor.drop(POST_CONF, "nothing in it is active")
         return
-    if list(weights) != order and set(weights) == set(order):
-        editor.pop("loss.variable_weights")
-        editor.compute(
-            "loss.variable_weights",
-            {name: weights[name] for name in order},
-            "in the order of the channels, as gen1's parser sorts them",
+    # gen1 runs the blocks that are outside of the model last.
+    outside = [bool(editor.get(f"{POST_CONF}.{name}.{_OUTSIDE}")) for name in active]
+    if outside != sorted(outside):
+        editor.problem(
+            POST_CONF,
+            f"{active[outside.index(True)]} runs outside of the model, after "
+            f"{active[-1 - outside[::-1].index(False)]}, which runs inside; here they "
+            "run in the order of CREDIT's blocks: set activate_outside_model alike",
         )
+    editor.drop((*POST_CONF.split("."), "activate"), "a block is active")
+    for name in editor.keys(POST_CONF):
+        if name not in active:
+            block, why = conf[name], "not active"
+            if name not in _BLOCKS:
+                why = "no model of gen1 reads it"
+            elif isinstance(block, dict) and block.get("activate"):
+                why = "gen1's training does not apply it outside of the model"
+            editor.drop(f"{POST_CONF}.{name}", why)
+    blocks = {name: dict(conf[name]) for name in active}
+    for block in blocks.values():
+        block.pop(_OUTSIDE, None)
+    editor.moved(POST_CONF, OURS, "gen2's name for it is dropped in training")
+    # The keys of gen1's `data` that the blocks read.
+    data: dict[str, Any] = {key: editor.get(f"data.{key}", []) for key in _LISTS}
+    data["levels"] = editor.get("model.levels", editor.get("data.levels"))
+    data["lead_time_periods"] = editor.get("data.lead_time_periods")
+    keys = ["save_loc_physics"]
+    if editor.get("data.scaler_type") == "std_new":
+        keys += ["mean_path", "std_path"]
+    present = {key: editor.get(f"data.{key}") for key in keys}
+    data |= {key: value for key, value in present.items() if value is not None}
+    assert set(data) <= set(PostConfData.model_fields), "keys of the section"
+    editor.put(OURS, {**blocks, "data": data})
+    editor.moved("data.save_loc_physics", f"{OURS}.data.save_loc_physics")

@@ -73,7 +73,16 @@ def data_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
         level_coord: name of the level coordinate, for which gen1 has no key.
     """
     _refuse(editor)
-    _gradients(editor)
+    if editor.get("data.retain_graph") and editor.get("data.forecast_len"):
+        # Gradients go across steps.
+        if editor.get("data.history_len") == 1:
+            editor.move("data.retain_graph", "trainer.backprop", "full")
+        else:
+            editor.problem(
+                "data.retain_graph",
+                "true with several input times: gen1 keeps the gradients of the newest "
+                "time alone; use false, or history_len: 1",
+            )
     names = read_variables(editor)
     hours = _whole(editor, "data.lead_time_periods")
     history = _whole(editor, "data.history_len")
@@ -81,7 +90,14 @@ def data_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
     for key, least in (("valid_history_len", 1), ("valid_forecast_len", 0)):
         if editor.get(f"data.{key}") is not None:
             _whole(editor, f"data.{key}", least)
-    _check_years(editor)
+    for key in ("train_years", "valid_years"):
+        years = editor.get(f"data.{key}")
+        if years is None and key == "valid_years":
+            continue
+        is_pair = isinstance(years, list) and [*map(type, years)] == [int, int]
+        if not (is_pair and FIRST_YEAR <= years[0] < years[1] <= LAST_YEAR):
+            why = f"must be [first year, last + 1], got {years!r}"
+            editor.problem(f"data.{key}", why)
     chosen = editor.get("data.backprop_on_timestep", [])
     if not isinstance(chosen, list):
         editor.problem("data.backprop_on_timestep", f"must be a list, got {chosen!r}")
@@ -168,49 +184,14 @@ def _refuse(editor: ConfigEditor) -> None:
         )
 
 
-def _gradients(editor: ConfigEditor) -> None:
-    """Converts `retain_graph`: gradients across steps."""
-    if not editor.get("data.retain_graph") or not editor.get("data.forecast_len"):
-        return
-    if editor.get("data.history_len") != 1:
-        editor.problem(
-            "data.retain_graph",
-            "true with several input times: gen1 keeps the gradients of the newest "
-            "time alone; use false, or history_len: 1",
-        )
-        return
-    editor.move("data.retain_graph", "trainer.backprop", "full")
-
-
 def _whole(editor: ConfigEditor, key: str, least: int = 1) -> int | None:
     """A required integer."""
     value = editor.get(key)
     if type(value) is not int or value < least:
-        got = (
-            "missing"
-            if value is None
-            else f"must be a number from {least}, got {value!r}"
-        )
-        editor.problem(key, got)
+        wrong = f"must be a number from {least}, got {value!r}"
+        editor.problem(key, "missing" if value is None else wrong)
         return None
     return value
-
-
-def _check_years(editor: ConfigEditor) -> None:
-    for key in ("train_years", "valid_years"):
-        years = editor.get(f"data.{key}")
-        if years is None and key == "valid_years":
-            continue
-        if not _is_years(years):
-            editor.problem(
-                f"data.{key}", f"must be [first year, last + 1], got {years!r}"
-            )
-
-
-def _is_years(years: Any) -> bool:
-    if not isinstance(years, list) or [type(year) for year in years] != [int, int]:
-        return False
-    return FIRST_YEAR <= years[0] < years[1] <= LAST_YEAR
 
 
 def _shared(editor: ConfigEditor, steps: int) -> dict[str, Any]:

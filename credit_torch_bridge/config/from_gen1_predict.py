@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -12,6 +12,7 @@ import pandas as pd
 
 from credit_jax.config.inference import EncodingConfig
 from credit_jax.transforms.diagnostics import FullLevels
+from credit_torch_bridge.config.credit_blocks import variables_of, without_target
 from credit_torch_bridge.config.editor import ConfigEditor, shown
 
 SECTION, TARGET = "predict", "inference"
@@ -84,14 +85,14 @@ def predict_to_inference(editor: ConfigEditor) -> None:
     Args:
         editor: editor of the config, whose data section is gen2's already.
     """
-    section = editor.get(SECTION)
-    if not isinstance(section, dict):
+    predict = editor.get(SECTION)
+    if not isinstance(predict, dict):
         return
     if editor.has(TARGET):
         editor.drop(SECTION, "the section inference says it")
         return
     try:
-        inference = _Conversion(editor, section).inference()
+        _convert(editor, predict)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         subject = f"{type(error).__name__}: {error}"
         editor.problem(
@@ -99,301 +100,236 @@ def predict_to_inference(editor: ConfigEditor) -> None:
         )
         return
     editor.pop(SECTION)
-    editor.put(TARGET, inference)
 
 
-def as_date(*value: Any) -> Any:
-    """A date; NaT, which nothing here makes, is no part of its type."""
-    return pd.Timestamp(*value)
+# NaT, which nothing here makes, is no part of their types.
+as_date: Any = pd.Timestamp
+as_delta: Any = pd.Timedelta
 
 
-def as_delta(*value: Any, **parts: Any) -> Any:
-    """A duration, as `_date`."""
-    return pd.Timedelta(*value, **parts)
-
-
-class _Conversion:
-    """One conversion; keys of `predict` move or go, one after another."""
-
-    def __init__(self, editor: ConfigEditor, predict: Mapping[str, Any]) -> None:
-        self.editor = editor
-        self.predict = predict
-        self.step = as_delta(str(editor.get("data.timestep")))
-        self.keys = dict(_predicted(editor))
-        self.section: dict[str, Any] = {}
-
-    def inference(self) -> dict[str, Any]:
-        """The section."""
-        self._drop("mode", "forecast has --parallelism")
-        self._dates()
-        self._realtime()
-        if self.predict.get("save_forecast"):
-            self._moved("save_forecast", "save_forecast", self.predict["save_forecast"])
-        self._members()
-        self._laplace()
-        self._pressure()
-        path = self.predict.get("metadata") or _METADATA
-        self._output("metadata", path)
-        self._gone("metadata", f"{TARGET}.output.metadata = {shown(path)}")
-        # Converts the NetCDF encodings of groups of variables.
-        options = self.predict.get("interp_pressure") or {}
-        deep = [n for n in self.keys if "prognostic/3d" in self.keys[n]]
-
-        def derived(key: str, default: str) -> list[str]:
-            ending = options.get(key, default)
-            return [n + ending for n in deep if n + ending in self.keys]
-
-        lists = (
-            deep,
-            [n for n in self.keys if "prognostic/2d" in self.keys[n]],
-            derived("pres_ending", "_PRES"),
-            derived("height_ending", "_HEIGHT"),
-        )
-        names = dict(zip(_ENCODINGS, lists, strict=True))
-        encoding = {}
-        for key in _ENCODINGS:
-            by_variable = self.predict.get(key)
-            if not isinstance(by_variable, dict) or not names[key]:
-                continue
-            available = {
-                k: v for k, v in by_variable.items() if k in EncodingConfig.model_fields
-            }
-            for name in by_variable.keys() - available.keys():
-                self._note((key, name), "the output section has no such key: left out")
-            encoding |= dict.fromkeys(names[key], available)
-            self._gone(key, f"{TARGET}.output.encoding")
-        if encoding:
-            self._output("encoding", copy.deepcopy(encoding))
-        self._variables()
-        self._rest()
-        return self.section
-
-    def _dates(self) -> None:
-        """Converts `forecasts`, whose last time is that of the last step."""
-        forecasts = self.predict.get("forecasts")
-        if forecasts is None:
-            return
-        try:
-            starts, length = start_dates(forecasts, self.step)
-        except (KeyError, TypeError, ValueError) as error:
-            self._drop("forecasts", f"{error}; give forecast --init-time and --length")
-            return
-        gaps = {b - a for a, b in itertools.pairwise(starts)}
-        if len(gaps) > 1:
-            self._drop(
-                "forecasts",
-                f"{len(starts)} start dates that are not evenly spaced, and "
-                f"batch_forecast says an interval; give each by forecast --init-time, "
-                f"with --length {_text(length)}",
-            )
-            return
-        interval = gaps.pop() if gaps else as_delta("1D")
-        batch = {
-            "forecast_length": _text(length),
-            "first_init_date": starts[0].isoformat(),
-            "last_init_date": starts[-1].isoformat(),
-            "init_interval": _text(interval),
-        }
-        self._put("run_mode", "batch")
-        self._moved("forecasts", "batch_forecast", batch)
-
-    def _realtime(self) -> None:
-        """Converts `realtime`, whose last time is that of the last step."""
-        realtime = self.predict.get("realtime")
-        if realtime is None:
-            return
-        try:
-            first, last = (
-                as_date(realtime[f"forecast_{end}_time"]) for end in ("start", "end")
-            )
-            every = as_delta(realtime.get("forecast_timestep", self.step))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            self._drop("realtime", f"no dates: {error}; give forecast --init-time")
-            return
-        count = int((last - first) / every)
-        single = {
-            "start_datetime": first.isoformat(),
-            "forecast_length": _text(count * self.step),
-        }
-        if every != self.step:
-            self._note(
-                "realtime", f"forecast_timestep {every} is not that of the model: "
-                f"{count} steps of {self.step} are made"
-            )  # fmt: skip
-        if "batch_forecast" not in self.section:
-            self._put("run_mode", "single")
-        else:
-            self._note("realtime", "forecast --set inference.run_mode=single makes it")
-        self._moved("realtime", "single_forecast", single)
-
-    def _members(self) -> None:
-        size = self.predict.get("ensemble_size")
-        if size is None:
-            return
-        if size == 1:
-            self._drop("ensemble_size", "gen2 forecasts one member")
-            return
-        self._moved("ensemble_size", "members", size)
-        self._put("perturbation", {"type": "gaussian", "std": 0.0})
-        self._note(
-            "ensemble_size",
+def _convert(editor: ConfigEditor, predict: Mapping[str, Any]) -> None:
+    """Moves the keys of `predict` to `inference`, or drops them, one after another."""
+    step = as_delta(str(editor.get("data.timestep")))
+    # Name -> key of each predicted variable.
+    kinds = "prognostic", "diagnostic"
+    keys = dict(variables_of(editor.get("data.source", {}), kinds))
+    editor.drop("predict.mode", "forecast has --parallelism")
+    _dates(editor, predict.get("forecasts"), step)
+    _realtime(editor, predict.get("realtime"), step)
+    if save_forecast := predict.get("save_forecast"):
+        editor.move("predict.save_forecast", "inference.save_forecast", save_forecast)
+    size = predict.get("ensemble_size")
+    if size == 1:
+        editor.drop("predict.ensemble_size", "gen2 forecasts one member")
+    elif size is not None:
+        editor.move("predict.ensemble_size", "inference.members", size)
+        editor.put("inference.perturbation", {"type": "gaussian", "std": 0.0})
+        editor.note(
+            "predict.ensemble_size",
             "gen1's members start from one state and differ by the noise that a model "
             "draws; inference.perturbation perturbs initial states",
         )
-
-    def _pressure(self) -> None:
-        """Converts `interp_pressure` to postblocks of forecasts."""
-        options = self.predict.get("interp_pressure")
-        if not isinstance(options, dict):
-            self._drop("static_fields", "only interp_pressure needs it")
-            return
-        args = {**_PRESSURE, **options}
-        why = self._no_pressure(args)
-        if why:
-            self._drop("interp_pressure", why)
-            self._drop("static_fields", "only interp_pressure needs it")
-            return
-        for key in options:
-            if key not in PRESSURE_KEYS:
-                self._note(("interp_pressure", key), "changes no value: left out")
-        self.keys |= self._full_levels(args)
-        self._gone("interp_pressure", f"{TARGET}.postblocks.per_step")
-        self._gone("static_fields", f"{TARGET}.postblocks.per_step.*.args")
-
-    def _no_pressure(self, args: Mapping[str, Any]) -> str:
-        """Why the block cannot do it; "" if it can."""
-        required = [args[f"{name}_var"] for name in ("temperature", "q")]
-        required += [args["surface_pressure_var"], *args["interp_fields"]]
-        missing = [name for name in required if name not in self.keys]
-        if missing:
-            return f"needs {', '.join(missing)}, which the model does not predict"
-        if not isinstance(self.predict.get("static_fields"), str):
-            return "needs static_fields, the file with the surface geopotential"
-        return ""
-
-    def _ground(self, args: Mapping[str, Any]) -> str | None:
-        """Key of the surface geopotential, if data reads it from `static_fields`."""
-        name, path = args["surface_geopotential_var"], self.predict.get("static_fields")
-        for source in self.editor.keys("data.source"):
-            static = ("data", "source", source, "variables", "static")
-            if self.editor.get((*static, "path")) == path and name in (
-                self.editor.get((*static, "vars_2D")) or ()
-            ):
-                return f"{source}/static/2d/{name}"
-        return None
-
-    def _laplace(self) -> None:
-        """Converts `use_laplace_filter`, which gen1 applies where it scores."""
-        # Its filter names variables by their channels.
-        if not self.predict.get("use_laplace_filter"):
-            return
-        names = [name for name, key in self.keys.items() if "/prognostic/3d/" in key]
-        single = [name for name, key in self.keys.items() if "/2d/" in key]
-        levels = self.editor.get("model.levels")
-        if (
-            levels != _FILTERED_LEVELS
-            or len(names) != _FILTERED_VARIABLES
-            or len(single) < _FILTERED_SINGLE
-        ):
-            self._drop(
-                "use_laplace_filter",
-                f"gen1's filter counts channels: {_FILTERED_VARIABLES} variables on "
-                f"{_FILTERED_LEVELS} levels and {_FILTERED_SINGLE} single ones; the "
-                f"model has {len(names)} on {levels} and {len(single)}: name them in a "
-                "postblock laplace_filter",
-            )
-            return
-        u, v, t, q = (self.keys[name] for name in names)
-        surface = [self.keys[name] for name in single[:_FILTERED_SINGLE]]
-        args = {
-            "winds": [{"u": u, "v": v}, {"u": surface[3], "v": surface[2]}],
-            "scalars": [
-                {"variables": [t, *surface[:2], surface[4]]},
-                {"variables": [q], "steps": 8, "strength": 0.5e8},
-                {"variables": [surface[5]], "steps": 4, "strength": 0.5e8},
-            ],
+    if predict.get("use_laplace_filter"):
+        _laplace(editor, keys)
+    keys |= _pressure(editor, predict, keys)
+    path = predict.get("metadata") or _METADATA
+    editor.put("inference.output.metadata", path)
+    editor.moved("predict.metadata", f"inference.output.metadata = {shown(path)}")
+    # Converts the NetCDF encodings of groups of variables.
+    options = predict.get("interp_pressure") or {}
+    deep, flat = (
+        [name for name, key in keys.items() if f"prognostic/{dim}d" in key]
+        for dim in "32"
+    )
+    pressures, heights = (
+        [each for n in deep if (each := n + options.get(f"{kind}_ending", end)) in keys]
+        for kind, end in (("pres", "_PRES"), ("height", "_HEIGHT"))
+    )
+    encoding = {}
+    for key, names in zip(_ENCODINGS, (deep, flat, pressures, heights), strict=True):
+        by_variable = predict.get(key)
+        if not isinstance(by_variable, dict) or not names:
+            continue
+        available = {
+            k: v for k, v in by_variable.items() if k in EncodingConfig.model_fields
         }
-        self._add_block("laplace_filter", {"type": "laplace_filter", "args": args})
-        self._note(
-            "use_laplace_filter",
-            "as gen1's rollout_metrics; its rollout_to_netcdf does not filter what it "
-            "writes: --drop predict.use_laplace_filter for the same files",
+        for name in by_variable.keys() - available.keys():
+            why = "the output section has no such key: left out"
+            editor.note((SECTION, key, name), why)
+        encoding |= dict.fromkeys(names, available)
+        editor.moved(f"predict.{key}", "inference.output.encoding")
+    if encoding:
+        editor.put("inference.output.encoding", copy.deepcopy(encoding))
+    # An empty list of `save_vars` is all variables.
+    names = predict.get("save_vars")
+    if isinstance(names, Sequence) and not isinstance(names, str) and names:
+        if missing := [name for name in names if name not in keys]:
+            why = f"not predicted, and left out: {', '.join(missing)}"
+            editor.note("predict.save_vars", why)
+        written = [keys[name] for name in names if name in keys]
+        editor.put("inference.output.variables", written)
+        editor.moved("predict.save_vars", "inference.output.variables")
+    editor.drop("predict.save_vars", "all variables are written by default")
+    for key in editor.keys(SECTION):
+        why = _DROPPED.get(str(key), "no program of gen2 reads it")
+        editor.drop((SECTION, key), why)
+
+
+def _dates(editor: ConfigEditor, forecasts: Any, step: Any) -> None:
+    """Converts `forecasts`, whose last time is that of the last step."""
+    if forecasts is None:
+        return
+    try:
+        starts, length = start_dates(forecasts, step)
+    except (KeyError, TypeError, ValueError) as error:
+        why = f"{error}; give forecast --init-time and --length"
+        editor.drop("predict.forecasts", why)
+        return
+    gaps = {b - a for a, b in itertools.pairwise(starts)}
+    if len(gaps) > 1:
+        editor.drop(
+            "predict.forecasts",
+            f"{len(starts)} start dates that are not evenly spaced, and "
+            f"batch_forecast says an interval; give each by forecast --init-time, "
+            f"with --length {_text(length)}",
         )
-        self._gone("use_laplace_filter", f"{TARGET}.postblocks.per_step")
+        return
+    batch = {
+        "forecast_length": _text(length),
+        "first_init_date": starts[0].isoformat(),
+        "last_init_date": starts[-1].isoformat(),
+        "init_interval": _text(gaps.pop() if gaps else as_delta("1D")),
+    }
+    editor.put("inference.run_mode", "batch")
+    editor.move("predict.forecasts", "inference.batch_forecast", batch)
 
-    def _add_block(self, name: str, block: Mapping[str, Any]) -> None:
-        """Appends a block to the postblocks of forecasts."""
-        if "postblocks" not in self.section:
-            blocks = _without_target(self.editor.get("postblocks.per_step"))
-            self._put("postblocks", {"per_step": copy.deepcopy(blocks)})
-        self.section["postblocks"]["per_step"][name] = block
 
-    def _full_levels(self, args: Mapping[str, Any]) -> dict[str, str]:
-        """Adds gen1's interpolation; returns the keys of its fields by name."""
-        temperature = self.keys[args["temperature_var"]]
-        source = temperature.split("/")[0]
-        names = {key: args[key] for key in PRESSURE_KEYS if key in args}
-        fields = [self.keys[name] for name in args["interp_fields"]]
-        ground = self._ground(args)
-        # The file of the levels; gen1 finds others than absolute paths in its package.
-        path = PurePath(args["model_level_file"])
-        level_file = str(path) if path.is_absolute() else path.name
-        names |= {
-            "interp_fields": fields,
-            "temperature_var": temperature,
-            "q_var": self.keys[args["q_var"]],
-            "surface_pressure_var": self.keys[args["surface_pressure_var"]],
-            "surface_geopotential_var": ground
-            or f"{source}/static/2d/{args['surface_geopotential_var']}",
-            "model_level_file": level_file,
-            # gen1 scales CAM's coefficients alone.
-            "P0": args["P0"] if args["a_model_name"] == "hyam" else 1.0,
-            "levels": self.editor.get(("data", "source", source, "levels")),
-        }
-        if ground is None:
-            names["surface_geopotential_file"] = self.predict["static_fields"]
-        block = {"type": "full_state_pressure_interpolation", "args": names}
-        self._add_block("pressure_levels", block)
-        block_args = FullLevels.model_validate(names)
-        return {key.split("/")[-1]: key for key in block_args.output_keys}
+def _realtime(editor: ConfigEditor, realtime: Any, step: Any) -> None:
+    """Converts `realtime`, whose last time is that of the last step."""
+    if realtime is None:
+        return
+    try:
+        first, last = (
+            as_date(realtime[f"forecast_{end}_time"]) for end in ("start", "end")
+        )
+        every = as_delta(realtime.get("forecast_timestep", step))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        editor.drop("predict.realtime", f"no dates: {error}; give forecast --init-time")
+        return
+    count = int((last - first) / every)
+    single = {
+        "start_datetime": first.isoformat(),
+        "forecast_length": _text(count * step),
+    }
+    if every != step:
+        editor.note(
+            "predict.realtime", f"forecast_timestep {every} is not that of the model: "
+            f"{count} steps of {step} are made"
+        )  # fmt: skip
+    if not editor.has("inference.batch_forecast"):
+        editor.put("inference.run_mode", "single")
+    else:
+        why = "forecast --set inference.run_mode=single makes it"
+        editor.note("predict.realtime", why)
+    editor.move("predict.realtime", "inference.single_forecast", single)
 
-    def _variables(self) -> None:
-        """Converts `save_vars`; an empty list is all variables."""
-        names = self.predict.get("save_vars")
-        if not isinstance(names, Sequence) or isinstance(names, str) or not names:
-            self._drop("save_vars", "all variables are written by default")
-            return
-        missing = [name for name in names if name not in self.keys]
-        if missing:
-            self._note(
-                "save_vars", f"not predicted, and left out: {', '.join(missing)}"
-            )
-        self._output("variables", [self.keys[n] for n in names if n in self.keys])
-        self._gone("save_vars", f"{TARGET}.output.variables")
 
-    def _rest(self) -> None:
-        for key in list(self.editor.keys(SECTION)):
-            self._drop(key, _DROPPED.get(str(key), "no program of gen2 reads it"))
+def _pressure(
+    editor: ConfigEditor, predict: Mapping[str, Any], keys: Mapping[str, str]
+) -> dict[str, str]:
+    """Converts `interp_pressure` to a postblock; keys of its fields, by name."""
+    options, file = predict.get("interp_pressure"), predict.get("static_fields")
+    args = {**_PRESSURE, **(options if isinstance(options, dict) else {})}
+    required = [args[f"{name}_var"] for name in ("temperature", "q")]
+    required += [args["surface_pressure_var"], *args["interp_fields"]]
+    missing = [name for name in required if name not in keys]
+    why = ""
+    if missing:
+        why = f"needs {', '.join(missing)}, which the model does not predict"
+    elif not isinstance(file, str):
+        why = "needs static_fields, the file with the surface geopotential"
+    if not isinstance(options, dict) or why:
+        if isinstance(options, dict):
+            editor.drop("predict.interp_pressure", why)
+        editor.drop("predict.static_fields", "only interp_pressure needs it")
+        return {}
+    for key in options:
+        if key not in PRESSURE_KEYS:
+            editor.note((SECTION, "interp_pressure", key), "changes no value: left out")
+    temperature = keys[args["temperature_var"]]
+    source = temperature.split("/")[0]
+    # Key of the surface geopotential, if data reads it from `static_fields`.
+    surface, grounds = args["surface_geopotential_var"], []
+    for name in editor.keys("data.source"):
+        static = editor.get(("data", "source", name, "variables", "static"), {})
+        if static.get("path") == file and surface in (static.get("vars_2D") or ()):
+            grounds.append(f"{name}/static/2d/{surface}")
+    # The file of the levels; gen1 finds others than absolute paths in its package.
+    path = PurePath(args["model_level_file"])
+    names = {key: args[key] for key in PRESSURE_KEYS if key in args} | {
+        "interp_fields": [keys[name] for name in args["interp_fields"]],
+        "temperature_var": temperature,
+        "q_var": keys[args["q_var"]],
+        "surface_pressure_var": keys[args["surface_pressure_var"]],
+        "surface_geopotential_var": [*grounds, f"{source}/static/2d/{surface}"][0],
+        "model_level_file": str(path) if path.is_absolute() else path.name,
+        # gen1 scales CAM's coefficients alone.
+        "P0": args["P0"] if args["a_model_name"] == "hyam" else 1.0,
+        "levels": editor.get(("data", "source", source, "levels")),
+    }
+    if not grounds:
+        names["surface_geopotential_file"] = file
+    block = {"type": "full_state_pressure_interpolation", "args": names}
+    _add_block(editor, "pressure_levels", block)
+    editor.moved("predict.interp_pressure", "inference.postblocks.per_step")
+    editor.moved("predict.static_fields", "inference.postblocks.per_step.*.args")
+    block_args = FullLevels.model_validate(names)
+    return {key.split("/")[-1]: key for key in block_args.output_keys}
 
-    def _output(self, key: str, value: Any) -> None:
-        self.section.setdefault("output", {})[key] = value
 
-    def _put(self, key: str, value: Any) -> None:
-        self.section[key] = value
+def _laplace(editor: ConfigEditor, keys: Mapping[str, str]) -> None:
+    """Converts `use_laplace_filter`, which gen1 applies where it scores."""
+    # Its filter names variables by their channels.
+    names = [name for name, key in keys.items() if "/prognostic/3d/" in key]
+    single = [key for key in keys.values() if "/2d/" in key]
+    levels = editor.get("model.levels")
+    if (
+        levels != _FILTERED_LEVELS
+        or len(names) != _FILTERED_VARIABLES
+        or len(single) < _FILTERED_SINGLE
+    ):
+        editor.drop(
+            "predict.use_laplace_filter",
+            f"gen1's filter counts channels: {_FILTERED_VARIABLES} variables on "
+            f"{_FILTERED_LEVELS} levels and {_FILTERED_SINGLE} single ones; the "
+            f"model has {len(names)} on {levels} and {len(single)}: name them in a "
+            "postblock laplace_filter",
+        )
+        return
+    u, v, t, q = (keys[name] for name in names)
+    args = {
+        "winds": [{"u": u, "v": v}, {"u": single[3], "v": single[2]}],
+        "scalars": [
+            {"variables": [t, *single[:2], single[4]]},
+            {"variables": [q], "steps": 8, "strength": 0.5e8},
+            {"variables": [single[5]], "steps": 4, "strength": 0.5e8},
+        ],
+    }
+    _add_block(editor, "laplace_filter", {"type": "laplace_filter", "args": args})
+    editor.note(
+        "predict.use_laplace_filter",
+        "as gen1's rollout_metrics; its rollout_to_netcdf does not filter what it "
+        "writes: --drop predict.use_laplace_filter for the same files",
+    )
+    editor.moved("predict.use_laplace_filter", "inference.postblocks.per_step")
 
-    def _moved(self, key: str, to: str, value: Any) -> None:
-        self._put(to, value)
-        self._gone(key, f"{TARGET}.{to} = {shown(value)}")
 
-    def _gone(self, key: str, words: str) -> None:
-        self.editor.moved((SECTION, key), words)
-
-    def _drop(self, key: str, why: str) -> None:
-        self.editor.drop((SECTION, key), why)
-
-    def _note(self, key: str | tuple[str, ...], text: str) -> None:
-        path = key if isinstance(key, tuple) else (key,)
-        self.editor.note((SECTION, *path), text)
+def _add_block(editor: ConfigEditor, name: str, block: Mapping[str, Any]) -> None:
+    """Appends a block to the postblocks of forecasts."""
+    if not editor.has("inference.postblocks"):
+        blocks = without_target(editor.get("postblocks.per_step", {}))
+        editor.put("inference.postblocks.per_step", copy.deepcopy(blocks))
+    editor.put(f"inference.postblocks.per_step.{name}", block)
 
 
 def start_dates(
@@ -413,32 +349,27 @@ def start_dates(
         ValueError: the type is unknown, there are none, or lengths differ.
         KeyError, TypeError: a number is missing.
     """
-    if isinstance(forecasts, Mapping):
-        pairs = [*_pairs(forecasts, step)]
-    else:
+    if not isinstance(forecasts, Mapping):
         pairs = [(as_date(a), as_date(b)) for a, b in forecasts]
+    else:
+        kind = forecasts.get("type", "custom")
+        if kind not in ("custom", "10day_year"):
+            raise ValueError(f"type {kind!r}; expected custom or 10day_year")
+        lengths = {} if kind == "10day_year" else forecasts
+        every = lengths.get("ic_interval_days", 1)
+        date = (forecasts[f"start_{part}"] for part in ("year", "month", "day"))
+        first, after = as_date(*date), as_delta(days=lengths.get("days", 10)) - step
+        starts = [
+            first + as_delta(days=number * every, hours=hour)
+            for number in range(min(lengths.get("duration", 365) // every, MAX_DATES))
+            for hour in forecasts.get("start_hours", [0])
+        ]
+        pairs = [(start, start + after) for start in starts]
     # The first input is at the start, the last step ends at the last time plus a step.
     lengths = {int((last - first) / step) * step + step for first, last in pairs}
     if len(lengths) != 1:
         raise ValueError(f"{len(pairs)} forecasts of {len(lengths)} lengths")
     return sorted({first for first, _ in pairs}), lengths.pop()
-
-
-def _pairs(
-    forecasts: Mapping[str, Any], step: pd.Timedelta
-) -> Iterator[tuple[pd.Timestamp, pd.Timestamp]]:
-    kind = forecasts.get("type", "custom")
-    if kind not in ("custom", "10day_year"):
-        raise ValueError(f"type {kind!r}; expected custom or 10day_year")
-    fixed = kind == "10day_year"
-    days = 10 if fixed else forecasts.get("days", 10)
-    duration = 365 if fixed else forecasts.get("duration", 365)
-    every = 1 if fixed else forecasts.get("ic_interval_days", 1)
-    first = as_date(*(forecasts[f"start_{part}"] for part in ("year", "month", "day")))
-    for number in range(min(duration // every, MAX_DATES)):
-        for hour in forecasts.get("start_hours", [0]):
-            start = first + as_delta(days=number * every, hours=hour)
-            yield start, start + as_delta(days=days) - step
 
 
 def _text(length: pd.Timedelta) -> str:
@@ -448,23 +379,3 @@ def _text(length: pd.Timedelta) -> str:
         if minutes % size == 0:
             return f"{minutes // size}{unit}"
     return f"{minutes}min"
-
-
-def _predicted(editor: ConfigEditor) -> Iterator[tuple[str, str]]:
-    """Name and key of each predicted variable."""
-    for source in editor.keys("data.source"):
-        for kind in ("prognostic", "diagnostic"):
-            field = ("data", "source", source, "variables", kind)
-            for dim in ("3", "2"):
-                for name in editor.get((*field, f"vars_{dim}D")) or ():
-                    yield name, f"{source}/{kind}/{dim}d/{name}"
-
-
-def _without_target(blocks: Any) -> dict[str, Any]:
-    """The postblocks that do not work on the target, which forecasts lack."""
-
-    def on_target(block: Mapping[str, Any]) -> bool:
-        args = block.get("args") or {}
-        return args.get("in_key") == "y" or args.get("key") == "y_target_processed"
-
-    return {k: block for k, block in (blocks or {}).items() if not on_target(block)}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from glob import glob
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -74,64 +73,33 @@ def template_of(pattern: str) -> tuple[str, str]:
 MAIN, SURFACE, FORCING, STATIC = "ERA5", "SURFACE", "FORCING", "STATIC"
 
 
-@dataclass(frozen=True)
-class VariableGroup:
+class VariableGroup(NamedTuple):
     """One of gen1's lists of variables.
 
     Attributes:
-        role: its name in this package.
         key, path_key: keys of `data` with the variables and their files.
-        field_type, vars_key: the corresponding keys of a gen2 source.
+        field_type: that of a gen2 source.
         rank: position among the input channels of a gen2 source.
     """
 
-    role: str
     key: str
     path_key: str
     field_type: str
-    vars_key: str
     rank: int
 
 
+# By their roles in this package.
 GROUPS = {
-    group.role: group
-    for group in (
-        VariableGroup("upper", "variables", "save_loc", "prognostic", "vars_3D", 0),
-        VariableGroup(
-            "surface",
-            "surface_variables",
-            "save_loc_surface",
-            "prognostic",
-            "vars_2D",
-            0,
-        ),
-        VariableGroup(
-            "static", "static_variables", "save_loc_static", "static", "vars_2D", 1
-        ),
-        VariableGroup(
-            "dynamic",
-            "dynamic_forcing_variables",
-            "save_loc_dynamic_forcing",
-            "dynamic_forcing",
-            "vars_2D",
-            2,
-        ),
-        VariableGroup(
-            "forcing",
-            "forcing_variables",
-            "save_loc_forcing",
-            "dynamic_forcing",
-            "vars_2D",
-            2,
-        ),
-        VariableGroup(
-            "diagnostic",
-            "diagnostic_variables",
-            "save_loc_diagnostic",
-            "diagnostic",
-            "vars_2D",
-            3,
-        ),
+    role: VariableGroup(
+        f"{name}_variables".lstrip("_"), f"save_loc_{name}".rstrip("_"), kind, rank
+    )
+    for role, name, kind, rank in (
+        ("upper", "", "prognostic", 0),
+        ("surface", "surface", "prognostic", 0),
+        ("static", "static", "static", 1),
+        ("dynamic", "dynamic_forcing", "dynamic_forcing", 2),
+        ("forcing", "forcing", "dynamic_forcing", 2),
+        ("diagnostic", "diagnostic", "diagnostic", 3),
     )
 }
 STATIC_FIRST = ("upper", "surface", "static", "dynamic", "forcing")
@@ -141,7 +109,7 @@ STATIC_LAST = ("upper", "surface", "dynamic", "forcing", "static")
 def read_variables(editor: ConfigEditor) -> dict[str, list[str]]:
     """Returns names of variables by role; errors go to `editor.problems`."""
     by_role: dict[str, list[str]] = {}
-    for group in GROUPS.values():
+    for role, group in GROUPS.items():
         names = editor.get(f"data.{group.key}", [])
         if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
             editor.problem(
@@ -150,7 +118,7 @@ def read_variables(editor: ConfigEditor) -> dict[str, list[str]]:
         elif names and not isinstance(editor.get(f"data.{group.path_key}"), str):
             editor.problem(f"data.{group.path_key}", f"missing, for {group.key}")
         else:
-            by_role[group.role] = names
+            by_role[role] = names
     if not by_role.get("upper") and not editor.problems:
         editor.problem("data.variables", "missing; gen1 needs variables with levels")
     every = [name for names in by_role.values() for name in names]
@@ -168,36 +136,51 @@ def build_sources(
     editor: ConfigEditor, names: dict[str, list[str]], level_coord: str
 ) -> dict[str, Any]:
     """Builds the sources that reproduce gen1's order of channels."""
-    first = editor.get("data.static_first") if editor.has("data.static_first") else True
-    sources: dict[str, dict[str, Any]] = {}
-    origin: dict[str, str] = {}
-    for role, source in _indices(editor, names, STATIC_FIRST if first else STATIC_LAST):
-        origin[role] = source
+    is_first = not editor.has("data.static_first") or editor.get("data.static_first")
+    titles = {"surface": SURFACE, "forcing": FORCING, "static": STATIC}
+    source, rank, origin = MAIN, 0, dict[str, str]()
+    for role in STATIC_FIRST if is_first else STATIC_LAST:
+        if names[role]:
+            paths = [editor.get(f"data.{GROUPS[r].path_key}") for r in ("upper", role)]
+            is_apart = role == "forcing" or (role == "surface" and paths[0] != paths[1])
+            if is_apart or GROUPS[role].rank < rank or source == FORCING:
+                source = titles.get(role, role.upper())
+            origin[role], rank = source, GROUPS[role].rank
     if names["diagnostic"]:
-        last = [s for r, s in origin.items() if s != FORCING]
-        origin["diagnostic"] = last[-1]
+        origin["diagnostic"] = [s for s in origin.values() if s != FORCING][-1]
+    sources: dict[str, dict[str, Any]] = {}
     for role, source in origin.items():
         group = GROUPS[role]
         block = sources.setdefault(source, {"dataset_type": "local", "variables": {}})
-        # The path template of a group.
         key = f"data.{group.path_key}"
         pattern = editor.get(key)
-        template, doubt = template_of(pattern)
-        yearly = group.role not in ("static", "forcing")
-        template = template if yearly else pattern
-        editor.moved(key, f"its source's path = {template!r}")
-        if doubt and yearly:
+        is_yearly = role not in ("static", "forcing")
+        path, doubt = template_of(pattern) if is_yearly else (pattern, "")
+        editor.moved(key, f"its source's path = {path!r}")
+        if doubt:
             editor.note(key, f"{pattern!r}: {doubt}")
-        path = template
         field = block["variables"].setdefault(group.field_type, {})
-        field.setdefault("vars_3D" if role == "upper" else "vars_2D", names[role])
+        list_key = "vars_3D" if role == "upper" else "vars_2D"
+        field.setdefault(list_key, names[role])
         field["path"] = path
-        at = ("data", "source", source, "variables", group.field_type)
-        editor.moved(f"data.{group.key}", ".".join((*at, group.vars_key)))
+        at = f"data.source.{source}.variables.{group.field_type}.{list_key}"
+        editor.moved(f"data.{group.key}", at)
     for group in GROUPS.values():
         editor.drop(f"data.{group.key}", "names no variables")
         editor.drop(f"data.{group.path_key}", f"there are no {group.key}")
-    _levels(editor, sources[MAIN], level_coord)
+    sources[MAIN]["level_coord"] = level_coord
+    editor.note(
+        "data.source.ERA5.level_coord",
+        f"{level_coord!r}: gen1 has no key for it; --level-coord sets another name",
+    )
+    if editor.has("data.level_ids"):
+        sources[MAIN]["levels"] = editor.get("data.level_ids")
+        editor.moved(
+            "data.level_ids",
+            "data.source.ERA5.levels",
+            "gen1 takes all levels of the files, gen2 those nearest to these values: "
+            "the same where the level coordinate has just these values",
+        )
     if FORCING in sources:
         sources[FORCING]["temporal_mode"] = "cyclic"
     if len(sources) > 1:
@@ -207,36 +190,3 @@ def build_sources(
             "gen1's channels and files",
         )
     return sources
-
-
-def _indices(
-    editor: ConfigEditor, names: dict[str, list[str]], order: tuple[str, ...]
-) -> Iterator[tuple[str, str]]:
-    """Yields each role with the name of its source."""
-    titles = {"surface": SURFACE, "forcing": FORCING, "static": STATIC}
-    source, rank = MAIN, 0
-    for role in order:
-        if not names[role]:
-            continue
-        paths = [editor.get(f"data.{GROUPS[r].path_key}") for r in ("upper", role)]
-        apart = role == "surface" and paths[0] != paths[1]
-        if apart or role == "forcing" or GROUPS[role].rank < rank or source == FORCING:
-            source = titles.get(role, role.upper())
-        rank = GROUPS[role].rank
-        yield role, source
-
-
-def _levels(editor: ConfigEditor, source: dict[str, Any], level_coord: str) -> None:
-    source["level_coord"] = level_coord
-    editor.note(
-        "data.source.ERA5.level_coord",
-        f"{level_coord!r}: gen1 has no key for it; --level-coord sets another name",
-    )
-    if editor.has("data.level_ids"):
-        source["levels"] = editor.get("data.level_ids")
-        editor.moved(
-            "data.level_ids",
-            "data.source.ERA5.levels",
-            "gen1 takes all levels of the files, gen2 those nearest to these values: "
-            "the same where the level coordinate has just these values",
-        )

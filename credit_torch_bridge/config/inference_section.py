@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from credit_jax.named_fields.bridgescaler import write_scalers
 from credit_jax.transforms import Normalizer
-from credit_torch_bridge.config.credit_blocks import without_target
+from credit_torch_bridge.config.credit_blocks import variables_of, without_target
 
 SCALER_FILE = "forecast_scaler.json"
 _NORMALIZER, _SCALER = "era5_normalizer", "bridgescaler_transform"
@@ -22,7 +22,6 @@ _ENTRIES = {
     "input": ("prognostic", "static", "dynamic_forcing"),
     "target": ("prognostic", "diagnostic"),
 }
-_DIMS = {"vars_3D": "3d", "vars_2D": "2d"}
 
 
 def complete_inference(
@@ -47,7 +46,57 @@ def complete_inference(
     section = forecast_section({**config, "save_loc": str(save_loc)})
     config["inference"] = section
     config.setdefault("seed", SEED)
-    return _unscale(config, section, folder, save_loc)
+    # Blocks that scale like `era5_normalizer`, and back, are taken in place of it.
+    blocks = {
+        name: copy.deepcopy(section.get(name) or config.get(name) or {})
+        for name in ("preblocks", "postblocks")
+    }
+    previous = blocks["preblocks"].get("per_step") or {}
+    normalizers = [
+        name for name, block in previous.items() if block["type"] == _NORMALIZER
+    ]
+    if not normalizers:
+        return []
+    name, *others = normalizers
+    args = previous[name].get("args") or {}
+    try:
+        normalizer = Normalizer.model_validate(args)
+        normalizer.open()
+        if others:
+            raise ValueError(f"there are {len(normalizers)} blocks {_NORMALIZER}")
+    except (OSError, ValueError) as error:
+        return [
+            "CREDIT's rollout has no inverse of era5_normalizer, and the scalers that "
+            f"have one could not be written ({error}): its forecasts are normalized, "
+            "and right in the first step alone"
+        ]
+    data = section.get("data") or config["data"]
+    scalers = _scalers(normalizer, data, config["model"].get("levels", 1))
+    write_scalers(folder / SCALER_FILE, scalers)
+    path = {"scaler_path": str(save_loc / SCALER_FILE)}
+    keys = {
+        part: [key for entries in sources.values() for key in entries]
+        for part, sources in scalers.items()
+    }
+    forth = {"variables": keys["input"], "method": "transform"}
+    back = {"variables": keys["target"], "method": "inverse_transform"}
+    previous[name] = {"type": _SCALER, "args": path | forth}
+    steps = blocks["postblocks"].get("per_step") or {}
+    inverse = {"type": _SCALER, "args": path | back}
+    blocks["postblocks"]["per_step"] = _after_reconstruct(steps, name, inverse)
+    has_preblocks = bool(section.get("preblocks"))
+    section |= blocks
+    lengths = [
+        (config.get(name) or {}).get("forecast_len", 1)
+        for name in ("data", "validation_data")
+    ]
+    if max(lengths) > 1 and not has_preblocks:
+        config["preblocks"] = copy.deepcopy(config["preblocks"])
+        config["preblocks"]["per_step"][name] = previous[name]
+        after = copy.deepcopy(config.get("postblocks") or {})
+        steps = _after_reconstruct(after.get("per_step") or {}, name, inverse)
+        config["postblocks"] = {**after, "per_step": steps}
+    return []
 
 
 def forecast_section(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,66 +137,6 @@ def is_normalized(config: Mapping[str, Any]) -> bool:
     return any(block.get("type") == _NORMALIZER for block in steps.values())
 
 
-def _unscale(
-    config: dict[str, Any], section: dict[str, Any], folder: Path, save_loc: Path
-) -> list[str]:
-    """Takes blocks that scale like `era5_normalizer`, and back, in place of it."""
-    blocks = {
-        name: copy.deepcopy(section.get(name) or config.get(name) or {})
-        for name in ("preblocks", "postblocks")
-    }
-    previous = blocks["preblocks"].get("per_step") or {}
-    normalizers = [
-        name for name, block in previous.items() if block["type"] == _NORMALIZER
-    ]
-    if not normalizers:
-        return []
-    name, *others = normalizers
-    args = previous[name].get("args") or {}
-    try:
-        normalizer = Normalizer.model_validate(args)
-        normalizer.open()
-    except (OSError, ValueError) as error:
-        return [_not_scaled(str(error))]
-    if others:
-        return [_not_scaled(f"there are {len(normalizers)} blocks {_NORMALIZER}")]
-    data = section.get("data") or config["data"]
-    scalers = _scalers(normalizer, data, config["model"].get("levels", 1))
-    write_scalers(folder / SCALER_FILE, scalers)
-    path = {"scaler_path": str(save_loc / SCALER_FILE)}
-    keys = {
-        part: [key for entries in sources.values() for key in entries]
-        for part, sources in scalers.items()
-    }
-    forth = {"variables": keys["input"], "method": "transform"}
-    back = {"variables": keys["target"], "method": "inverse_transform"}
-    previous[name] = {"type": _SCALER, "args": path | forth}
-    steps = blocks["postblocks"].get("per_step") or {}
-    inverse = {"type": _SCALER, "args": path | back}
-    blocks["postblocks"]["per_step"] = _after_reconstruct(steps, name, inverse)
-    has_preblocks = bool(section.get("preblocks"))
-    section |= blocks
-    lengths = [
-        (config.get(name) or {}).get("forecast_len", 1)
-        for name in ("data", "validation_data")
-    ]
-    if max(lengths) > 1 and not has_preblocks:
-        config["preblocks"] = copy.deepcopy(config["preblocks"])
-        config["preblocks"]["per_step"][name] = previous[name]
-        after = copy.deepcopy(config.get("postblocks") or {})
-        steps = _after_reconstruct(after.get("per_step") or {}, name, inverse)
-        config["postblocks"] = {**after, "per_step": steps}
-    return []
-
-
-def _not_scaled(why: str) -> str:
-    return (
-        "CREDIT's rollout has no inverse of era5_normalizer, and the scalers that have "
-        f"one could not be written ({why}): its forecasts are normalized, and right in "
-        "the first step alone"
-    )
-
-
 def _scalers(
     normalizer: Normalizer, data: Mapping[str, Any], num_levels: int
 ) -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
@@ -155,37 +144,22 @@ def _scalers(
     scalers: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
     for part, kinds in _ENTRIES.items():
         sources = scalers.setdefault(part, {})
-        for source, key, deep in _variables(data, kinds):
+        for _, key in variables_of(data["source"], kinds):
+            source, _, dim, _ = key.split("/", 3)
             levels = data["source"][source].get("levels")
             count = len(levels) if levels else num_levels
             if normalizer.changes(key):
-                mean, std = normalizer.statistics(key, count if deep else 1)
-                sources.setdefault(source, {})[key] = _attributes(mean, std)
+                mean, std = normalizer.statistics(key, count if dim == "3d" else 1)
+                sources.setdefault(source, {})[key] = {
+                    "type": "DStandardScalerTensor",
+                    "mean_x_": mean.astype(np.float32),
+                    "var_x_": np.square(std.astype(np.float64)).astype(np.float32),
+                    "x_columns_": list(range(len(mean))),
+                    "n_": 1,
+                    "channels_last": False,
+                    "_fit": True,
+                }
     return scalers
-
-
-def _variables(
-    data: Mapping[str, Any], kinds: tuple[str, ...]
-) -> Iterator[tuple[str, str, bool]]:
-    """Yields source, key, and whether it has levels, of variables of some kinds."""
-    for source, section in data["source"].items():
-        for kind in kinds:
-            variables = (section.get("variables") or {}).get(kind) or {}
-            for list_name, dim in _DIMS.items():
-                for name in variables.get(list_name) or ():
-                    yield source, f"{source}/{kind}/{dim}/{name}", dim == "3d"
-
-
-def _attributes(mean: np.ndarray, std: np.ndarray) -> dict[str, Any]:
-    return {
-        "type": "DStandardScalerTensor",
-        "mean_x_": mean.astype(np.float32),
-        "var_x_": np.square(std.astype(np.float64)).astype(np.float32),
-        "x_columns_": list(range(len(mean))),
-        "n_": 1,
-        "channels_last": False,
-        "_fit": True,
-    }
 
 
 def _after_reconstruct(

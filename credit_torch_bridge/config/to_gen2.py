@@ -9,7 +9,11 @@ from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.losses import LOSSES
 from credit_jax.models.crossformer.config import StagesConfig
 from credit_jax.models.registry import MODELS
-from credit_torch_bridge.config.credit_blocks import add_scored_fields, refuse_blocks
+from credit_torch_bridge.config.credit_blocks import (
+    add_scored_fields,
+    refuse_blocks,
+    variables_of,
+)
 from credit_torch_bridge.config.editor import ConfigEditor, same
 from credit_torch_bridge.config.from_gen1 import mode_to_parallelism, pairs
 from credit_torch_bridge.config.inference_section import (
@@ -149,7 +153,10 @@ def gen2_to_credit(editor: ConfigEditor) -> None:
         editor.compute("trainer.grad_max_norm", 0.0, "CREDIT cannot compare null")
     _model(editor)
     _loss(editor)
-    _metrics(editor)
+    # Metrics have weights, which CREDIT takes from scalers by default.
+    if editor.get("metrics") and not editor.get("metrics.args.scaler_path"):
+        why = "credit_jax's default without a scaler_path; CREDIT asks for one"
+        editor.default("metrics.args.var_weighting", "none", why)
     _validation(editor)
     _cautions(editor)
 
@@ -165,12 +172,8 @@ def gen2_blocks(editor: ConfigEditor) -> None:
     refuse_blocks(editor)
     if editor.has("trainer"):
         add_scored_fields(editor)
-    if isinstance(editor.get("inference"), dict):
-        _forecasts(editor)
-
-
-def _forecasts(editor: ConfigEditor) -> None:
-    """Sets what CREDIT's rollout requires."""
+    if not isinstance(editor.get("inference"), dict):
+        return
     editor.default("seed", SEED, "CREDIT's rollout asks for it")
     for key, value in forecast_section(editor.config).items():
         targets = key == "postblocks"
@@ -195,8 +198,10 @@ def _model(editor: ConfigEditor) -> None:
     pairs(editor)
     if isinstance(editor.get("model.padding_conf"), dict):
         editor.default("model.padding_conf.activate", True, "credit_jax's default")
-    if not _has_stages(editor):
+    entry = MODELS.get(str(editor.get("model.type")))
+    if entry is None or not issubclass(entry.config, StagesConfig):
         return
+    # CREDIT's model makes tuples of the keys of its four stages.
     for key in _STAGES:
         value = editor.get(f"model.{key}")
         if type(value) is int:
@@ -239,19 +244,6 @@ def jax_keys(model: Mapping[str, Any]) -> list[str]:
     return keys
 
 
-def _recomputes_norms(editor: ConfigEditor) -> bool:
-    """Whether CREDIT recomputes blocks whose weights have a spectral norm."""
-    recomputes = editor.get("trainer.activation_checkpoint")
-    normed = editor.get("model.use_spectral_norm", True)
-    return bool(recomputes and normed and editor.get("model.type") in _RECOMPUTED)
-
-
-def _has_stages(editor: ConfigEditor) -> bool:
-    """Whether CREDIT's model makes tuples of the keys of its four stages."""
-    entry = MODELS.get(str(editor.get("model.type")))
-    return entry is not None and issubclass(entry.config, StagesConfig)
-
-
 def _loss(editor: ConfigEditor) -> None:
     """Sets keys that CREDIT requires to the defaults of credit_jax."""
     for key in ("lead_weights", "level_weights", "tendency_weights"):
@@ -286,15 +278,12 @@ def _loss(editor: ConfigEditor) -> None:
     if weighted or not editor.get("metrics"):
         for key in _LOSS_TERMS:
             editor.default(f"loss.{key}", False, "CREDIT asks for the key")
-    if editor.get("loss.use_variable_weights"):
-        _order_weights(editor)
-
-
-def _order_weights(editor: ConfigEditor) -> None:
-    """Gives every channel its weight: CREDIT reads them in order, without names."""
+    # Gives every channel its weight: CREDIT reads them in order, without names.
     weights = editor.get("loss.variable_weights")
+    if not editor.get("loss.use_variable_weights") or not isinstance(weights, dict):
+        return
     counts = _predicted(editor)
-    if not isinstance(weights, dict) or set(weights) != set(counts):
+    if set(weights) != set(counts):
         return  # credit_jax refuses such weights, too
     ordered = {}
     for name, count in counts.items():
@@ -310,23 +299,13 @@ def _order_weights(editor: ConfigEditor) -> None:
 
 def _predicted(editor: ConfigEditor) -> dict[str, int]:
     """Numbers of levels of the predicted variables, in the order of the channels."""
-    counts = {}
-    for name in editor.keys("data.source"):
-        source = ("data", "source", name)
-        levels = editor.get((*source, "levels"))
+    counts, sources = {}, editor.get("data.source", {})
+    for name, key in variables_of(sources, ("prognostic", "diagnostic")):
+        source, _, dim, _ = key.split("/", 3)
+        levels = sources[source].get("levels")
         deep = len(levels) if isinstance(levels, list) else editor.get("model.levels")
-        for kind in ("prognostic", "diagnostic"):
-            for dim, count in (("vars_3D", deep), ("vars_2D", 1)):
-                for variable in editor.get((*source, "variables", kind, dim), []) or []:
-                    counts[variable] = count
+        counts[name] = deep if dim == "3d" else 1
     return counts if all(type(count) is int for count in counts.values()) else {}
-
-
-def _metrics(editor: ConfigEditor) -> None:
-    """Sets the weights of metrics, which CREDIT takes from scalers by default."""
-    if editor.get("metrics") and not editor.get("metrics.args.scaler_path"):
-        why = "credit_jax's default without a scaler_path; CREDIT asks for one"
-        editor.default("metrics.args.var_weighting", "none", why)
 
 
 def _validation(editor: ConfigEditor) -> None:
@@ -336,35 +315,26 @@ def _validation(editor: ConfigEditor) -> None:
         return
     for key in _DATES:
         for section in ("data", "validation_data"):
-            if (
-                editor.has(f"{section}.{key}")
-                and editor.get(f"{section}.{key}") is None
-            ):
+            if editor.get(f"{section}.{key}") is None:
                 editor.drop(f"{section}.{key}", "null says nothing")
-    _one_kind_of_dates(editor)
-    for key in editor.keys("data"):
-        if key != "source" and not editor.has(("validation_data", key)):
-            why = "CREDIT asks for every key of data here"
-            editor.compute(("validation_data", key), editor.get(("data", key)), why)
-
-
-def _one_kind_of_dates(editor: ConfigEditor) -> None:
-    """Converts start and end to one range if the other section has ranges."""
+    # Start and end become one range if the other section has ranges.
     kinds = {}
     for section in ("data", "validation_data"):
         present = [key for key in _DATES if editor.has(f"{section}.{key}")]
         kinds[section] = present and present[-1] == "date_ranges"
-    if kinds["data"] == kinds["validation_data"] or not any(kinds.values()):
-        return
     section = "validation_data" if kinds["data"] else "data"
     dates = [
         editor.get(f"{section}.{key}", editor.get(f"data.{key}")) for key in _DATES[:2]
     ]
-    if None in dates:
-        return
-    for key in _DATES[:2]:
-        editor.moved(f"{section}.{key}", f"{section}.date_ranges")
-    editor.put(f"{section}.date_ranges", [dates])
+    is_mixed = kinds["data"] != kinds["validation_data"] and any(kinds.values())
+    if is_mixed and None not in dates:
+        for key in _DATES[:2]:
+            editor.moved(f"{section}.{key}", f"{section}.date_ranges")
+        editor.put(f"{section}.date_ranges", [dates])
+    for key in editor.keys("data"):
+        if key != "source" and not editor.has(("validation_data", key)):
+            why = "CREDIT asks for every key of data here"
+            editor.compute(("validation_data", key), editor.get(("data", key)), why)
 
 
 def _cautions(editor: ConfigEditor) -> None:
@@ -404,7 +374,12 @@ def _cautions(editor: ConfigEditor) -> None:
             "trainer.parallelism.domain",
             f"{domain}: CREDIT's own domain parallelism changes the numbers",
         )
-    if _recomputes_norms(editor):
+    # CREDIT recomputes blocks whose weights have a spectral norm.
+    if (
+        editor.get("trainer.activation_checkpoint")
+        and editor.get("model.use_spectral_norm", True)
+        and editor.get("model.type") in _RECOMPUTED
+    ):
         editor.note(
             "trainer.activation_checkpoint",
             "CREDIT's recomputation runs the power iteration of spectral norm again: "

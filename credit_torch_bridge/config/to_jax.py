@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 from credit_jax.config import Config, ConfigError, parse
-from credit_jax.config.base import UNREAD, ConfigWarning
+from credit_jax.config.base import UNREAD
 from credit_jax.config.config import section_conflicts
 from credit_jax.config.load import for_forecasts, frames_of_data
 from credit_jax.config.sources.registry import source_config, source_types
@@ -18,7 +17,7 @@ from credit_jax.parallel.mesh.model_fit import model_problems
 from credit_jax.plan.channels import fit_problems
 from credit_jax.transforms import TRANSFORMS
 from credit_torch_bridge.config.editor import ConfigEditor
-from credit_torch_bridge.config.post_conf import active_physics
+from credit_torch_bridge.config.from_gen1 import active_physics
 from credit_torch_bridge.config.to_gen2 import trainer_of_gen1
 
 _UNKNOWN = re.compile(r"^(?P<key>[^:]*): unknown key; (?P<hint>.*)$")
@@ -89,7 +88,13 @@ def _parsed(editor: ConfigEditor, section: str, read: Any) -> Any:
             lines = [_UNKNOWN.match(line) for line in error.problems]
             gone = [line for line in lines if line and _passes_over(line["key"])]
             if not gone:
-                editor.problems += _once(error.problems)
+                # Problems without that of `loss.args`, if there is one of `loss.type`.
+                typed = any(p.startswith("loss.type:") for p in error.problems)
+                editor.problems += [
+                    line
+                    for line in error.problems
+                    if not (typed and line.startswith("loss.args:"))
+                ]
                 return None
             for line in gone:
                 hint = line["hint"]
@@ -97,15 +102,14 @@ def _parsed(editor: ConfigEditor, section: str, read: Any) -> Any:
                 editor.drop(line["key"], f"CREDIT does not read it{near}")
             return _parsed(editor, section, read)
     for warning in heard:
-        if isinstance(warning.message, ConfigWarning):
-            _note_ignored(editor, section, warning.message.ignored)
+        ignored = getattr(warning.message, "ignored", {})
+        for key in (key for key, why in ignored.items() if why == UNREAD):
+            editor.drop(key, "CREDIT does not read it")
+        harmless = [f"{k} ({why})" for k, why in ignored.items() if why != UNREAD]
+        if harmless:
+            text = f"kept, and without effect here: {'; '.join(harmless)}"
+            editor.note(section or "file", text)
     return result
-
-
-def _once(problems: Sequence[str]) -> list[str]:
-    """Problems without that of `loss.args`, if there is one of `loss.type`."""
-    typed = any(line.startswith("loss.type:") for line in problems)
-    return [p for p in problems if not (typed and p.startswith("loss.args:"))]
 
 
 def _passes_over(key: str) -> bool:
@@ -116,32 +120,16 @@ def _passes_over(key: str) -> bool:
     return path[0] not in _STRICT or len(path) == 1
 
 
-def _note_ignored(editor: ConfigEditor, section: str, ignored: dict[str, str]) -> None:
-    harmless = []
-    for key, why in ignored.items():
-        if why == UNREAD:
-            editor.drop(key, "CREDIT does not read it")
-        else:
-            harmless.append(f"{key} ({why})")
-    if harmless:
-        editor.note(
-            section or "file", f"kept, and without effect here: {'; '.join(harmless)}"
-        )
-
-
 def _blocks(editor: ConfigEditor) -> None:
     """Checks types and arguments of the blocks without opening their files."""
     for section in ("preblocks", "postblocks"):
         for phase in editor.keys(section):
             for name in editor.keys((section, phase)):
-                block = editor.get((section, phase, name))
-                if not isinstance(block, dict):
-                    continue
-                kind, args = block.get("type"), block.get("args") or {}
+                block = editor.get((section, phase, name), {})
+                args, path = block.get("args") or {}, f"{section}.{phase}.{name}"
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     try:
-                        path = f"{section}.{phase}.{name}"
-                        TRANSFORMS[section].parse(kind, args, path)
+                        TRANSFORMS[section].parse(block.get("type"), args, path)
                     except ConfigError as error:
                         editor.problems += error.problems

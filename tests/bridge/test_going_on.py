@@ -22,7 +22,7 @@ from credit_jax.extensions.certification.small_config import make_small
 from credit_jax.extensions.packaging import command as package
 from credit_jax.models.conversion import from_state_dict
 from credit_torch_bridge import JaxCheckpoint, Moments
-from credit_torch_bridge.checkpoint.orbax_run import write_run
+from credit_torch_bridge.checkpoint.jax_checkpoint import write_run
 from credit_torch_bridge.checkpoint.run_config import read_run_config
 from tests.bridge.going_on import JaxRun, credit_goes_on, follow
 from tests.reference.training import run_credit

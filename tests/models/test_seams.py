@@ -31,7 +31,7 @@ from credit_jax.training.state import (
     state_specs,
 )
 from credit_jax.training.step import make_train_step
-from credit_torch_bridge.checkpoint.orbax_run import read_run
+from credit_torch_bridge.checkpoint.jax_checkpoint import read_run
 from tests.models.toy import DEPTH, HEIGHT, TOY, toy_batch
 from tests.support import assert_close, assert_trees_close, dealt, make_mesh
 

@@ -11,7 +11,7 @@ import yaml
 from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_torch_bridge import to_torch
 from credit_torch_bridge.checkpoint.convert_run import RunConversion
-from credit_torch_bridge.checkpoint.orbax_run import read_run, write_run
+from credit_torch_bridge.checkpoint.jax_checkpoint import read_run, write_run
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from tests.bridge.cli.runs import CONFIG, MODEL_DEF, SCALER, earlier, write_package
 from tests.data.world import GRID, raw_config, write_world
