@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 from credit_jax.checkpoint import EMA, CheckpointStore
@@ -30,7 +31,17 @@ def contents(path: Path, find_config: Callable[[], Path]) -> Iterator[str]:
             finds no file, the keys are listed alone.
     """
     if path.is_dir() and (path / "checkpoints").is_dir():
-        yield from _ours(path)
+        store = CheckpointStore(path, num_latest=10**9, keep_best=False, pins=True)
+        with closing(store):
+            yield f"{path}: run of credit_jax"
+            for step in store.steps():
+                progress, items = store.progress(step), store.item_names(step)
+                label = label_of(average=EMA in items)
+                yield (
+                    f"  {step} micro-batches: {', '.join(items)}; epoch "
+                    f"{progress.epoch + 1}, batch {progress.batches + 1} is next; "
+                    f"forecasts take the {label}"
+                )
         return
     checkpoint = open_checkpoint(path)
     yield from _contents(checkpoint)
@@ -42,22 +53,6 @@ def contents(path: Path, find_config: Callable[[], Path]) -> Iterator[str]:
             yield f"  {key} {tuple(tensor.shape)}"
         return
     yield from _keys(read_run_config(config), checkpoint)
-
-
-def _ours(folder: Path) -> Iterator[str]:
-    store = CheckpointStore(folder, num_latest=10**9, keep_best=False, pins=True)
-    try:
-        yield f"{folder}: run of credit_jax"
-        for step in store.steps():
-            progress, items = store.progress(step), store.item_names(step)
-            label = label_of(average=EMA in items)
-            yield (
-                f"  {step} micro-batches: {', '.join(items)}; epoch "
-                f"{progress.epoch + 1}, batch {progress.batches + 1} is next; "
-                f"forecasts take the {label}"
-            )
-    finally:
-        store.close()
 
 
 def _contents(checkpoint: TorchCheckpoint) -> Iterator[str]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -84,8 +83,40 @@ class RunConversion:
         Raises:
             OSError, ValueError: an error of the input; nothing is written.
         """
+        earlier: list[JaxCheckpoint] = []
         with new_folder(self.out) as folder:
-            yield from self._to_jax(folder)
+            if self.base is not None:
+                newest = self._read_jax(None)
+                yield self._weights_line(newest)
+            else:
+                checkpoint = open_checkpoint(self.source, verify=self.verify)
+                newest = self._read_torch(checkpoint)
+                epoch = f"epoch {checkpoint.epoch}"
+                yield f"{checkpoint.path}: {checkpoint.format}, {epoch}"
+                yield self._weights_line(newest)
+                if self.source.is_dir() and newest.moments is not None:
+                    earlier, progress = (
+                        self._earlier(checkpoint, newest),
+                        newest.progress,
+                    )
+                    for stored in (*earlier, newest):
+                        if stored.progress.epoch - 1 == progress.best_epoch:
+                            progress = replace(progress, best_step=stored.micro_step)
+                    newest = replace(newest, progress=progress)
+            newest = self._located(newest)
+            origin = newest.progress.coordinates
+            earlier = [
+                replace(x, progress=replace(x.progress, coordinates=origin))
+                for x in earlier
+            ]
+            settings = {**newest.settings, "save_loc": str(self.out)}
+            if newest.moments is None and self.run_config.raw.get("trainer"):
+                settings["trainer.load_weights"] = True
+            with write_errors(self.out):
+                run_config = self.run_config.with_settings(settings)
+                write_run(folder, run_config, [*earlier, newest])
+            self._copy_log(folder)
+            yield from self._notes_to_jax(newest)
 
     def to_torch(self) -> Iterator[str]:
         """Converts a run or a package of credit_jax to CREDIT's checkpoints.
@@ -93,37 +124,48 @@ class RunConversion:
         Raises:
             OSError, ValueError: an error of the input; nothing is written.
         """
+        moved = self.run_config.with_settings({"save_loc": str(self.out)})
         with new_folder(self.out) as folder:
-            yield from self._to_torch(folder)
+            credit, changes = config_for_credit(moved, drop=self.drop)
+            newest = self._read_jax(self.step)
+            checkpoints = {"": newest}
+            best = newest.progress.best_step
+            if best is not None and self.step is None:
+                # The best checkpoint may have been removed.
+                with contextlib.suppress(FileNotFoundError):
+                    is_newest = best == newest.micro_step
+                    checkpoints[BEST] = newest if is_newest else self._read_jax(best)
+            for prefix, checkpoint in checkpoints.items():
+                with activity("writing CREDIT's checkpoint"):
+                    files = to_torch_files(
+                        self.run_config,
+                        checkpoint,
+                        batches_per_epoch=self.batches_per_epoch,
+                    )
+                    for name, content in files.items():
+                        with write_errors(self.out / f"{prefix}{name}"):
+                            torch.save(content, folder / f"{prefix}{name}")
+            credit = credit.with_settings(resume_settings(self.run_config, newest))
+            config, notes = dict(credit.raw), cautions(self.run_config, newest)
+            if "source" in (config.get("data") or {}):
+                notes += complete_inference(config, folder, self.out)
+            (folder / CONFIG_FILE).write_text(dump(config), encoding="utf-8")
+            self._copy_log(folder)
+            yield self._weights_line(newest)
+            yield from (f"{CONFIG_FILE}: {line}" for line in changes)
+            yield from (f"note: {note}" for note in notes)
+            # CREDIT's commands that go on from the folder.
+            file = self.out / CONFIG_FILE
+            why = ONLY_WEIGHTS.get(config["model"]["type"])
+            if why is not None:
+                yield (
+                    f"the weights are CREDIT's; no command of its gen2 runs them: {why}"
+                )
+            if why is None and "parallelism" in (config.get("trainer") or {}):
+                yield f"credit train -c {file} goes on from it"
+            if why is None and "inference" in config:
+                yield f"credit rollout -c {file} forecasts with it"
             write_records(folder / DIGESTS, record_files(folder))
-
-    def _to_jax(self, folder: Path) -> Iterator[str]:
-        earlier: list[JaxCheckpoint] = []
-        if self.base is not None:
-            newest = self._read_jax(None)
-            yield self._weights_line(newest)
-        else:
-            checkpoint = open_checkpoint(self.source, verify=self.verify)
-            newest = self._read_torch(checkpoint)
-            yield f"{checkpoint.path}: {checkpoint.format}, epoch {checkpoint.epoch}"
-            yield self._weights_line(newest)
-            if self.source.is_dir() and newest.moments is not None:
-                earlier = self._earlier(checkpoint, newest)
-                newest = _with_best_step(newest, [*earlier, newest])
-        newest = self._located(newest)
-        origin = newest.progress.coordinates
-        earlier = [
-            replace(x, progress=replace(x.progress, coordinates=origin))
-            for x in earlier
-        ]
-        settings = {**newest.settings, "save_loc": str(self.out)}
-        if newest.moments is None and self.run_config.raw.get("trainer"):
-            settings["trainer.load_weights"] = True
-        with write_errors(self.out):
-            run_config = self.run_config.with_settings(settings)
-            write_run(folder, run_config, [*earlier, newest])
-        self._copy_log(folder)
-        yield from self._notes_to_jax(newest)
 
     def _located(self, checkpoint: JaxCheckpoint) -> JaxCheckpoint:
         """The checkpoint with the coordinates of the files that its config names."""
@@ -223,43 +265,6 @@ class RunConversion:
             f"updates: {train} --resume goes on with epoch {epoch}{done}"
         )
 
-    def _to_torch(self, folder: Path) -> Iterator[str]:
-        moved = self.run_config.with_settings({"save_loc": str(self.out)})
-        credit, changes = config_for_credit(moved, drop=self.drop)
-        newest = self._read_jax(self.step)
-        checkpoints = {"": newest}
-        best = newest.progress.best_step
-        if best is not None and self.step is None:
-            # The best checkpoint may have been removed.
-            with contextlib.suppress(FileNotFoundError):
-                is_newest = best == newest.micro_step
-                checkpoints[BEST] = newest if is_newest else self._read_jax(best)
-        for prefix, checkpoint in checkpoints.items():
-            self._write_torch(folder, prefix, checkpoint)
-        settings = resume_settings(self.run_config, newest)
-        credit = credit.with_settings(settings)
-        config, notes = dict(credit.raw), cautions(self.run_config, newest)
-        if "source" in (config.get("data") or {}):
-            notes += complete_inference(config, folder, self.out)
-        (folder / CONFIG_FILE).write_text(dump(config), encoding="utf-8")
-        self._copy_log(folder)
-        yield self._weights_line(newest)
-        yield from (f"{CONFIG_FILE}: {line}" for line in changes)
-        yield from (f"note: {note}" for note in notes)
-        yield from self._commands(config)
-
-    def _commands(self, config: Mapping[str, Any]) -> Iterator[str]:
-        """Lines with CREDIT's commands that go on from the folder."""
-        file = self.out / CONFIG_FILE
-        why = ONLY_WEIGHTS.get(config["model"]["type"])
-        if why is not None:
-            yield f"the weights are CREDIT's; no command of its gen2 runs them: {why}"
-            return
-        if "parallelism" in (config.get("trainer") or {}):
-            yield f"credit train -c {file} goes on from it"
-        if "inference" in config:
-            yield f"credit rollout -c {file} forecasts with it"
-
     def _read_jax(self, step: int | None) -> JaxCheckpoint:
         if kind_of(self.source) == "package":
             package = open_artifact(self.source, None, self.weights, base=self.base)
@@ -271,31 +276,7 @@ class RunConversion:
         )
         return self._chosen(checkpoint)
 
-    @activity("writing CREDIT's checkpoint")
-    def _write_torch(
-        self, folder: Path, prefix: str, checkpoint: JaxCheckpoint
-    ) -> None:
-        files = to_torch_files(
-            self.run_config,
-            checkpoint,
-            batches_per_epoch=self.batches_per_epoch,
-        )
-        for name, content in files.items():
-            with write_errors(self.out / f"{prefix}{name}"):
-                torch.save(content, folder / f"{prefix}{name}")
-
     def _copy_log(self, folder: Path) -> None:
         beside = self.source if self.source.is_dir() else self.source.parent
         if (beside / LOG_NAME).is_file():
             shutil.copyfile(beside / LOG_NAME, folder / LOG_NAME)
-
-
-def _with_best_step(
-    newest: JaxCheckpoint, checkpoints: Iterable[JaxCheckpoint]
-) -> JaxCheckpoint:
-    """The newest checkpoint, with the step of the checkpoint of its best epoch."""
-    progress = newest.progress
-    for checkpoint in checkpoints:
-        if checkpoint.progress.epoch - 1 == progress.best_epoch:
-            progress = replace(progress, best_step=checkpoint.micro_step)
-    return replace(newest, progress=progress)

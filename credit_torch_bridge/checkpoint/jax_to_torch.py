@@ -65,7 +65,22 @@ def to_torch_files(
     state = key_map.write(checkpoint.params, checkpoint.model_state)
     content: dict[str, Any] = {"epoch": epoch, "model_state_dict": _tensors(state)}
     if checkpoint.moments is not None:
-        content |= _state(run_config, checkpoint, batches_per_epoch)
+        trainer, batches = run_config.trainer, batches_per_epoch
+        scheduler, rate = write_position(
+            trainer,
+            checkpoint.micro_step,
+            run_config.batches_per_epoch(batches),
+            checkpoint.progress,
+        )
+        content["optimizer_state_dict"] = write_moments(
+            checkpoint.moments,
+            key_map.parameters,
+            trainer,
+            rate,
+            idle=idle_keys(run_config.model_def),
+        )
+        content["scheduler_state_dict"] = scheduler
+        content["scaler_state_dict"] = dict(checkpoint.loss_scale)
     files = {CHECKPOINT: content}
     if checkpoint.ema is not None:
         averaged = key_map.parameters.write(checkpoint.ema, {})
@@ -93,31 +108,6 @@ def to_torch_files(
 
 def _tensors(state: Mapping[str, np.ndarray]) -> OrderedDict[str, torch.Tensor]:
     return OrderedDict((key, torch.from_numpy(a)) for key, a in state.items())
-
-
-def _state(
-    run_config: RunConfig,
-    checkpoint: JaxCheckpoint,
-    batches_per_epoch: int | None,
-) -> dict[str, Any]:
-    """Optimizer, schedule and loss scaling, as CREDIT saves them."""
-    assert checkpoint.moments is not None, "asked for by the caller"
-    batches = run_config.batches_per_epoch(batches_per_epoch)
-    scheduler, rate = write_position(
-        run_config.trainer, checkpoint.micro_step, batches, checkpoint.progress
-    )
-    moments = write_moments(
-        checkpoint.moments,
-        run_config.key_map.parameters,
-        run_config.trainer,
-        rate,
-        idle=idle_keys(run_config.model_def),
-    )
-    return {
-        "optimizer_state_dict": moments,
-        "scheduler_state_dict": scheduler,
-        "scaler_state_dict": dict(checkpoint.loss_scale),
-    }
 
 
 def config_for_credit(

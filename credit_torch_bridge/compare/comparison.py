@@ -178,7 +178,15 @@ def compare_with_credit(
     rng = np.random.default_rng(seed)
     comparisons = []
     for _ in range(batches):
-        inputs = _inputs(model, rng)
+        # Random inputs of the network, one sample on each data-parallel device.
+        size, process = model.axes.num_data, model.model_def.process
+        inputs = {
+            name: rng.normal(size=spec.shape(size)).astype(np.float32)
+            for name, spec in model.model_def.network_inputs.items()
+        }
+        if process is not None:
+            steps = rng.integers(process.num_steps, size=(size, 1))
+            inputs[TIME] = steps.astype(np.float32)
         with recorded_noise() as drawn:
             reference = run_credit(credit, inputs, blocks)
         converted = run_jax(inputs, noise_of(model.model_def, drawn))
@@ -187,7 +195,21 @@ def compare_with_credit(
             wide = _in_float64(run_config, state, mesh, devices, inputs, drawn)
             comparison = replace(comparison, wide=wide)
         comparisons.append(comparison)
-    return replace(_worst(comparisons), weights=label_of(average=average))
+    # The largest errors of several inputs.
+    first = comparisons[0]
+    wide = sorted((c for c in comparisons if c.wide), key=lambda c: c.within_tolerance)
+    return replace(
+        first,
+        blocks={n: max(c.blocks[n] for c in comparisons) for n in first.blocks},
+        prediction=max(c.prediction for c in comparisons),
+        gradients={
+            n: max(c.gradients[n] for c in comparisons) for n in first.gradients
+        },
+        gradient=max(c.gradient for c in comparisons),
+        batches=len(comparisons),
+        wide=wide[0].wide if wide else None,
+        weights=label_of(average=average),
+    )
 
 
 def read_weights(run_config: RunConfig, path: Path) -> JaxCheckpoint:
@@ -207,17 +229,6 @@ def _parallel_model(
     dims = ParallelDims.from_config(parallelism, len(devices), model=model_def)
     used = devices[: dims.world_size]
     return build_parallel_model(model_def, dims, devices=used, mp_policy=precision)
-
-
-def _inputs(model: ParallelModel, rng: np.random.Generator) -> Arrays:
-    """Random inputs of the network, one sample on each data-parallel device."""
-    model_def, size = model.model_def, model.axes.num_data
-    specs = model_def.network_inputs.items()
-    inputs = {k: rng.normal(size=s.shape(size)).astype(np.float32) for k, s in specs}
-    if model_def.process is not None:
-        steps = rng.integers(model_def.process.num_steps, size=(size, 1))
-        inputs[TIME] = steps.astype(np.float32)
-    return inputs
 
 
 def _compare(
@@ -290,20 +301,3 @@ def _block_error(field: np.ndarray, array: np.ndarray) -> float:
     if not orders and array.size == field.size:  # a time dim of length 1
         orders = [array.reshape(field.shape)]
     return min((relative_error(field, order) for order in orders), default=float("inf"))
-
-
-def _worst(comparisons: Sequence[Comparison]) -> Comparison:
-    """The largest errors of several inputs."""
-    first = comparisons[0]
-    wide = sorted((c for c in comparisons if c.wide), key=lambda c: c.within_tolerance)
-    return replace(
-        first,
-        blocks={n: max(c.blocks[n] for c in comparisons) for n in first.blocks},
-        prediction=max(c.prediction for c in comparisons),
-        gradients={
-            n: max(c.gradients[n] for c in comparisons) for n in first.gradients
-        },
-        gradient=max(c.gradient for c in comparisons),
-        batches=len(comparisons),
-        wide=wide[0].wide if wide else None,
-    )

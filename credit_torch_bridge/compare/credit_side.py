@@ -64,7 +64,13 @@ def new_credit_model(section: Mapping[str, Any]) -> torch.nn.Module:
     process.pop("clip_denoised", None)
     seen = {key: process.pop(key) for key in ("self_condition",) if key in process}
     seen["condition"] = process.pop("condition", True)
-    return _process(model(**arguments, **seen), process)
+    # The constructor of CREDIT's ModifiedGaussianDiffusion calls `isinstance` with one
+    # argument, which always fails; while it runs, CREDIT's module has a replacement
+    # that returns False in that case.
+    diffusion, network = import_credit("diffusion"), model(**arguments, **seen)
+    is_instance = lambda *args: len(args) == 2 and isinstance(*args)  # noqa: E731
+    with mock.patch.object(diffusion, "isinstance", is_instance, create=True):
+        return diffusion.ModifiedGaussianDiffusion(network, **process)
 
 
 @contextmanager
@@ -80,19 +86,6 @@ def failures_of_credit(subject: str) -> Iterator[None]:
             "so that there is nothing to compare with; credit_jax runs some models "
             "that CREDIT does not run, see docs/numerics_record.md"
         ) from error
-
-
-def _process(network: torch.nn.Module, arguments: Mapping[str, Any]) -> torch.nn.Module:
-    """CREDIT's ModifiedGaussianDiffusion."""
-    # Its constructor calls `isinstance` with one argument, which always fails; while it
-    # runs, CREDIT's module has a replacement that returns False in that case.
-    diffusion = import_credit("diffusion")
-
-    def is_instance(*args: Any) -> bool:
-        return len(args) == 2 and isinstance(*args)
-
-    with mock.patch.object(diffusion, "isinstance", is_instance, create=True):
-        return diffusion.ModifiedGaussianDiffusion(network, **arguments)
 
 
 def build_credit(

@@ -78,7 +78,7 @@ class VariableGroup(NamedTuple):
 
     Attributes:
         key, path_key: keys of `data` with the variables and their files.
-        field_type: that of a gen2 source.
+        field_type: the corresponding key of a gen2 source.
         rank: position among the input channels of a gen2 source.
     """
 
