@@ -22,6 +22,7 @@ from credit_jax.cli.commands import (
 from credit_jax.config import apply_overrides
 from credit_jax.config.load import CONFIG_NAME
 from credit_jax.config.parallelism import parse_parallelism
+from credit_jax.config.yaml_file import read_yaml
 from credit_jax.io.atomic import new_file, refuse_existing
 from credit_jax.packages.package import open_package
 from credit_jax.plan.finetune import kind_of
@@ -30,7 +31,6 @@ from credit_torch_bridge.config.convert import (
     TARGETS,
     convert_config,
     dump,
-    read_limited,
 )
 
 _CONFIG = "CREDIT's YAML; default: model.yml beside the checkpoint"
@@ -194,7 +194,7 @@ class Config(Command):
         """Converts a file."""
         path, out = Path(self.file), Path(self.out)
         refuse_existing(out)
-        mapping = read_limited(path)
+        mapping = read_yaml(path)
         changed = apply_overrides(mapping, self.set)
         config, report = convert_config(
             changed, to=self.to, level_coord=self.level_coord, drop=self.drop

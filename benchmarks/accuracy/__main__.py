@@ -51,7 +51,7 @@ from benchmarks.meshes import num_devices
 from benchmarks.recipe import recipe
 from benchmarks.report import add_out_option, write_report
 from benchmarks.small_models import SEVERAL, WIDE, placed
-from credit_jax.io.tables import print_table
+from credit_jax.io.activity import print_table
 from credit_jax.models.conversion import to_state_dict
 from credit_jax.models.registry import build
 from credit_jax.parallel.compiler import compile_quickly

@@ -213,10 +213,7 @@ def open_manager(
     # at the first save: 600 of them for the demo on 8 devices.
     handler = ocp.type_handlers.ArrayHandler(use_replica_parallel=False)
     logger = logging.getLogger("absl")
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return "Type handler registry" not in record.getMessage()
-
+    is_other = lambda log: "Type handler registry" not in log.getMessage()  # noqa: E731
     # Orbax warns of every handler that replaces another one.
     logger.addFilter(is_other)
     try:

@@ -29,7 +29,7 @@ from credit_jax.config.messages import counted, printable
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.data.perturbations import parse_perturbation
-from credit_jax.io.tables import print_table
+from credit_jax.io.activity import print_table
 from credit_jax.models.model_def import parameter_count
 from credit_jax.parallel.mesh.devices import free_memory
 from credit_jax.plan import RunPlan, plan_run
@@ -264,7 +264,16 @@ def check_config(
             if device is not None and not report.problems:
                 model = plan.model
                 report.bound = step_bound(device, config, model.model_def, model.axes)
-            report.problems += _too_large(plan, device, with_data)
+            # Without the name of a device its memory is that of the machine, where the
+            # data are looked for.
+            limit = None
+            if device is not None:
+                limit = DEVICES[device].memory, DEVICES[device].name
+            elif with_data:
+                limit = free_memory(plan.num_devices)
+            if limit is not None:
+                of_plan = plan.config, plan.model.model_def, plan.model.axes
+                report.problems += memory_problems(*of_plan, *limit)
     with report.hearing():
         _read_inference(config, report)
     report.problems = [*dict.fromkeys(report.problems)]
@@ -286,17 +295,6 @@ def _read_inference(config: Config, report: CheckReport) -> None:
         return
     if cost and inference is not None and inference.members > 1:
         report.notes.append(cost)
-
-
-def _too_large(plan: RunPlan, device: str | None, with_data: bool) -> list[str]:
-    """A problem for each stage that does not fit the memory of a device."""
-    # Without the name of one it is that of the machine, where the data are looked for.
-    limit = free_memory(plan.num_devices) if with_data and device is None else None
-    if device is not None:
-        limit = DEVICES[device].memory, DEVICES[device].name
-    if limit is None:
-        return []
-    return memory_problems(plan.config, plan.model.model_def, plan.model.axes, *limit)
 
 
 def _channels_alone(

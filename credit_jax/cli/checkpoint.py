@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -27,42 +28,35 @@ class Verify(Command):
 
     def run(self) -> int:
         """Prints one line for each checkpoint of a run, and for each damaged file."""
-        folders = _folders(Path(self.folder))
+        folder = Path(self.folder)
+        folders = {str(folder): folder}
+        if not (folder / DIGESTS).is_file():
+            run = folder.parent if folder.name == FOLDER else folder
+            with closing(CheckpointStore(run)) as store:
+                steps = store.steps()
+            folders = {f"checkpoint {step}": store.path(step) for step in steps}
         if not folders:
             raise ValueError(
                 f"{self.folder} is no folder of a run with checkpoints in {FOLDER}, "
                 f"and holds no {DIGESTS}; give the save_loc of a run, or one of its "
                 "checkpoints"
             )
-        num_damaged = sum(_is_damaged(*item) for item in folders.items())
-        return FAILED if num_damaged else OK
+        is_damaged = False
+        for name, path in folders.items():
+            # A run that goes on does not remove what is pinned.
+            file = pin(path)
+            if file is None:
+                print_line(f"{name}: removed meanwhile")
+                continue
+            damage = find_damage(path / DIGESTS)
+            has_digests = (path / DIGESTS).is_file()
+            file.close()
+            sound = "whole" if has_digests else "no digests were written for it"
+            print_line(f"{name}: {'damaged' if damage else sound}")
+            for line in damage:
+                print_line(f"  {line}")
+            is_damaged |= bool(damage)
+        return FAILED if is_damaged else OK
 
 
 main = Verify.main
-
-
-def _folders(folder: Path) -> dict[str, Path]:
-    """The folders to check, by what they are called."""
-    if (folder / DIGESTS).is_file():
-        return {str(folder): folder}
-    run = folder.parent if folder.name == FOLDER else folder
-    store = CheckpointStore(str(run))
-    folders = {f"checkpoint {step}": store.path(step) for step in store.steps()}
-    store.close()
-    return folders
-
-
-def _is_damaged(name: str, folder: Path) -> bool:
-    """Prints what is known about a folder; a run that goes on does not remove it."""
-    file = pin(folder)
-    if file is None:
-        print_line(f"{name}: removed meanwhile")
-        return False
-    damage = find_damage(folder / DIGESTS)
-    has_digests = (folder / DIGESTS).is_file()
-    file.close()
-    sound = "whole" if has_digests else "no digests were written for it"
-    print_line(f"{name}: {'damaged' if damage else sound}")
-    for line in damage:
-        print_line(f"  {line}")
-    return bool(damage)

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin
@@ -145,7 +146,9 @@ class Command(BaseModel):
             return _run(cls.model_validate(values), prog)
         except ValidationError as error:
             lines = [
-                ": ".join([*(f"--{_dashed(loc)}" for loc in each["loc"][:1]), text])
+                ": ".join(
+                    [*(f"--{loc}".replace("_", "-") for loc in each["loc"][:1]), text]
+                )
                 for each in error.errors(include_url=False)
                 for text in [describe(each["type"], each["input"], each)]
             ]
@@ -177,7 +180,8 @@ def _add(parser: Any, name: str, field: FieldInfo) -> None:
     kinds = [kind for kind in kinds if kind is not NoneType]
     values = [v for k in kinds if get_origin(k) is Literal for v in get_args(k)]
     extra: dict[str, Any] = dict(field.json_schema_extra or {})  # type: ignore
-    flags = [f"--{_dashed(key)}", *filter(None, [extra.pop("short", None)])]
+    dashed = key.replace("_", "-")
+    flags = [f"--{dashed}", *filter(None, [extra.pop("short", None)])]
     keywords: dict[str, Any] = {"dest": key, "default": argparse.SUPPRESS}
     if extra.pop("positional", False):
         flags = [key]
@@ -190,7 +194,7 @@ def _add(parser: Any, name: str, field: FieldInfo) -> None:
         if is_choice:
             keywords["action"] = argparse.BooleanOptionalAction
         elif field.default:
-            flags = [f"--no-{_dashed(key)}"]
+            flags = [f"--no-{dashed}"]
     else:
         keywords["metavar"] = metavar
         if bool in kinds:
@@ -210,10 +214,6 @@ def _add(parser: Any, name: str, field: FieldInfo) -> None:
     action = parser.add_argument(*flags, help=text, **keywords, **extra)
     if metavar in COMPLETED:
         action.complete = COMPLETED[metavar]
-
-
-def _dashed(name: object) -> str:
-    return str(name).replace("_", "-")
 
 
 @dataclass(frozen=True)
@@ -360,24 +360,19 @@ def _silence(*, debug: bool) -> None:
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(level)
     hook = sys.unraisablehook
-    if not (debug or isinstance(hook, _WithoutLateCallbacks)):
-        sys.unraisablehook = _WithoutLateCallbacks(hook)
+    if not (debug or isinstance(hook, partial)):
+        sys.unraisablehook = partial(_without_late_callbacks, hook)
 
 
-class _WithoutLateCallbacks:
+def _without_late_callbacks(hook: Callable[[Any], None], unraisable: Any) -> None:
     """An unraisable hook that drops errors of callbacks after a failed save or read.
 
     TensorStore calls back when the event loop of a failed save is closed, and goes on
     with other reads after one of them has failed, also while the process ends.
     """
-
-    def __init__(self, hook: Callable[[Any], None]) -> None:
-        self.hook = hook
-
-    def __call__(self, unraisable: Any) -> None:
-        name = getattr(unraisable.object, "__qualname__", "")
-        if str(unraisable.exc_value) != "Event loop is closed" and name not in _READS:
-            self.hook(unraisable)
+    name = getattr(unraisable.object, "__qualname__", "")
+    if str(unraisable.exc_value) != "Event loop is closed" and name not in _READS:
+        hook(unraisable)
 
 
 def _failed(error: Exception) -> int:

@@ -58,8 +58,9 @@ def header(
 ) -> list[str]:
     """Lines printed before the forecasts: source, mesh, start dates, length."""
     schedule, axes = plan.schedule, model.axes
-    count, (first, last) = len(schedule.starts), schedule.starts[[0, -1]]
-    dates = f"{count} from {_minute(first)} to {_minute(last)}"
+    count = len(schedule.starts)
+    first, last = (str(start)[:16] for start in schedule.starts[[0, -1]])
+    dates = first if count == 1 else f"{count} from {first} to {last}"
     hours = schedule.timestep / np.timedelta64(1, "h")
     weights = label_of(average=checkpoint.average)
     devices = model.mesh.devices.reshape(-1)
@@ -68,7 +69,7 @@ def header(
         f"mesh   {axes.summary} on "
         f"{counted(len(devices), f'{devices[0].platform} device')}, "
         f"{model.parallel_config.precision.compute.name}",
-        f"dates  {_minute(first) if count == 1 else dates}, "
+        f"dates  {dates}, "
         f"{counted(schedule.num_members, 'member')}, "
         f"{counted(schedule.num_steps, 'step')} of {hours:g} h",
     ]
@@ -96,10 +97,6 @@ def footer(summary: Summary, folder: Path) -> list[str]:
         listed = ", ".join(f"{name} {n}" for name, n in summary.missing.items())
         lines.append(f"values that are not finite, written as missing: {listed}")
     return lines
-
-
-def _minute(time: np.datetime64) -> str:
-    return str(time)[:16]
 
 
 class Forecast(ModelOptions, ComparisonOptions, StopOption):

@@ -28,7 +28,7 @@ from credit_jax.config.base import ConfigWarning
 from credit_jax.config.custom_objects import SECTION, absolute_paths, register_objects
 from credit_jax.config.dates import Timestep, duration, duration_text
 from credit_jax.config.messages import hint
-from credit_jax.config.yaml_file import read_yaml
+from credit_jax.config.yaml_file import CompactDumper, read_yaml
 from credit_jax.data.calendars import names_of_times
 from credit_jax.data.sources.files import discover, time_format
 from credit_jax.data.sources.reader import OpenFile, Reader
@@ -190,7 +190,7 @@ class Init(Command):
         }
         if not latitudes:
             comments["loss"] = "Rows count alike: the files have no latitudes of rows."
-        options: Any = {"Dumper": _SectionDumper, "sort_keys": False, "width": 88}
+        options: Any = {"Dumper": CompactDumper, "sort_keys": False, "width": 88}
         for key, value in config.items():
             lines += [f"# {comments[key]}"] if key in comments else []
             lines += [yaml.dump({key: value}, **options).rstrip("\n"), ""]
@@ -215,21 +215,6 @@ def _example(name: str) -> Path:
             f"{', '.join(names)}{hint(name, names)}"
         )
     return folder / f"{name}.yaml"
-
-
-class _SectionDumper(yaml.SafeDumper):
-    """Lists of numbers and names in one line, and no aliases."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _represent_list(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.Node:
-    flow = not any(isinstance(value, dict) for value in values)
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=flow)
-
-
-_SectionDumper.add_representer(list, _represent_list)
 
 
 @dataclass(frozen=True)

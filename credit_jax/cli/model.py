@@ -114,7 +114,8 @@ class RunOptions(WeightsOptions, MeshOptions, ProcessOptions):
         """The checked config of the run or package, and the package."""
         with warnings_as_notes():
             config = load_config(self.config or "", self.set, forecasts=True)
-        return _inference_checked(config), None
+            _ = config.inference  # is checked when it is read
+        return config, None
 
     def plan(
         self,
@@ -210,10 +211,5 @@ class ModelOptions(RunOptions):
         package = open_package(self.package, self.base)
         with warnings_as_notes():
             config = package.config(self.set, self.data, sections=sections)
-        return _inference_checked(config), package
-
-
-def _inference_checked(config: Config) -> Config:
-    with warnings_as_notes():
-        _ = config.inference
-    return config
+            _ = config.inference
+        return config, package

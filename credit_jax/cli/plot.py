@@ -106,7 +106,6 @@ class Plot(Command):
         """Draws and writes the figure."""
         out = Path(self.out)
         if self.forecast:
-            check_suffix(out, (*SUFFIXES, GIF))
             self._plot_forecast(out)
         elif self.kind == "page":
             check_suffix(out, (".html",))
@@ -119,6 +118,7 @@ class Plot(Command):
 
     def _plot_forecast(self, out: Path) -> None:
         """Writes a map, or an animation of maps."""
+        check_suffix(out, (*SUFFIXES, GIF))
         if not self.variable:
             raise ValueError("--variable NAME is needed with --forecast")
         projection = MapProjection(self.projection)

@@ -65,6 +65,21 @@ _Loader.yaml_implicit_resolvers = {
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
+class CompactDumper(yaml.SafeDumper):
+    """Lists of numbers and names in one line, and no aliases."""
+
+    split: Any = (dict,)  # lists of these take a line for each entry
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_sequence(
+        self, tag: str, sequence: Any, flow_style: bool | None = None
+    ) -> yaml.SequenceNode:
+        flow = not any(isinstance(value, self.split) for value in sequence)
+        return super().represent_sequence(tag, sequence, flow_style=flow)
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Reads a YAML file whose top level is a mapping.
 

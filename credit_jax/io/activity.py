@@ -23,6 +23,12 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any
 
+from rich.console import Console
+from rich.segment import Segments
+from rich.table import Table
+
+_WIDEST = 1000  # columns of a table
+
 
 @dataclass
 class _ActivityLog:
@@ -133,6 +139,21 @@ def log_line(text: str) -> None:
     line_written()
 
 
+def print_table(table: Table, console: Console | None = None) -> None:
+    """Prints a table as wide as its rows: terminals wrap them, and no number is cut.
+
+    Args:
+        table: the table.
+        console: console that receives it; None is stdout.
+    """
+    console = console or Console()
+    # Rich shortens cells to the terminal, and to 80 columns where there is none: an
+    # error of 13 became "1".
+    options = console.options.update(max_width=_WIDEST)
+    console.print(Segments(console.render(table, options)), soft_wrap=True)
+    line_written()
+
+
 SECONDS = 30.0  # without a line of the log, after which the activity is printed
 _LOOK = 0.5  # seconds between two looks at the clock
 _OVER = b"\0"  # ends the thread; signals begin with 1
@@ -186,7 +207,7 @@ class Heartbeat:
         line_written()
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        self._follows = threading.current_thread() is threading.main_thread()
+        self._follows = in_main_thread()
         if self._follows:
             self._old_wakeup = signal.set_wakeup_fd(
                 self._writer, warn_on_full_buffer=False

@@ -73,7 +73,9 @@ def write_errors(path: Path, advice: str = "") -> Iterator[None]:
         raise
     except (OSError, RuntimeError, ValueError) as error:
         # The operating system's message, if it is known, or else the first line.
-        number, cause = _number(error), str(error).split("\n")[0]
+        match, cause = _NUMBER.search(str(error)), str(error).split("\n")[0]
+        number = error.errno if isinstance(error, OSError) else None
+        number = int(match.group(1)) if match is not None else number
         cause = cause if number is None else os.strerror(number)
         cause = getattr(error, "strerror", None) or cause
         text = f"{path}: could not be written: {cause}"
@@ -117,11 +119,3 @@ def writable_folder(path: str | Path, option: str) -> Iterator[Path]:
             for parent in new:
                 parent.rmdir()
         raise
-
-
-def _number(error: BaseException) -> int | None:
-    """The operating system's number for an error, if known."""
-    match = _NUMBER.search(str(error))
-    if match is not None:
-        return int(match.group(1))
-    return error.errno if isinstance(error, OSError) else None

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import h5py
@@ -140,7 +141,9 @@ class NetcdfSeries:
         """A file whose variables have no values yet, and take no space."""
         content = io.BytesIO()
         store = H5NetCDFStore.open(content, mode="w")
-        store.store(variables, attributes, frozenset(self.encoding), writer=_NoValues())
+        # In place of xarray's `ArrayWriter`, one that writes nothing.
+        writer = SimpleNamespace(add=lambda *_, **__: None)
+        store.store(variables, attributes, frozenset(self.encoding), writer=writer)
         store.close()
         return content.getvalue()
 
@@ -194,10 +197,3 @@ def _with_values(empty: bytes, values: Mapping[str, np.ndarray]) -> io.BytesIO:
                 packed = zlib.compress(data.tobytes(), stored.compression_opts)
                 stored.id.write_direct_chunk(start, packed)
     return content
-
-
-class _NoValues:
-    """Leaves the values of variables out, in place of xarray's `ArrayWriter`."""
-
-    def add(self, source: Any, target: Any, region: Any = None) -> None:
-        """Writes nothing."""

@@ -50,11 +50,11 @@ from credit_jax.packages.grids import (
 )
 from credit_jax.packages.manifest import Manifest, check_files, read_manifest
 from credit_jax.packages.references import (
-    PathReference,
-    file_references,
-    grid_references,
-    place_references,
-    static_references,
+    FILE,
+    GRID,
+    PLACE,
+    STATIC,
+    references,
 )
 from credit_jax.packages.weights import read_weights
 from credit_jax.parallel.mesh.dims import ParallelDims
@@ -65,6 +65,8 @@ from credit_jax.state_dict.key_map import Arrays, HostModelState
 _LOG = logging.getLogger("credit_jax")
 # Placeholder for the path of variables that forecasts do not read.
 _NOWHERE = "not in the package"
+# Kinds of paths of a config that are files of the package.
+_INSIDE = FILE, GRID, STATIC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +151,7 @@ class Package(Artifact):
     def resolved(self) -> dict[str, Any]:
         """`model.yml` with absolute paths of the files of the package."""
         config = copy.deepcopy(dict(self.files.written))
-        for reference in _inside(config):
+        for reference in references(config, *_INSIDE):
             reference.set(str(self.path / reference.path))
         return config
 
@@ -179,12 +181,13 @@ class Package(Artifact):
         for name in dict.fromkeys((*self.channels, *groups)):
             pair = groups_of(self.channels.get(name, ())), groups.get(name, ())
             expected, actual = (
-                [(group.var_key, group.n_levels) for group in each] for each in pair
+                ", ".join(f"{group.var_key} x {group.n_levels}" for group in each)
+                for each in pair
             )
             if actual != expected:
                 raise ValueError(
-                    f"{name} channels are {_listed(actual) or 'none'}, expected "
-                    f"{_listed(expected) or 'none'}; give data with the variables of "
+                    f"{name} channels are {actual or 'none'}, expected "
+                    f"{expected or 'none'}; give data with the variables of "
                     f"{self.path / file_names.CHANNELS}, in this order"
                 )
         path, grid = self.path / file_names.GRID, (latitude, longitude)
@@ -359,14 +362,14 @@ def _check_config(path: Path, manifest: Manifest, written: dict[str, Any]) -> No
             raise ValueError(f"{origin}: {section}: missing; get the package again")
     stores = (k.partition(".zarr/")[0] for k in manifest.files if ".zarr/" in k)
     names = {*manifest.files, *(f"{name}.zarr" for name in stores)}
-    for reference in _inside(written):
+    for reference in references(written, *_INSIDE):
         if reference.path not in names:
             raise ValueError(
                 f"{origin}: {reference.dotted}: {reference.path!r} is no file of the "
                 f"package; expected one of {', '.join(sorted(names))}. Do not use this "
                 "package"
             )
-    for reference in place_references(written):
+    for reference in references(written, PLACE):
         raise ValueError(
             f"{origin}: {reference.dotted}: a package names no data, got "
             f"{reference.path!r}; remove it, and give --data where you know the package"
@@ -377,12 +380,6 @@ def _check_config(path: Path, manifest: Manifest, written: dict[str, Any]) -> No
             f"{origin}: model.type is {actual!r}, {file_names.MANIFEST} says "
             f"{expected!r}; get the package again"
         )
-
-
-def _inside(config: Mapping[str, Any]) -> list[PathReference]:
-    """The paths of a config that refer to files of the package."""
-    static = chain.from_iterable(static_references(config).values())
-    return [*file_references(config), *grid_references(config), *static]
 
 
 def _fill_paths(data: dict[str, Any], kinds: Sequence[str]) -> None:
@@ -403,7 +400,3 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
         result[key] = _merged(result[key], value) if both else value
     return result
-
-
-def _listed(groups: Sequence[tuple[str, int]]) -> str:
-    return ", ".join(f"{key} x {count}" for key, count in groups)

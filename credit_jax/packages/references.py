@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,13 @@ from credit_jax.transforms import TRANSFORMS, Transform
 # Keys of the model whose values are paths of files.
 _MODEL_KEYS = frozenset({"edge_path", "mean_path", "std_path", "save_loc_physics"})
 # Keys of sources whose values are paths of the user's data.
-PLACE_KEYS = frozenset({"base_path", "latlon2d_dir", "file_catalog_path"})
-STORE_KEYS = frozenset({"store", "model_level_store"})
-GRID_KEY, PATH_KEY = "latlon_grid_path", "path"
+_PLACE_KEYS = frozenset({"base_path", "latlon2d_dir", "file_catalog_path"})
+_STORE_KEYS = frozenset({"store", "model_level_store"})
+_GRID_KEY, _PATH_KEY = "latlon_grid_path", "path"
+_SOURCE_KEYS = _PLACE_KEYS | _STORE_KEYS | {_GRID_KEY, _PATH_KEY}
+# Kinds of paths: files of model, blocks and output; latitudes and longitudes of
+# computed sources; static fields; other data of the user.
+FILE, GRID, STATIC, PLACE = "file", "grid", "static", "place"
 _BLOCKS = ("preblocks", "postblocks")
 _SECTIONS = ("seed", "model", "data", *_BLOCKS)
 # Objects of `custom_objects` that forecasts need.
@@ -38,6 +42,7 @@ class PathReference:
     path: str
     # Mapping that contains the path.
     holder: dict[str, Any] = field(repr=False, compare=False)
+    kind: str = FILE
 
     @property
     def dotted(self) -> str:
@@ -118,12 +123,13 @@ def _blocks(
                     yield (*keys, name, phase, label, "args"), kind, block
 
 
-def file_references(config: Mapping[str, Any]) -> list[PathReference]:
-    """The paths of files in the model, blocks and output sections of a config."""
-    references: list[PathReference] = []
-    for keys, section in _sections(config):
+def references(config: Mapping[str, Any], *kinds: str) -> list[PathReference]:
+    """The paths of some kinds in a config."""
+    found: list[PathReference] = []
+    for keys in ((), ("inference",)):
+        section = (config.get("inference") or {}) if keys else config
         model = section.get("model") or {}
-        references += _strings((*keys, "model"), model, _MODEL_KEYS)
+        found += _strings((*keys, "model"), model, _MODEL_KEYS)
         for block_keys, kind, block in _blocks(keys, section):
             args = block.get("args") or {}
             for path, _, _ in files_within(kind, args):
@@ -131,47 +137,18 @@ def file_references(config: Mapping[str, Any]) -> list[PathReference]:
                 for key in path[:-1]:
                     holder = holder[key]
                 full = (*block_keys, *path)
-                references.append(PathReference(full, holder[path[-1]], holder))
+                found.append(PathReference(full, holder[path[-1]], holder))
         output = section.get("output") or {}
-        references += _strings((*keys, "output"), output, frozenset({"metadata"}))
-    return references
-
-
-def grid_references(config: Mapping[str, Any]) -> list[PathReference]:
-    """The paths of files of latitudes and longitudes of computed sources."""
-    return [r for r in _source_references(config) if r.keys[-1] == GRID_KEY]
-
-
-def static_references(config: Mapping[str, Any]) -> dict[str, list[PathReference]]:
-    """Source -> the paths of its static fields, in each data section."""
-    by_source: dict[str, list[PathReference]] = {}
-    for reference in _source_references(config):
-        if reference.keys[-2:] == ("static", PATH_KEY):
-            source = reference.keys[reference.keys.index("source") + 1]
-            by_source.setdefault(source, []).append(reference)
-    return by_source
-
-
-def place_references(config: Mapping[str, Any]) -> list[PathReference]:
-    """The paths of the user's data in the sources of a config.
-
-    Paths of static fields and of grids are excluded.
-    """
-    return [
-        reference
-        for reference in _source_references(config)
-        if reference.keys[-1] in PLACE_KEYS
-        or (reference.keys[-1] == PATH_KEY and reference.keys[-2] != "static")
-        or (reference.keys[-1] in STORE_KEYS and "://" not in reference.path)
-    ]
-
-
-def _source_references(config: Mapping[str, Any]) -> Iterator[PathReference]:
-    for keys, section in _sections(config):
-        data = section.get("data") or {}
-        for name, source in (data.get("source") or {}).items():
-            names = PLACE_KEYS | STORE_KEYS | {GRID_KEY, PATH_KEY}
-            yield from _strings((*keys, "data", "source", name), source, names)
+        found += _strings((*keys, "output"), output, frozenset({"metadata"}))
+        sources = (section.get("data") or {}).get("source") or {}
+        for each in _strings((*keys, "data", "source"), sources, _SOURCE_KEYS):
+            *_, parent, key = each.keys
+            if key in _STORE_KEYS and "://" in each.path:
+                continue
+            of_static = key == _PATH_KEY and parent == "static"
+            kind = GRID if key == _GRID_KEY else STATIC if of_static else PLACE
+            found.append(replace(each, kind=kind))
+    return [reference for reference in found if reference.kind in kinds]
 
 
 def _strings(
@@ -185,13 +162,6 @@ def _strings(
             yield PathReference((*keys, key), value, section)
         else:
             yield from _strings((*keys, str(key)), value, names)
-
-
-def _sections(
-    config: Mapping[str, Any],
-) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
-    yield (), config
-    yield ("inference",), config.get("inference") or {}
 
 
 def locate(reference: PathReference) -> Path:

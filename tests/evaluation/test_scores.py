@@ -34,8 +34,8 @@ from credit_jax.evaluation.scores import (
     write_scores,
 )
 from credit_jax.evaluation.sums import ScoreSums
+from credit_jax.io.activity import print_table
 from credit_jax.io.netcdf import attribute_value
-from credit_jax.io.tables import print_table
 from credit_jax.named_fields.variables import Variable, Variables
 from credit_jax.parallel.mesh.dims import ParallelDims
 from tests.visualization.synthetic import make_scores

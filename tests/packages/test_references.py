@@ -10,11 +10,12 @@ import xarray as xr
 from credit_jax.config.components import FilePath
 from credit_jax.extensions.packaging.write import _copy_files
 from credit_jax.packages.references import (
-    file_references,
-    grid_references,
+    FILE,
+    GRID,
+    PLACE,
+    STATIC,
     normalized,
-    place_references,
-    static_references,
+    references,
 )
 from credit_jax.transforms import TRANSFORMS, Transform
 
@@ -105,22 +106,21 @@ def test_only_what_forecasts_need_is_kept(config):
 
 def test_places_of_data_are_told_from_files(config):
     own = normalized(config)
-    places = {r.dotted for r in place_references(own)}
+    places = {r.dotted for r in references(own, PLACE)}
     assert places == {
         "data.source.ERA5.variables.prognostic.path",
         "data.source.GFS.base_path",
         "data.source.GFS.store",
     }
-    assert list(static_references(own)) == ["ERA5"]
-    assert [r.dotted for r in grid_references(own)] == [
-        "data.source.sun.latlon_grid_path"
-    ]
+    static, grid = "ERA5.variables.static.path", "sun.latlon_grid_path"
+    for kind, key in ((STATIC, static), (GRID, grid)):
+        assert [r.dotted for r in references(own, kind)] == [f"data.source.{key}"]
 
 
 def test_files_are_copied_and_named_anew(config, tmp_path):
     own, folder = normalized(config), tmp_path / "package"
     _copy_files(own, folder)
-    named = {r.dotted: r.path for r in file_references(own)}
+    named = {r.dotted: r.path for r in references(own, FILE)}
     steps = "postblocks.per_step"
     assert named == {
         "model.post_conf.std_path": "files/grid.nc",

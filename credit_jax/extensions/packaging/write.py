@@ -45,12 +45,13 @@ from credit_jax.packages.grids import (
 from credit_jax.packages.manifest import COORDINATES, AdapterRecord, Manifest, kind_of
 from credit_jax.packages.package import base_of_run
 from credit_jax.packages.references import (
-    file_references,
-    grid_references,
+    FILE,
+    GRID,
+    PLACE,
+    STATIC,
     locate,
     normalized,
-    place_references,
-    static_references,
+    references,
 )
 from credit_jax.packages.weights import NATIVE, names_of, write_weights
 from credit_jax.plan.forecast import forecast_pipeline, forecast_schema
@@ -157,8 +158,8 @@ def write_package(
     with new_folder(target) as folder:
         _copy_files(config, folder)
         _write_static_fields(config, contents, folder)
-        dotted = [reference.dotted for reference in place_references(config)]
-        for reference in place_references(config):
+        places = references(config, PLACE)
+        for reference in places:
             reference.set(None)
         plain = json.loads(json.dumps(config))
         text = yaml.safe_dump(plain, sort_keys=False, width=88)
@@ -173,6 +174,7 @@ def write_package(
             shutil.copyfile(table, folder / file_names.SCORES)
         # Forecasts read no diagnostic variable.
         section = "inference.data." if "data" in config["inference"] else "data."
+        dotted = (place.dotted for place in places)
         keys = [key.removeprefix(section) for key in dotted if key.startswith(section)]
         data = data_lines([key for key in keys if f".{DIAGNOSTIC}." not in key])
         write_card(folder / file_names.CARD, facts, data, table)
@@ -194,7 +196,7 @@ def write_package(
 def _copy_files(config: dict[str, Any], folder: Path) -> None:
     """Copies the files that blocks read, and sets their paths in the config."""
     copied: dict[Path, str] = {}
-    for reference in file_references(config):
+    for reference in references(config, FILE):
         source = locate(reference).resolve()
         if source not in copied:
             stem = _UNSAFE.sub("_", source.stem)
@@ -204,7 +206,7 @@ def _copy_files(config: dict[str, Any], folder: Path) -> None:
             copied[source] = next(path for path in paths if path not in used)
             _copy(source, folder / copied[source])
         reference.set(copied[source])
-    for number, reference in enumerate(grid_references(config)):
+    for number, reference in enumerate(references(config, GRID)):
         target = f"{file_names.FILES}/grid_of_source_{number}.nc"
         write_axes(folder / target, os.path.expandvars(reference.path))
         reference.set(target)
@@ -230,14 +232,14 @@ def _write_static_fields(
 ) -> None:
     """Writes the static fields that forecasts read; sets their paths in the config."""
     forecasts = "inference" if "data" in config["inference"] else "data"
-    for source, references in static_references(config).items():
-        for reference in references:
-            if reference.keys[0] != forecasts:
-                reference.set(None)
-                continue
-            target = f"{file_names.STATIC}/{_UNSAFE.sub('_', source)}.nc"
-            write_static(folder / target, contents.data.sources[source])
-            reference.set(target)
+    for reference in references(config, STATIC):
+        if reference.keys[0] != forecasts:
+            reference.set(None)
+            continue
+        source = reference.keys[reference.keys.index("source") + 1]
+        target = f"{file_names.STATIC}/{_UNSAFE.sub('_', source)}.nc"
+        write_static(folder / target, contents.data.sources[source])
+        reference.set(target)
 
 
 def _levels(
