@@ -12,9 +12,6 @@ from credit_torch_bridge.commands import COMMANDS
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code.
 
-    Args:
-        argv: arguments without the program; None takes those of the process.
-
     Returns:
         0; 1 if `compare` finds a difference; 2 for an error of the user or of a file,
         in which case nothing was written.

@@ -214,11 +214,7 @@ class Config(Command):
 
 
 def config_file(option: str | None, checkpoint: Path) -> Path:
-    """The given config, or `model.yml` in the folder of the checkpoint.
-
-    Raises:
-        FileNotFoundError: the checkpoint, or `model.yml` in its folder, does not exist.
-    """
+    """The given config, or `model.yml` in the folder of the checkpoint."""
     if option is not None:
         return Path(option)
     if not checkpoint.exists():

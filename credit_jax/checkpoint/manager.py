@@ -202,8 +202,6 @@ def open_manager(
     """Opens a folder of checkpoints, which are saved asynchronously.
 
     Args:
-        folder: one subfolder per checkpoint, named by its step.
-        preservation: policy that says which checkpoints to keep.
         removed: subfolder that the others are renamed into.
         clean: remove what earlier processes left incomplete.
         written: called when a checkpoint is written, but not renamed yet.

@@ -192,11 +192,6 @@ def open_run(
         folder: folder of the run, or of its checkpoints.
         step: number of the checkpoint; None is the newest undamaged one.
         weights: "average", "last", or None for the average if there is one.
-        verify: compare files with their digests before they are read.
-
-    Raises:
-        FileNotFoundError: there is no checkpoint.
-        ValueError: all checkpoints are damaged, or there is no moving average.
     """
     path = Path(folder)
     if path.name == FOLDER and not (path / FOLDER).exists():
@@ -228,13 +223,8 @@ def check_channels(
     shapes, so no other check detects them.
 
     Args:
-        store, step: the checkpoint.
         channels: `ChannelSchema.names` of the data; None compares no channels.
         units: key -> unit of variables of the data.
-
-    Raises:
-        ValueError: there are other variables, they are in another order, or one is in
-            another unit.
     """
     progress, path = store.progress(step), store.path(step)
     trained, current = (

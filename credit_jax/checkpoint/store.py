@@ -96,12 +96,7 @@ def is_key(leaf: Any) -> bool:
 
 
 def differences(stored: PyTree, expected: PyTree) -> list[str]:
-    """One line for each array that is missing, unknown, or of another shape.
-
-    Args:
-        stored: shapes and dtypes in the checkpoint.
-        expected: shapes and dtypes in the model.
-    """
+    """One line for each array that is missing, unknown, or of another shape."""
     have, want = shapes_by_path(stored), shapes_by_path(expected)
     missing = [f"{p}: missing, expected {s}" for p, s in want.items() if p not in have]
     unknown = [
@@ -515,19 +510,13 @@ CHOICES = (AVERAGE, LAST)
 def takes_average(choice: str | None, *, has_average: bool, origin: object) -> bool:
     """Returns whether the moving average of the weights is taken.
 
-    >>> takes_average(None, has_average=True, where="RUN")
+    >>> takes_average(None, has_average=True, origin="RUN")
     True
-    >>> takes_average("last", has_average=True, where="RUN")
+    >>> takes_average("last", has_average=True, origin="RUN")
     False
 
     Args:
         choice: "average", "last", or None for the average if there is one.
-        has_average: whether the checkpoint has a moving average.
-        origin: path of the checkpoint, for the error.
-
-    Raises:
-        ValueError: the average is asked for and there is none, or the choice is
-            another word.
     """
     if choice not in (None, *CHOICES):
         raise ValueError(

@@ -222,10 +222,6 @@ def check_config(
     """Reads a config and plans its run; errors of the user become problems.
 
     Args:
-        path: path of the YAML file.
-        overrides: strings such as "trainer.epochs=3".
-        num_devices: see `plan_run`.
-        with_data: whether to find the data files and open them.
         device: accelerator, a key of `roofline.DEVICES`, for which to compute a lower
             bound of the time of a step; None computes none.
     """

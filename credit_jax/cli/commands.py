@@ -130,15 +130,7 @@ class Command(BaseModel):
     def main(
         cls, argv: Sequence[str] | None = None, *, prog: str = "credit-jax"
     ) -> int:
-        """Parses a command line and runs the command.
-
-        Args:
-            argv: arguments without the program; None takes those of the process.
-            prog: the program as a user types it.
-
-        Returns:
-            The exit code.
-        """
+        """Parses a command line and runs the command."""
         parser = argparse.ArgumentParser(prog=prog)
         cls.fill(parser)
         values = vars(parser.parse_args(argv))
@@ -264,15 +256,6 @@ def run_group(
 
     Only the module of the chosen command is imported.
     `--print-completion SHELL` prints a shell-completion script for all of them.
-
-    Args:
-        commands: commands by name.
-        argv: arguments without the program; None takes those of the process.
-        prog: the program as a user types it.
-        description: description of all commands together.
-
-    Returns:
-        The exit code.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else "--help"

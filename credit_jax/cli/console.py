@@ -47,11 +47,7 @@ def all_commands() -> dict[str, CommandEntry]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code.
-
-    Args:
-        argv: arguments without the program; None takes those of the process.
-    """
+    """The command line; returns the exit code."""
     return run_group(all_commands(), argv, prog="credit-jax", description=DESCRIPTION)
 
 

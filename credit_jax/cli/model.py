@@ -130,15 +130,8 @@ class RunOptions(WeightsOptions, MeshOptions, ProcessOptions):
         Notes are printed, also on files that have changed since the training.
 
         Args:
-            config: config of the run or the package.
-            package: the package; None for a run.
             changes: keys of the inference section that the command line replaces.
             **options: dates and lengths of the forecasts, see `plan_forecast`.
-
-        Raises:
-            ConfigError: the forecasts cannot be made.
-            ValueError, OSError: there are no weights, or the data are not those of the
-                package.
         """
         # Before a checkpoint is opened, which initializes JAX and fixes the devices.
         devices = self.mesh_devices()

@@ -80,12 +80,7 @@ main = Predict.main
 
 
 def read_inputs(path: str, model_def: ModelDef) -> dict[str, np.ndarray]:
-    """Reads the model's inputs by name: x of a .npy file, or those of an .npz file.
-
-    Raises:
-        ValueError: names, shapes or dtypes are not those of the model, or values are
-            not finite.
-    """
+    """Reads the model's inputs by name: x of a .npy file, or those of an .npz file."""
     try:
         # Mapped, so that a shape that the file does not hold takes no memory.
         read: Any = np.load(path, mmap_mode="r", allow_pickle=False)

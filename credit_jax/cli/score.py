@@ -150,11 +150,7 @@ main = Score.main
 def refuse_other_scores(
     folder: str, option: str, attributes: Mapping[str, Any]
 ) -> None:
-    """Checks that scores would replace none but earlier ones of the same forecasts.
-
-    Raises:
-        FileExistsError: they would.
-    """
+    """Checks that scores would replace none but earlier ones of the same forecasts."""
     path = Path(os.path.expandvars(folder)).expanduser()
     if others := other_scores(path, attributes):
         raise FileExistsError(
@@ -163,11 +159,7 @@ def refuse_other_scores(
 
 
 def report(scores: Any, folder: str | Path) -> None:
-    """Writes scores and their page, and prints the table.
-
-    Raises:
-        CommandError: with exit code 1 if writing fails.
-    """
+    """Writes scores and their page, and prints the table."""
     try:
         with write_errors(Path(folder)):
             paths = write_scores(scores, folder)

@@ -140,12 +140,7 @@ def log_line(text: str) -> None:
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Prints a table as wide as its rows: terminals wrap them, and no number is cut.
-
-    Args:
-        table: the table.
-        console: console that receives it; None is stdout.
-    """
+    """Prints a table as wide as its rows: terminals wrap them, and no number is cut."""
     console = console or Console()
     # Rich shortens cells to the terminal, and to 80 columns where there is none: an
     # error of 13 became "1".

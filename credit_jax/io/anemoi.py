@@ -36,11 +36,7 @@ class AnemoiStore:
         return self.array(DATA)
 
     def array(self, *names: str) -> zarr.Array:
-        """Returns the array with the first of some names that the store has.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """Returns the array with the first of some names that the store has."""
         for name in names:
             array = self.group.get(name)
             if isinstance(array, zarr.Array):
@@ -88,11 +84,7 @@ class AnemoiStore:
         return by_parameter | by_name
 
     def levels_of(self, variable: str) -> tuple[float, ...]:
-        """The levels of a variable, in order of `data`.
-
-        Raises:
-            ValueError: there is no such variable on levels.
-        """
+        """The levels of a variable, in order of `data`."""
         if variable not in self.levels:
             raise ValueError(
                 f"{self.path}: no variable {variable!r} on levels; those are "
@@ -104,11 +96,7 @@ class AnemoiStore:
         """Positions of a variable in `data`, of some levels in order.
 
         Args:
-            variable: name of the variable.
             levels: levels; None for a variable without levels.
-
-        Raises:
-            ValueError: there is no such variable or level.
         """
         if levels is None:
             if variable not in self.variables:
@@ -160,11 +148,7 @@ def is_anemoi(path: str | os.PathLike[str]) -> bool:
 
 
 def open_anemoi_store(path: str) -> AnemoiStore:
-    """Opens a store; no values are read.
-
-    Raises:
-        ValueError: it is no store in this layout.
-    """
+    """Opens a store; no values are read."""
     store = AnemoiStore(path, open_group(path))
     if store.data.ndim != len(DIMS):
         raise ValueError(

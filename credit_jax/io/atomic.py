@@ -66,10 +66,6 @@ def refuse_existing(path: Path, option: str = "--out") -> None:
 
     Args:
         path: path of the output; an empty folder is nothing.
-        option: option that names it, for the error.
-
-    Raises:
-        FileExistsError: there is something.
     """
     if path.is_dir() and not any(path.iterdir()):
         return

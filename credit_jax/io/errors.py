@@ -16,15 +16,6 @@ from jax.errors import JaxRuntimeError
 def errors_of(origin: str, *names: str) -> Iterator[None]:
     """Prepends a place, and variables of it, to errors of the body.
 
-    Args:
-        origin: a file, or the dotted key of a config.
-        names: the variables; one that occurs twice is listed once.
-
-    Raises:
-        ValueError: the body raises one.
-        FileNotFoundError: the body raises one.
-        OSError: the body raises another one.
-
     >>> with errors_of("levels.nc", "a", "b"):
     ...     raise ValueError("3 levels, expected 4")
     Traceback (most recent call last):
@@ -58,13 +49,6 @@ def write_errors(path: Path, advice: str = "") -> Iterator[None]:
     These are OSErrors, and the RuntimeErrors and ValueErrors that PyTorch, Orbax and
     TensorStore raise instead. Errors of JAX's runtime, such as that of a collective
     during a save, are passed on.
-
-    Args:
-        path: what is written, for the message.
-        advice: what the user can do, appended to the message.
-
-    Raises:
-        WriteError: the block raised an OSError, RuntimeError or ValueError.
     """
     try:
         yield
@@ -93,13 +77,6 @@ def writable_folder(path: str | Path, option: str) -> Iterator[Path]:
 
     Args:
         path: path of the folder; variables of the environment and `~` are put in.
-        option: option that names it, for the error.
-
-    Yields:
-        The whole path.
-
-    Raises:
-        ValueError: it is not writable.
     """
     folder = Path(os.path.expandvars(path)).expanduser().resolve()
     try:

@@ -21,14 +21,8 @@ def folder_lock(folder: Path) -> Iterator[bool]:
     The lock is `flock` on a file in the folder; on network file systems that support
     it, it holds for all hosts.
 
-    Args:
-        folder: an existing folder.
-
     Yields:
         Whether there is a lock: False where the file system has none.
-
-    Raises:
-        ValueError: another process has the lock; the message names that process.
     """
     path = folder / NAME
     file = _taken(path)

@@ -32,12 +32,7 @@ _CODECS = (
 
 
 def check_file(path: str | Path) -> None:
-    """Checks a local file or store before it is opened.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is empty, or no plain file.
-    """
+    """Checks a local file or store before it is opened."""
     status = os.stat(path)
     if stat.S_ISDIR(status.st_mode):
         return
@@ -51,16 +46,7 @@ def check_file(path: str | Path) -> None:
 
 
 def check_group(path: str, group: Any) -> None:
-    """Checks the codecs and the chunks of the arrays of an opened group of Zarr.
-
-    Args:
-        path: path of the store, for the error.
-        group: zarr's group, of which nothing was read but metadata.
-
-    Raises:
-        ValueError: a codec is not known to only compute, or a chunk is larger than
-            those of any data.
-    """
+    """Checks the codecs and the chunks of the arrays of an opened group of Zarr."""
     for name, array in group.arrays():
         if getattr(array.metadata, "storage_transformers", ()):
             raise ValueError(
@@ -99,16 +85,7 @@ def _check_chunks(origin: str, chunks: Any, itemsize: int) -> None:
 
 
 def check_variables(path: str, variables: Mapping[Any, Any]) -> None:
-    """Checks the chunks of an opened file, and its coordinates, which are read whole.
-
-    Args:
-        path: path of the file, for the error.
-        variables: xarray's variables, not read.
-
-    Raises:
-        ValueError: a coordinate is longer than any time axis or grid, or a chunk larger
-            than those of any data.
-    """
+    """Checks chunks of an opened file, and its coordinates, which are read whole."""
     for name, variable in variables.items():
         encoding = variable.encoding
         chunks = encoding.get("chunksizes") or encoding.get("chunks") or ()
@@ -132,14 +109,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def refuse_links(path: Path) -> None:
-    """Checks that an HDF5 file holds all of its content itself.
-
-    Args:
-        path: a NetCDF-4 file of others.
-
-    Raises:
-        ValueError: there is a link, or an array whose values are in other files.
-    """
+    """Checks that an HDF5 file holds all of its content itself."""
     with _readable(path), h5py.File(path, "r") as file:
         groups, seen = [file["/"]], set()
         while groups:

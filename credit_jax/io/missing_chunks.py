@@ -148,9 +148,6 @@ class Chunks:
 
         Args:
             index: an integer, a slice or indices for each dim.
-
-        Raises:
-            ValueError: some were not.
         """
         if self._chunks_written is None:
             return
@@ -169,11 +166,8 @@ def _numbers(indices: Any, size: int, end: int, chunk: int) -> list[int]:
     """Numbers of the chunks along a dim that an index touches.
 
     Args:
-        indices: an integer, a slice or indices.
-        size: size of the dim.
         end: size of the data set along it; it also stands for what is past it, as the
             last chunk has no values there either.
-        chunk: number of values of a chunk along it.
     """
     if not isinstance(indices, slice):
         positions = np.atleast_1d(np.arange(size)[indices])

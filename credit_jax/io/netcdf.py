@@ -29,16 +29,7 @@ Encoding = Mapping[Any, Mapping[str, Any]]
 def write_netcdf(
     dataset: xr.Dataset, path: Path, encoding: Encoding | None = None
 ) -> None:
-    """Writes a NetCDF-4 file.
-
-    Args:
-        dataset: dataset to write.
-        path: path of the file.
-        encoding: encoding of its variables.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes a NetCDF-4 file."""
     content = dataset.to_netcdf(None, engine="h5netcdf", encoding=encoding)
     path.write_bytes(content)
 
@@ -71,10 +62,6 @@ class NetcdfSeries:
 
         Args:
             dataset: dataset to write; all of its variables are numbers or times.
-            path: path of the file.
-
-        Raises:
-            OSError: it cannot be written.
         """
         variables, attributes = self._encoded(dataset)
         # Units of times may differ: those that do not fit their dates are replaced.
@@ -96,11 +83,7 @@ class NetcdfSeries:
             file.write(between[-1])
 
     def check(self, dataset: xr.Dataset) -> None:
-        """Checks that the variables of a dataset can be written.
-
-        Raises:
-            ValueError: their encoding is invalid.
-        """
+        """Checks that the variables of a dataset can be written."""
         variables, attributes = self._encoded(dataset)
         for name, variable in variables.items():
             if variable.dtype == np.float16:

@@ -78,13 +78,7 @@ class OpenFiles:
         """Opens a file, or returns it from the cache; arrays are not read.
 
         Args:
-            path: a file, or the folder or the URL of a Zarr store.
             engine: xarray's engine, ignored for URLs; None chooses by `reading_engine`.
-
-        Raises:
-            ValueError: it is not a complete NetCDF file or Zarr store, or obstore,
-                which URLs need, is not installed.
-            OSError: the storage failed at every attempt.
         """
         key = os.fspath(path), engine
         with self._lock:
@@ -99,12 +93,7 @@ class OpenFiles:
 
 @contextmanager
 def opened(path: str | Path, **options: Any) -> Iterator[xr.Dataset]:
-    """Opens a file whose values are read in the block; every error names the file.
-
-    Args:
-        path: a file, or the folder of a Zarr store.
-        options: options of `xarray.open_dataset`.
-    """
+    """Opens a file whose values are read in the block; every error names the file."""
     with _named(os.fspath(path)), open_dataset(path, **options) as dataset:
         yield dataset
 
@@ -137,13 +126,7 @@ def open_dataset(
     """Opens a file whose metadata have been checked; arrays are not read.
 
     Args:
-        path: a file, or the folder or the URL of a Zarr store.
         engine: xarray's engine, ignored for URLs; None chooses by `reading_engine`.
-        options: options of `xarray.open_dataset`.
-
-    Raises:
-        ValueError: it is no complete file or store, or its metadata ask for too much:
-            see `io.metadata`.
     """
     path, location = os.fspath(path), None
     if is_url(path):
@@ -191,11 +174,7 @@ def open_group(path: str, location: Any = None) -> Any:
     """Opens the group of a Zarr store, which need not be a data set of xarray.
 
     Args:
-        path: folder or URL of the store.
         location: zarr's store of the URL; None opens it.
-
-    Raises:
-        ValueError: it is no store, or its metadata ask for too much.
     """
     import zarr
     from zarr.storage import LocalStore

@@ -20,11 +20,7 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 
 def local_path(path: str) -> str:
-    """Returns the path of a file or folder that no address can be.
-
-    Raises:
-        ValueError: it is an address, or was one before a `Path` took its slashes.
-    """
+    """Returns the path of a file or folder that no address can be."""
     if re.match(r"[A-Za-z][\w+.-]+:/", path):
         raise ValueError(
             f"{path!r} is an address, expected a path of this machine; give one, and "
@@ -35,11 +31,7 @@ def local_path(path: str) -> str:
 
 @functools.lru_cache(64)
 def store_at(url: str) -> Any:
-    """The obstore store of a URL, without credentials.
-
-    Raises:
-        ValueError: obstore is not installed.
-    """
+    """The obstore store of a URL, without credentials."""
     try:
         from obstore import store
     except ImportError:
@@ -53,12 +45,7 @@ def store_at(url: str) -> Any:
 
 
 def exists(path: str) -> bool:
-    """Whether a path or URL exists; for URLs, the first answer is cached.
-
-    Raises:
-        OSError: the server cannot be reached.
-        ValueError: obstore, which URLs need, is not installed.
-    """
+    """Whether a path or URL exists; for URLs, the first answer is cached."""
     return _url_exists(path) if is_url(path) else os.path.exists(path)
 
 
@@ -80,13 +67,7 @@ def read_bytes(path: str, start: int = 0, size: int = -1) -> bytes:
     """Reads a range of bytes of a local file or a URL.
 
     Args:
-        path: path or URL of the file.
-        start: offset of the first byte.
         size: number of bytes; -1 reads to the end.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: obstore, which URLs need, is not installed.
     """
     if not is_url(path):
 
@@ -111,12 +92,7 @@ def read_bytes(path: str, start: int = 0, size: int = -1) -> bytes:
 
 
 def open_binary(url: str) -> io.BufferedReader:
-    """Opens a URL as a binary file that is read by ranges.
-
-    Raises:
-        OSError: there is no such file, or the server does not answer.
-        ValueError: obstore is not installed.
-    """
+    """Opens a URL as a binary file that is read by ranges."""
     store, key = _parts(url)
     import obstore
 

@@ -89,7 +89,6 @@ def retried(read: Callable[[], T], path: str) -> T:
 
     Args:
         read: function that reads; it may be called several times.
-        path: what it reads, for messages.
 
     Raises:
         OSError: every attempt failed with a transient error.

@@ -23,11 +23,7 @@ from credit_jax.state_dict.key_map import Arrays, HostModelState
 
 
 def model_with_adapters(config: Config) -> ModelDef:
-    """Returns the model of a run with LoRA, with its frozen parameters and adapters.
-
-    Raises:
-        ValueError: it has no adapters, or its base had other channels.
-    """
+    """Returns the model of a run with LoRA, with its frozen parameters and adapters."""
     finetune, origin = config.trainer.finetune, "--adapters: trainer.finetune"
     if finetune is None or finetune.lora is None:
         raise ValueError(f"{origin}.lora: missing; the run has no adapters")
@@ -83,10 +79,6 @@ def with_base(
     """Reads adapters and adds them to the weights of their base.
 
     Returns all parameters by path, and the model state. `model_def` has no adapters.
-
-    Raises:
-        FileNotFoundError, ValueError: the model lacks what the record names; or see
-            `read_weights` and `read_base`.
     """
     specs = model_def.param_specs
     matrices = {name for name, spec in specs.items() if is_matrix(spec)}
@@ -105,12 +97,7 @@ def with_base(
 
 
 def read_base(record: AdapterRecord, model_def: ModelDef, base: Artifact) -> Arrays:
-    """Reads the weights that a package of adapters lacks, by path.
-
-    Raises:
-        ValueError: see `Artifact.on_host`; or the base is of another type, or has other
-            weights than those that the adapters were trained on.
-    """
+    """Reads the weights that a package of adapters lacks, by path."""
     check_type(base.files, model_def.config.type)
     weights, _ = base.weights
     specs = model_def.param_specs

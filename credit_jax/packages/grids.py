@@ -50,11 +50,7 @@ def write_axes(path: Path, source: str) -> None:
 
 
 def write_static(path: Path, source: Source) -> None:
-    """Writes the static variables of a source with the values in its files.
-
-    Raises:
-        ValueError: the source reads no files.
-    """
+    """Writes the static variables of a source with the values in its files."""
     if not isinstance(source, FileSource):
         raise ValueError(
             f"data.source.{source.name}: static fields of dataset_type "
@@ -90,7 +86,6 @@ def channel_groups(
     """The variables of "input", "output", and each further input of the model.
 
     Args:
-        schema: schema of x and y.
         further: those of inputs beside x, by the names that the model gives them.
     """
     inputs = {name: of_input.input for name, of_input in further.items()}
@@ -106,8 +101,6 @@ def write_channels(
     """Writes the channels, in order; "level" is null without levels.
 
     Args:
-        path: path of the file.
-        groups: groups, as returned by `channel_groups`.
         levels: source -> values of its level coordinate, None if unknown.
         described: key of a variable -> its unit and names, those that are known.
     """
@@ -126,11 +119,7 @@ def write_channels(
 
 
 def read_channels(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """The channels of "input", "output", and each further input, in order.
-
-    Raises:
-        ValueError: the file has another format, or contains a channel twice.
-    """
+    """The channels of "input", "output", and each further input, in order."""
     content = read_json(path)
     try:
         names = dict.fromkeys((_INPUT, _OUTPUT, *content))

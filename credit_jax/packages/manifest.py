@@ -25,14 +25,7 @@ _NETCDF = (_HDF5, b"CDF\x01", b"CDF\x02", b"CDF\x05")
 
 
 def kind_of(path: Path) -> str:
-    """Returns the suffix that a file has in a package: .zarr, .nc, .json or .yaml.
-
-    Args:
-        path: a file, or the folder of a Zarr store.
-
-    Raises:
-        ValueError: it is of another kind, such as a pickle.
-    """
+    """Returns the suffix that a file has in a package: .zarr, .nc, .json or .yaml."""
     if path.is_dir():
         return ".zarr"
     for suffix in (".nc", ".json", ".yaml"):
@@ -162,13 +155,7 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Reads `package.json`, and no other file.
-
-    Raises:
-        FileNotFoundError: the folder does not exist or is not a package.
-        ValueError: it is not JSON, has a newer schema, lists a name that a package may
-            not have, or is incomplete.
-    """
+    """Reads `package.json`, and no other file."""
     path = folder / MANIFEST
     if not folder.exists():
         raise FileNotFoundError(f"{folder}: no such folder; give a model package")

@@ -102,15 +102,10 @@ class Package(Artifact):
         """The config of forecasts.
 
         Args:
-            overrides: see `load_config`.
             data: YAML file whose keys override those of the data section; its
                 `custom_objects` are those of the user.
             unread: field types whose files are not opened.
             sections: further sections, which packages do not hold.
-
-        Raises:
-            ValueError: a source has no path, or the file is no data section.
-            ConfigError: the config is invalid, or not that of the run.
         """
         config = {**self.resolved(), **sections, "save_loc": str(self.path)}
         inference = config.setdefault("inference", {})

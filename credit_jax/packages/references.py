@@ -61,13 +61,6 @@ def normalized(written: Mapping[str, Any]) -> dict[str, Any]:
     """Returns only the sections of a config that determine forecasts.
 
     Keys that credit_jax ignores are dropped; default paths of blocks are made explicit.
-
-    Args:
-        written: contents of the YAML file, not modified.
-
-    Raises:
-        ValueError: a custom object that forecasts need is in a file, which a package
-            cannot hold.
     """
     full = copy.deepcopy(dict(written))
     config = {key: full[key] for key in _SECTIONS if full.get(key) is not None}
@@ -165,11 +158,7 @@ def _strings(
 
 
 def locate(reference: PathReference) -> Path:
-    """Returns the file that a path of a config refers to.
-
-    Raises:
-        FileNotFoundError, ValueError: it does not exist.
-    """
+    """Returns the file that a path of a config refers to."""
     if reference.keys[-1] == "metadata":
         return find_attributes(reference.path)
     try:

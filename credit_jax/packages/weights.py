@@ -29,11 +29,7 @@ def names_of(model_def: ModelDef) -> str:
 def write_weights(
     path: Path, model_def: ModelDef, params: Arrays, model_state: HostModelState
 ) -> None:
-    """Writes the weights of a model, bit-exact; of one with adapters what is trained.
-
-    Raises:
-        ValueError: a value is not finite, or the arrays are not those of the model.
-    """
+    """Writes the weights of a model, bit-exact; of one with adapters the trained ones."""
     if model_def.low_rank is not None:
         params = {name: params[name] for name in model_def.trainable}
     state = _key_map(model_def).write(params, model_state)
@@ -46,13 +42,7 @@ def write_weights(
 
 
 def read_weights(path: Path, model_def: ModelDef) -> tuple[Arrays, HostModelState]:
-    """Reads the weights of a model: the inverse of `write_weights`.
-
-    Raises:
-        ValueError: the safetensors file is incomplete, names, shapes or dtypes are not
-            those of the model, or a value is not finite; the error lists all of one
-            kind.
-    """
+    """Reads the weights of a model: the inverse of `write_weights`."""
     key_map = _key_map(model_def)
     size = path.stat().st_size
     with path.open("rb") as file:

@@ -31,16 +31,8 @@ def differences(
     """Returns 100 (forecast / baseline - 1), in percent; negative is better.
 
     Args:
-        scores: scores, see `credit_jax.evaluation.scores`.
         baseline: a system of these scores, or the scores of another forecast; the
             common channels and lead times are compared.
-        metric: one of ERRORS.
-        region: name of the region.
-
-    Raises:
-        ValueError: the two have no channel or no lead time in common, or the baseline
-            has no values.
-        KeyError: the metric, the system or the region does not exist.
     """
     is_system = isinstance(baseline, str)
     system, others = (baseline, scores) if is_system else (FORECAST, baseline)
@@ -123,9 +115,6 @@ def legible_on(color: Sequence[float]) -> str:
 
     >>> legible_on((0.6, 0.0, 0.1)), legible_on((0.9, 0.6, 0.5))
     ('white', 'black')
-
-    Args:
-        color: red, green and blue of sRGB, from 0 to 1.
     """
     linear = [
         c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color

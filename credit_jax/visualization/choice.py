@@ -89,15 +89,10 @@ def choose(
     """Finds the field of a variable, level, start date and member.
 
     Args:
-        files: the forecasts.
-        variable: its name.
         level: needed for variables of several levels.
         init_time: start date; needed if there are several.
         member: a number, "mean" or "spread"; None is the mean of an ensemble.
         training: date ranges of the training of the weights, which titles name.
-
-    Raises:
-        ValueError: it does not exist; the error lists what exists.
     """
     names = sorted(files.grid.variables)
     if variable not in names:
@@ -219,13 +214,7 @@ def truth_of(
     """Opens the true field at some lead times, given by their numbers.
 
     Args:
-        choice: the field.
         truth: data, or a path: see `open_truth`.
-        leads: numbers of the lead times.
-        open_files: files that are open already.
-
-    Raises:
-        FileNotFoundError, ValueError: the truth lacks the field, or has another grid.
     """
     times = {lead: valid_time(choice.files, choice.start, lead) for lead in leads}
     valid_times = np.array([*times.values()])

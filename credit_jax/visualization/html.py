@@ -71,11 +71,6 @@ def page_of_sections(
     r"""Returns a page; empty sections are left out.
 
     Control characters of names in files of others are written out, such as \x1b.
-
-    Args:
-        title: title of the page.
-        intro: a paragraph below it.
-        sections: parts of each section, by its heading.
     """
     style, script = (
         files("credit_jax.visualization").joinpath(name).read_text(encoding="utf-8")

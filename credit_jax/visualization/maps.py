@@ -73,8 +73,6 @@ def colors_of(
     that diverge from zero.
 
     Args:
-        fields: fields with the same colors.
-        units: units of the values.
         is_signed: whether values below 0 are more than errors; if not, colors begin at
             0 and do not diverge.
     """

@@ -66,14 +66,8 @@ def write_page(
     """Writes the page.
 
     Args:
-        scores: scores, see `credit_jax.evaluation.scores`.
-        path: path of the HTML file.
-        title: title of the page.
         maps: captions and PNG bytes of maps to show.
         losses: those of the training, by epoch.
-
-    Returns:
-        The path.
     """
     with new_file(path) as partial:
         text = page_of(scores, title=title, maps=maps, losses=losses)

@@ -26,7 +26,6 @@ def contents(path: Path, find_config: Callable[[], Path]) -> Iterator[str]:
     """Yields lines on what a checkpoint holds and what each of its keys becomes.
 
     Args:
-        path: file or folder.
         find_config: returns the path of CREDIT's YAML, called if it is needed; if it
             finds no file, the keys are listed alone.
     """

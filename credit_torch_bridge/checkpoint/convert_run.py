@@ -78,11 +78,7 @@ class RunConversion:
     base: str | None = None
 
     def to_jax(self) -> Iterator[str]:
-        """Converts CREDIT's checkpoints to a run of credit_jax.
-
-        Raises:
-            OSError, ValueError: an error of the input; nothing is written.
-        """
+        """Converts CREDIT's checkpoints to a run of credit_jax."""
         earlier: list[JaxCheckpoint] = []
         with new_folder(self.out) as folder:
             if self.base is not None:
@@ -119,11 +115,7 @@ class RunConversion:
             yield from self._notes_to_jax(newest)
 
     def to_torch(self) -> Iterator[str]:
-        """Converts a run or a package of credit_jax to CREDIT's checkpoints.
-
-        Raises:
-            OSError, ValueError: an error of the input; nothing is written.
-        """
+        """Converts a run or a package of credit_jax to CREDIT's checkpoints."""
         moved = self.run_config.with_settings({"save_loc": str(self.out)})
         with new_folder(self.out) as folder:
             credit, changes = config_for_credit(moved, drop=self.drop)

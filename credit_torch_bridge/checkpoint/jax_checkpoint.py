@@ -111,8 +111,6 @@ def write_run(
     """Writes the folder of a run: its config and checkpoints.
 
     Args:
-        folder: folder of the run; created if needed.
-        run_config: its config becomes `model.yml`.
         checkpoints: checkpoints in order of `micro_step`, which must differ.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +130,6 @@ def items_of(checkpoint: JaxCheckpoint, seed: int) -> dict[str, PyTree]:
     """The items of an Orbax checkpoint, by name.
 
     Args:
-        checkpoint: host arrays.
         seed: seed of the config. CREDIT's checkpoints have no dropout key; it is that
             of a fresh run with this seed.
     """
@@ -174,14 +171,7 @@ def read_run(
     """Reads a checkpoint of a run.
 
     Args:
-        folder: folder of the run, its `save_loc`.
-        model_def: the model of its config.
         step: step of the checkpoint; None is the newest.
-        verify: compare its files with their digests.
-
-    Raises:
-        FileNotFoundError: there is no checkpoint.
-        ValueError: it is a checkpoint of another model, or its files are damaged.
     """
     store = CheckpointStore(
         folder, num_latest=10**9, keep_best=False, verify=verify, pins=True

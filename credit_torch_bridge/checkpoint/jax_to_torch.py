@@ -117,13 +117,6 @@ def config_for_credit(
 
     If only weights are converted, a config that is only a model section, or of
     generation 1, is kept.
-
-    Args:
-        run_config: config of the run.
-        drop: dotted keys to leave out.
-
-    Raises:
-        ValueError: CREDIT cannot express something; the error lists all reasons.
     """
     if not _trains(run_config):
         return run_config, []

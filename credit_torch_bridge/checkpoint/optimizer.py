@@ -35,13 +35,9 @@ def read_moments(
 
     Args:
         optimizer: {"state", "param_groups"}, keyed by number or by name.
-        key_map: key map of the model's parameters (`KeyMap.parameters`).
 
     Returns:
         The moments, and the settings of the parameter group.
-
-    Raises:
-        ValueError: it is not the state of CREDIT's AdamW for this model.
     """
     group, entries = _entries(optimizer, key_map)
     # Checks that settings equal those of `credit_jax.training.optimizer`.
@@ -165,11 +161,8 @@ def write_moments(
     """Builds the optimizer's state dict: the inverse of `read_moments`.
 
     Args:
-        moments: moments by path.
-        key_map: key map of the model's parameters.
         trainer: `learning_rate`, `weight_decay`; with `parallelism.data: fsdp2` the
             state is keyed by name, as CREDIT then requires, otherwise by number.
-        learning_rate: learning rate of the next update.
         idle: keys of parameters without a gradient; if their moments are zero, they get
             no state.
     """

@@ -60,11 +60,7 @@ class RunConfig:
 
     @cached_property
     def trainer(self) -> TrainerConfig:
-        """The `trainer:` section.
-
-        Raises:
-            ConfigError: it is missing, invalid, or of generation 1.
-        """
+        """The `trainer:` section."""
         section = self.raw.get("trainer")
         if not isinstance(section, Mapping):
             raise ConfigError(
@@ -138,13 +134,7 @@ class RunConfig:
 def read_run_config(
     config: str | Path | Mapping[str, Any], overrides: tuple[str, ...] = ()
 ) -> RunConfig:
-    """Reads a config from a file or a mapping.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is not YAML, an override is invalid, or an object of
-            `custom_objects` cannot be registered.
-    """
+    """Reads a config from a file or a mapping."""
     if isinstance(config, Mapping):
         raw, source = apply_overrides(config, overrides), "config"
     else:

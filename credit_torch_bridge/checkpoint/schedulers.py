@@ -52,13 +52,8 @@ def read_position(
     """Returns the micro-batches seen, from the state of a schedule with a counter.
 
     Args:
-        state: state of CREDIT's scheduler.
-        kind: `scheduler_type` of the config.
         batches_per_epoch: micro-batches of an epoch of the run in credit_jax; only for
             schedules that count epochs.
-
-    Raises:
-        ValueError: the state is that of another schedule.
     """
     further = ("lr_lambdas",) if kind == LAMBDA else ()
     steps = _checked_count(state, kind, (*_COMMON, *further))
@@ -85,11 +80,7 @@ def _checked_count(state: Mapping[str, Any], kind: str, needed: Sequence[str]) -
 
 
 def read_plateau(state: Mapping[str, Any]) -> PlateauState:
-    """The state of `plateau` from that of torch's ReduceLROnPlateau.
-
-    Raises:
-        ValueError: the state is that of another schedule.
-    """
+    """The state of `plateau` from that of torch's ReduceLROnPlateau."""
     epochs = _checked_count(state, PLATEAU, _PLATEAU)
     best = float(state["best"])
     return PlateauState(
@@ -123,8 +114,6 @@ def write_position(
     """Returns CREDIT's scheduler state after `micro_step`, and the rate that it sets.
 
     Args:
-        trainer: the trainer section.
-        micro_step: micro-batches seen.
         batches_per_epoch: micro-batches of an epoch of the run in credit_jax; only for
             schedules that count epochs.
         progress: progress of the run; has the rate if it is not a function of
@@ -132,9 +121,6 @@ def write_position(
 
     Returns:
         State dict, None without a schedule, and the learning rate.
-
-    Raises:
-        ValueError: the schedule counts epochs, and `batches_per_epoch` is None.
     """
     kind = kind_of(trainer)
     stored_rate = None if progress is None else progress.learning_rate

@@ -33,12 +33,7 @@ def load_file(path: Path, *, verify: bool = True) -> Any:
     """Loads a file of torch.save or safetensors, with memory-mapped tensors.
 
     Args:
-        path: the file.
         verify: compare tensors with their checksums.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it has neither format, is broken, or needs code to be loaded.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
@@ -99,14 +94,6 @@ def as_tensors(state: Any, subject: str) -> dict[str, torch.Tensor]:
     """Checks that a state dict maps strings to dense tensors of 16- or 32-bit floats.
 
     Counts of batch norms (`num_batches_tracked`) may be int64.
-
-    Args:
-        state: the object to check.
-        subject: its name in an error.
-
-    Raises:
-        ValueError: it is not such a state dict; the error lists the first wrong
-            entries.
     """
     if not isinstance(state, Mapping) or not state:
         raise ValueError(

@@ -141,11 +141,7 @@ def upgraded(
 def renamed_keys(
     run_config: RunConfig, checkpoint: TorchCheckpoint
 ) -> list[RenamedKey]:
-    """Maps every key of the file to its name in the key table.
-
-    Raises:
-        ValueError: they are of another model, or of a layer that CREDIT removed.
-    """
+    """Maps every key of the file to its name in the key table."""
     key_map, model_type = run_config.key_map, run_config.model_def.config.type
     renamed = key_map.current_names(checkpoint.model)
     recognized = set(key_map.keys)
@@ -302,16 +298,7 @@ class TorchArtifact(Artifact):
 
     @classmethod
     def open(cls, files: Base, weights: str | None) -> TorchArtifact:
-        """Opens a checkpoint.
-
-        Args:
-            files: the checkpoint and its config.
-            weights: "average", "last", or None for the moving average if there is one.
-
-        Raises:
-            FileNotFoundError, ValueError: see `open_checkpoint`; or there is no
-                average.
-        """
+        """Opens a checkpoint."""
         opened = open_checkpoint(files.path)
         has_average = opened.average is not None
         average = takes_average(weights, has_average=has_average, origin=files.path)

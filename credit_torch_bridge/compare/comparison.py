@@ -265,12 +265,7 @@ def _in_float64(
     inputs: Arrays,
     drawn: Sequence[np.ndarray],
 ) -> Comparison:
-    """The errors of one pass of both sides in float64, with the same weights and input.
-
-    Args:
-        state: CREDIT's state dict.
-        drawn: what CREDIT drew in float32.
-    """
+    """The errors of one pass of both sides in float64, with one input and weights."""
 
     def wide(array: np.ndarray) -> np.ndarray:
         is_float = np.issubdtype(array.dtype, np.floating)

@@ -35,14 +35,7 @@ def register_models(config: Mapping[str, Any]) -> None:
 
 
 def new_credit_model(section: Mapping[str, Any]) -> torch.nn.Module:
-    """Builds a model of CREDIT, initialized by torch's generator.
-
-    Args:
-        section: `model:` of the YAML.
-
-    Raises:
-        ValueError: CREDIT is missing, or has no such model.
-    """
+    """Builds a model of CREDIT, initialized by torch's generator."""
     arguments = copy.deepcopy(dict(section))
     model_type = arguments.pop("type")
     registry = import_credit("models")._MODEL_REGISTRY
@@ -91,12 +84,7 @@ def failures_of_credit(subject: str) -> Iterator[None]:
 def build_credit(
     section: Mapping[str, Any], state: Mapping[str, np.ndarray]
 ) -> torch.nn.Module:
-    """Builds a model of CREDIT in evaluation mode with the weights of a state dict.
-
-    Raises:
-        ValueError: CREDIT is missing or fails to build the model, or the weights are
-            not those of the model.
-    """
+    """Builds a model of CREDIT in evaluation mode with the weights of a state dict."""
     with failures_of_credit("build"):
         model = new_credit_model(section)
     tensors = {key: torch.from_numpy(np.array(a)) for key, a in state.items()}
@@ -172,13 +160,7 @@ def recorded_noise() -> Iterator[list[np.ndarray]]:
 def run_credit(
     model: torch.nn.Module, inputs: Mapping[str, np.ndarray], blocks: Sequence[str]
 ) -> ModelOutputs:
-    """Runs one forward and backward pass of a model from `build_credit`.
-
-    Args:
-        model: the model.
-        inputs: inputs of the network, by credit_jax's names.
-        blocks: names of the modules whose outputs are recorded.
-    """
+    """Runs one forward and backward pass of a model from `build_credit`."""
     seen: dict[str, np.ndarray] = {}
 
     def record(name: str) -> Any:
@@ -213,12 +195,7 @@ def network_of(model: Any) -> Any:
 
 
 def call_network(network: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The output of CREDIT's network.
-
-    Args:
-        network: network from `network_of`, perhaps compiled.
-        inputs: inputs by credit_jax's names.
-    """
+    """The output of CREDIT's network."""
     if inputs.keys() == {"x"}:
         return network(inputs["x"])
     if NOISED not in inputs:

@@ -64,11 +64,6 @@ def compile_pass(
 ) -> Callable[..., ModelOutputs]:
     """Compiles a forward and backward pass in evaluation mode.
 
-    Args:
-        model: model with its mesh.
-        params, model_state: host arrays.
-        blocks: CREDIT's names of the blocks, in the order of their outputs.
-
     Returns:
         A function of the inputs of the network, and of the noise of models that draw
         noise.
@@ -131,12 +126,8 @@ def noise_of(model_def: ModelDef, drawn: Sequence[np.ndarray]) -> Noise | None:
     """Returns noise that draws given arrays; None for no arrays.
 
     Args:
-        model_def: definition of a model that draws noise.
         drawn: fields (samples, lat, lon, channel) or vectors (samples, size) in the
             order of the forward pass.
-
-    Raises:
-        ValueError: the model draws another number of times.
     """
     if not drawn:
         return None
@@ -189,11 +180,7 @@ _LIBRARIES: list[torch.library.Library] = []
 
 
 def import_credit(name: str = "") -> ModuleType:
-    """Imports the module `credit.<name>`.
-
-    Raises:
-        ValueError: CREDIT is not installed.
-    """
+    """Imports the module `credit.<name>`."""
     # Suppress the warnings of CREDIT and its libraries.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -208,11 +195,7 @@ def import_credit(name: str = "") -> ModuleType:
 
 
 def import_torchvision() -> None:
-    """Imports torchvision, declaring its operators first where they are missing.
-
-    Raises:
-        RuntimeError: torchvision fails to import for another reason.
-    """
+    """Imports torchvision, declaring its operators first where they are missing."""
     try:
         importlib.import_module("torchvision")
     except RuntimeError as error:

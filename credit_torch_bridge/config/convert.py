@@ -126,11 +126,7 @@ def convert_config(
 
 
 def kind_of(mapping: Mapping[str, Any]) -> str:
-    """Returns the kind of a config, "gen1" or "gen2", judged by its data section.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Returns the kind of a config, "gen1" or "gen2", judged by its data section."""
     if not isinstance(mapping, Mapping):
         raise ValueError(f"a config is a mapping of sections, got {got(mapping)}")
     if unnamed := [key for key in mapping if not isinstance(key, str)]:

@@ -219,10 +219,6 @@ def settle(
 ) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """Compares a conversion with its recorded changes.
 
-    Args:
-        previous: the config before the conversion.
-        editor: editor with the result and its changes.
-
     Returns:
         Paths of the unchanged values, and of values that are missing or different
         without a recorded change. An empty value that is now filled counts as neither.

@@ -75,10 +75,6 @@ _KNOWN = {
 def gen1_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
     """Converts a whole config; what cannot be converted goes to `editor.problems`.
 
-    Args:
-        editor: editor of the config.
-        level_coord: name of the level coordinate, for which gen1 has no key.
-
     Differs from CREDIT: CREDIT's `credit convert` adds 1 to forecast_len each time,
     keeps the model's flat padding keys, which gen2 does not read, invents levels, adds
     a year to the training years, and enables other features.

@@ -67,10 +67,6 @@ def data_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
     The channels keep gen1's order: prognostic variables with levels, without levels,
     then static, dynamic and periodic ones, the static ones first or last. gen2 orders
     channels source by source, so some orders need several sources.
-
-    Args:
-        editor: editor of the config.
-        level_coord: name of the level coordinate, for which gen1 has no key.
     """
     _refuse(editor)
     if editor.get("data.retain_graph") and editor.get("data.forecast_len"):

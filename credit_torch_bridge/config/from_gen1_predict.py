@@ -340,14 +340,6 @@ def start_dates(
     Args:
         forecasts: `predict.forecasts`: pairs of the start and the last time, or the
             numbers of which CREDIT makes such pairs.
-        step: time step of the model.
-
-    Returns:
-        Start dates in order, and the common length.
-
-    Raises:
-        ValueError: the type is unknown, there are none, or lengths differ.
-        KeyError, TypeError: a number is missing.
     """
     if not isinstance(forecasts, Mapping):
         pairs = [(as_date(a), as_date(b)) for a, b in forecasts]

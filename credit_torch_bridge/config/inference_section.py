@@ -36,7 +36,6 @@ def complete_inference(
     training of single steps keeps its blocks.
 
     Args:
-        config: what CREDIT's training reads.
         folder: folder in which the file of the scalers is written.
         save_loc: the final name of `folder`.
 
@@ -103,9 +102,6 @@ def forecast_section(config: Mapping[str, Any]) -> dict[str, Any]:
     """The `inference` section of a gen2 config with all that CREDIT's rollout needs.
 
     Without start dates of its own, it forecasts from the first validation date.
-
-    Args:
-        config: a gen2 config, with or without that section.
     """
     section = copy.deepcopy(dict(config.get("inference") or {}))
     section.setdefault("mode", "none")

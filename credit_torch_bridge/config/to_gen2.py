@@ -230,11 +230,7 @@ def _model(editor: ConfigEditor) -> None:
 
 
 def jax_keys(model: Mapping[str, Any]) -> list[str]:
-    """The dotted keys of a `model` section that CREDIT's class does not accept.
-
-    Args:
-        model: the section.
-    """
+    """The dotted keys of a `model` section that CREDIT's class does not accept."""
     entry = MODELS.get(str(model.get("type")))
     if entry is None or entry.key_table is None:
         return []
