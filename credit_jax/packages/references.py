@@ -118,11 +118,11 @@ def _blocks(
 
 def references(config: Mapping[str, Any], *kinds: str) -> list[PathReference]:
     """The paths of some kinds in a config."""
-    found: list[PathReference] = []
+    paths: list[PathReference] = []
     for keys in ((), ("inference",)):
         section = (config.get("inference") or {}) if keys else config
         model = section.get("model") or {}
-        found += _strings((*keys, "model"), model, _MODEL_KEYS)
+        paths += _strings((*keys, "model"), model, _MODEL_KEYS)
         for block_keys, kind, block in _blocks(keys, section):
             args = block.get("args") or {}
             for path, _, _ in files_within(kind, args):
@@ -130,9 +130,9 @@ def references(config: Mapping[str, Any], *kinds: str) -> list[PathReference]:
                 for key in path[:-1]:
                     holder = holder[key]
                 full = (*block_keys, *path)
-                found.append(PathReference(full, holder[path[-1]], holder))
+                paths.append(PathReference(full, holder[path[-1]], holder))
         output = section.get("output") or {}
-        found += _strings((*keys, "output"), output, frozenset({"metadata"}))
+        paths += _strings((*keys, "output"), output, frozenset({"metadata"}))
         sources = (section.get("data") or {}).get("source") or {}
         for each in _strings((*keys, "data", "source"), sources, _SOURCE_KEYS):
             *_, parent, key = each.keys
@@ -140,8 +140,8 @@ def references(config: Mapping[str, Any], *kinds: str) -> list[PathReference]:
                 continue
             of_static = key == _PATH_KEY and parent == "static"
             kind = GRID if key == _GRID_KEY else STATIC if of_static else PLACE
-            found.append(replace(each, kind=kind))
-    return [reference for reference in found if reference.kind in kinds]
+            paths.append(replace(each, kind=kind))
+    return [reference for reference in paths if reference.kind in kinds]
 
 
 def _strings(

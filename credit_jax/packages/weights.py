@@ -29,7 +29,7 @@ def names_of(model_def: ModelDef) -> str:
 def write_weights(
     path: Path, model_def: ModelDef, params: Arrays, model_state: HostModelState
 ) -> None:
-    """Writes the weights of a model, bit-exact; of one with adapters the trained ones."""
+    """Writes the weights of a model, bit-exact; with adapters only what is trained."""
     if model_def.low_rank is not None:
         params = {name: params[name] for name in model_def.trainable}
     state = _key_map(model_def).write(params, model_state)
