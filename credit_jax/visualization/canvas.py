@@ -142,11 +142,6 @@ def lead_text(lead: Any) -> str:
     return " ".join(f"{count} {unit}" for count, unit in named if count) or "0 h"
 
 
-def days_of(leads: Any) -> np.ndarray:
-    """Lead times in days."""
-    return np.asarray(leads) / DAY
-
-
 def level_text(level: float, units: str = "") -> str:
     """Formats a level; units are "hPa", "sigma" or others, "" for a number.
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from credit_jax.config.messages import printable
-from credit_jax.visualization.canvas import number_text
 
 # No HTML has them; a terminal that shows the page's source would obey them.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -45,11 +44,6 @@ class TableRow(NamedTuple):
     name: str
     cells: Sequence[Cell]
     data: Mapping[str, str] = {}
-
-
-def number_cell(value: float) -> Cell:
-    """Returns a cell with a number, sorted by its full value."""
-    return Cell(number_text(value), float(value))
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ class Scene:
         return latitude, np.ones(latitude.shape, bool) if mask is None else mask
 
     def _maps(self, lead: int, colors: Colors, error_colors: Colors) -> list[Map]:
-        forecast, truth = self.choice.field(lead), self._true_field(lead)
+        forecast, truth = self.choice.field(lead), self.truth and self.truth.at(lead)
         maps = [Map("forecast", forecast, colors)]
         if truth is None:
             return maps
@@ -110,16 +110,13 @@ class Scene:
         of_error = Map(f"error, RMSE {rmse}", error, error_colors)
         return [Map("truth", truth, colors), *maps, of_error]
 
-    def _true_field(self, lead: int) -> np.ndarray | None:
-        return None if self.truth is None else self.truth.at(lead)
-
     def _colors(self, leads: Sequence[int]) -> tuple[Colors, Colors]:
         """Colors of the field and of the error at these lead times, in the window."""
         fields, errors, (_, mask) = [], [], self._latitude_and_mask
         for lead in leads:
             forecast = np.where(mask, self.choice.field(lead), np.nan)
             fields.append(forecast)
-            truth = self._true_field(lead)
+            truth = self.truth and self.truth.at(lead)
             if truth is not None:
                 fields.append(np.where(mask, truth, np.nan))
                 errors.append(forecast - truth)

@@ -22,9 +22,9 @@ from credit_jax.evaluation.scores import (
     WAVENUMBER,
 )
 from credit_jax.visualization.canvas import (
+    DAY,
     channel_text,
     channel_units,
-    days_of,
     lead_text,
     with_units,
 )
@@ -78,7 +78,7 @@ def curve_charts(
         name: values_of(scores, *which).sel(region=region).values
         for name, which in drawn.items()
     }
-    days = days_of(scores[LEAD].values)
+    days = scores[LEAD].values / DAY
     charts = {}
     for channel in channels:
         index = scores.get_index("channel").get_loc(channel)

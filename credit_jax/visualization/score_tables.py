@@ -10,13 +10,14 @@ import xarray as xr
 
 from credit_jax.evaluation.scores import FORECAST, LEAD, REGION
 from credit_jax.visualization.canvas import (
+    DAY,
     channel_text,
     channel_units,
-    days_of,
     lead_text,
+    number_text,
     region_text,
 )
-from credit_jax.visualization.html import Cell, Part, TableRow, number_cell, part
+from credit_jax.visualization.html import Cell, Part, TableRow, part
 from credit_jax.visualization.score_charts import NAMES
 from credit_jax.visualization.summary import (
     BASELINES,
@@ -179,7 +180,7 @@ def _score_rows(
     chosen = [("rmse", system) for system in (FORECAST, *BASELINES)]
     chosen += [(metric, FORECAST) for metric in others]
     arrays = np.stack([values_of(scores, *k).sel({LEAD: leads}).values for k in chosen])
-    days, texts = days_of(leads), [lead_text(lead) for lead in leads]
+    days, texts = leads / DAY, [lead_text(lead) for lead in leads]
     units = [Cell(channel_units(scores, k), None, "text") for k in channels_of(scores)]
     names = [channel_text(scores, channel) for channel in channels_of(scores)]
     rows, num = [], 1 + len(BASELINES)
@@ -187,12 +188,13 @@ def _score_rows(
         for c, name in enumerate(names):
             for k, text in enumerate(texts):
                 values = [float(value) for value in arrays[:, c, r, k]]
+                numbers = [Cell(number_text(value), value) for value in values]
                 cells = [
                     units[c],
                     Cell(text, float(days[k])),
-                    *map(number_cell, values[:num]),
+                    *numbers[:num],
                     _better(values[:num]),
-                    *map(number_cell, values[num:]),
+                    *numbers[num:],
                     Cell(region_text(region), None, "text"),
                 ]
                 rows.append(TableRow(name, cells, {"region": region, "lead": text}))
