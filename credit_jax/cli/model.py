@@ -135,7 +135,19 @@ class RunOptions(WeightsOptions, MeshOptions, ProcessOptions):
         """
         # Before a checkpoint is opened, which initializes JAX and fixes the devices.
         devices = self.mesh_devices()
-        checkpoint = package or self._open(config)
+        checkpoint: Artifact | None = package
+        if checkpoint is None:
+            source = self.checkpoint or config.save_loc
+            if kind_of(source) == "package":
+                raise ValueError(
+                    f"--checkpoint: {source} is a package, which has its config and "
+                    f"weights; give --package {source} instead of --config and "
+                    "--checkpoint"
+                )
+            step, weights, verify = self.step, self.weights, self.verify
+            checkpoint = open_artifact(source, step, weights, verify=verify)
+            compared = [f"note: {note}" for note in checkpoint.compare(config)]
+            print_lines(compared, "yellow")
         like = checkpoint.coordinates
         plan = plan_forecast(
             config,
@@ -159,17 +171,6 @@ class RunOptions(WeightsOptions, MeshOptions, ProcessOptions):
         checkpoint = checkpoint.of_data(plan.schema, plan.reader.data.further, *grid)
         outputs = outputs.over(checkpoint.described)
         return PlannedForecasts(checkpoint, plan, model, outputs)
-
-    def _open(self, config: Config) -> Artifact:
-        source = self.checkpoint or config.save_loc
-        if kind_of(source) == "package":
-            raise ValueError(
-                f"--checkpoint: {source} is a package, which has its config and "
-                f"weights; give --package {source} instead of --config and --checkpoint"
-            )
-        weights = open_artifact(source, self.step, self.weights, verify=self.verify)
-        print_lines([f"note: {note}" for note in weights.compare(config)], "yellow")
-        return weights
 
 
 class ModelOptions(RunOptions):

@@ -116,7 +116,22 @@ def convert_config(
             gen1_to_gen2(editor, level_coord)
         blocks_are_named(editor)
     if not editor.problems:
-        gen2_to_jax(editor) if to == JAX else _to_credit(editor, kind)
+        if to == JAX:
+            gen2_to_jax(editor)
+        else:
+            editor.drop("assimilation", "CREDIT does not assimilate observations")
+            gen2_to_credit(editor)
+            if names := [name for name in editor.keys(OURS) if name != "data"]:
+                key = POST_CONF if kind == GEN1 else OURS
+                editor.problem(
+                    key,
+                    f"{', '.join(names)} active: gen1 corrects inside the model, "
+                    "before the loss, and gen2's training does not; "
+                    f"--drop {key} leaves it out",
+                )
+            why = "gen2 has no trainer that fits initial states"
+            editor.drop("optimize_ic", why)
+            gen2_blocks(editor)
     problems = list(dict.fromkeys(editor.problems))
     target = to if to == JAX else f"CREDIT's {to}"
     raise_problems(problems, f"this {kind} config cannot become {target}")
@@ -148,21 +163,6 @@ def kind_of(mapping: Mapping[str, Any]) -> str:
         "data: has neither source, as generation 2, nor variables, as generation 1; "
         f"it has: {', '.join(map(str, data)) or 'no keys'}"
     )
-
-
-def _to_credit(editor: ConfigEditor, kind: str) -> None:
-    editor.drop("assimilation", "CREDIT does not assimilate observations")
-    gen2_to_credit(editor)
-    names = [name for name in editor.keys(OURS) if name != "data"]
-    if names:
-        key = POST_CONF if kind == GEN1 else OURS
-        editor.problem(
-            key,
-            f"{', '.join(names)} active: gen1 corrects inside the model, before the "
-            f"loss, and gen2's training does not; --drop {key} leaves it out",
-        )
-    editor.drop("optimize_ic", "gen2 has no trainer that fits initial states")
-    gen2_blocks(editor)
 
 
 class _Dumper(CompactDumper):

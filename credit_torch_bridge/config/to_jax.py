@@ -40,7 +40,18 @@ def gen2_to_jax(editor: ConfigEditor) -> None:
             "model.post_conf",
             "CREDIT's gen2 drops it in training, with a warning; its forecasts run it",
         )
-    _blocks(editor)
+    # Types and arguments of the blocks, without opening their files.
+    for section in ("preblocks", "postblocks"):
+        for phase in editor.keys(section):
+            for name in editor.keys((section, phase)):
+                block = editor.get((section, phase, name), {})
+                args, path = block.get("args") or {}, f"{section}.{phase}.{name}"
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    try:
+                        TRANSFORMS[section].parse(block.get("type"), args, path)
+                    except ConfigError as error:
+                        editor.problems += error.problems
     frames = frames_of_data(editor.config)
     if frames is not None:
         why = "the frames are those of data.history_len, as in CREDIT"
@@ -118,18 +129,3 @@ def _passes_over(key: str) -> bool:
     if path[0] == "trainer" and path[1] in _STRICT_TRAINER:
         return False
     return path[0] not in _STRICT or len(path) == 1
-
-
-def _blocks(editor: ConfigEditor) -> None:
-    """Checks types and arguments of the blocks without opening their files."""
-    for section in ("preblocks", "postblocks"):
-        for phase in editor.keys(section):
-            for name in editor.keys((section, phase)):
-                block = editor.get((section, phase, name), {})
-                args, path = block.get("args") or {}, f"{section}.{phase}.{name}"
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    try:
-                        TRANSFORMS[section].parse(block.get("type"), args, path)
-                    except ConfigError as error:
-                        editor.problems += error.problems
