@@ -145,7 +145,7 @@ def kind_of(mapping: Mapping[str, Any]) -> str:
     if not isinstance(mapping, Mapping):
         raise ValueError(f"a config is a mapping of sections, got {got(mapping)}")
     if unnamed := [key for key in mapping if not isinstance(key, str)]:
-        raise ValueError(f"a section must have a name, got {got(unnamed[0])}")
+        raise ValueError(f"a section must have a name, got the key {got(unnamed[0])}")
     data = mapping.get("data")
     if not isinstance(data, Mapping):
         raise ValueError(f"data: must be a section of keys, got {got(data)}")
