@@ -22,6 +22,7 @@ from credit_jax.models.crossformer.crossformer import WXFormer
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import NOISE
 from credit_jax.nn.context import Context, Noise
+from credit_jax.ops.random import random_normal
 from credit_jax.parallel.rows.layout import Field, block_layout
 from credit_jax.training.setup import Setup
 
@@ -87,7 +88,8 @@ def noise_of(
 
 
 def _draw(config: EncoderConfig, spread: float, key: Array, num_samples: int) -> Array:
-    noise = Noise(key).normal_field(
+    noise = Noise(key).field(
+        random_normal,
         DRAW,
         jnp.arange(num_samples),
         block_layout(config.image_height),

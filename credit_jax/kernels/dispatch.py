@@ -110,7 +110,7 @@ def fuses(x: Array) -> bool:
     XLA's programs are as fast, and compile in seconds where the kernels take minutes.
     """
     narrow = x.dtype.itemsize == 2
-    return implementation() == "gpu" and (narrow or _interprets())
+    return implementation() == "gpu" and (narrow or platform() != "gpu")
 
 
 def window_attention(
@@ -120,21 +120,25 @@ def window_attention(
 ) -> Float[Array, "batch rows columns heads head_dim"]:
     """See `kernels.gpu.window_attention.window_attention`."""
     return gpu_window_attention.window_attention(
-        qkv, bias, grid, interpret=_interprets()
+        qkv, bias, grid, interpret=platform() != "gpu"
     )
 
 
 def _either(
     xla: Callable[P, R],
     cpu: Callable[P, R] | None = None,
-    gpu: Callable[..., R] | None = None,
+    gpu: Callable[P, R] | None = None,
 ) -> Callable[P, R]:
     """Returns a function that selects one of the implementations at each call."""
     functions = {"xla": xla, "cpu": cpu or xla, "gpu": gpu or xla}
 
     @wraps(xla)
     def chosen(*args: P.args, **kwargs: P.kwargs) -> R:
-        return functions[implementation()](*args, **kwargs)
+        name = implementation()
+        x: Any = args[0]
+        return functions["xla" if name == "gpu" and not fuses(x) else name](
+            *args, **kwargs
+        )
 
     return chosen
 
@@ -143,47 +147,36 @@ def layer_norm_and_skip(
     x: Float[Array, "*batch channel"],
     scale: Float[Array, " channel"],
     bias: Float[Array, " channel"],
+    *,
+    epsilon: float = 1e-5,
 ) -> tuple[Float[Array, "*batch channel"], Float[Array, "*batch channel"]]:
     """Returns `layer_norm(x, scale, bias)`, and `x` for the residual connection.
 
-    "gpu" computes the sum of both gradients of `x` in one kernel.
+    "gpu" computes the sum of both gradients of `x` in one kernel. Few values have the
+    plain definition, which XLA fuses with its neighbors.
     """
-    if implementation() == "gpu" and _is_worth_a_norm(x):
-        return gpu_norm.layer_norm_and_skip(x, scale, bias, interpret=_interprets())
-    return layer_norm(x, scale, bias), x
-
-
-def _gpu_layer_norm(
-    x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5
-) -> Array:
-    """Uses the plain definition for few values, which XLA fuses with its neighbors."""
-    if not _is_worth_a_norm(x):
-        return ops.layer_norm(x, scale, bias, epsilon=epsilon)
-    return gpu_norm.layer_norm(x, scale, bias, epsilon=epsilon, interpret=_interprets())
-
-
-def _gpu_dense(x: Array, kernel: Array, *, dtype: Any = None) -> Array:
-    function = gpu_dense.dense if fuses(x) else xla_dense.dense
-    return function(x, kernel, dtype=dtype)
-
-
-def _gpu_conv2d(x: Array, kernel: Array, **options: Any) -> Array:
-    function = gpu_conv.conv2d if fuses(x) else ops.conv2d
-    return function(x, kernel, **options)
-
-
-def _is_worth_a_norm(x: Array) -> bool:
-    """Whether a kernel is faster than XLA's; the interpreter takes fewer values."""
-    rows = math.prod(x.shape[:-1])
+    interprets = platform() != "gpu"
     many = x.size >= gpu_norm.MANY_VALUES and fuses(x)
-    return many or (_interprets() and rows >= _FEW_ROWS)
+    # The interpreter takes fewer values.
+    many = many or (interprets and math.prod(x.shape[:-1]) >= _FEW_ROWS)
+    if implementation() == "gpu" and many:
+        return gpu_norm.layer_norm_and_skip(
+            x, scale, bias, epsilon=epsilon, interpret=interprets
+        )
+    return ops.layer_norm(x, scale, bias, epsilon=epsilon), x
 
 
-def _interprets() -> bool:
-    return platform() != "gpu"
+def layer_norm(
+    x: Float[Array, "*batch channel"],
+    scale: Float[Array, " channel"],
+    bias: Float[Array, " channel"],
+    *,
+    epsilon: float = 1e-5,
+) -> Float[Array, "*batch channel"]:
+    """`ops.layer_norm`."""
+    return layer_norm_and_skip(x, scale, bias, epsilon=epsilon)[0]
 
 
-conv2d = _either(ops.conv2d, cpu_conv.conv2d, _gpu_conv2d)
+conv2d = _either(ops.conv2d, cpu_conv.conv2d, gpu_conv.conv2d)
 conv3d = _either(ops.conv3d, cpu_conv.conv3d)
-dense = _either(xla_dense.dense, gpu=_gpu_dense)
-layer_norm = _either(ops.layer_norm, gpu=_gpu_layer_norm)
+dense = _either(xla_dense.dense, gpu=gpu_dense.dense)

@@ -19,8 +19,8 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.nn.parameters import SPECTRAL_NORM
 from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.spec import ParamSpec
-from credit_jax.state_dict.arrangement import compare_shapes, raise_problems
 from credit_jax.state_dict.key_map import Arrays, HostModelState
+from credit_jax.state_dict.key_table import compare_shapes, raise_problems
 
 Fill = Literal["zero", "mean", "copy"]
 Direction = Literal["input", "output"]
@@ -59,15 +59,6 @@ class ChannelChange:
     base_output: int
     fill: Fill = "zero"
     copied: Mapping[int, int] = field(default_factory=dict)
-
-    def places(self, direction: Direction) -> tuple[int | None, ...]:
-        """`input` or `output`."""
-        return self.input if direction == "input" else self.output
-
-    def removes(self, direction: Direction) -> bool:
-        """Whether a channel of the base is not a channel any more."""
-        number = self.base_input if direction == "input" else self.base_output
-        return len({*self.places(direction)} - {None}) < number
 
 
 @dataclass(frozen=True)
@@ -171,7 +162,7 @@ def frozen_layers(
     return {
         direction: paths
         for direction, paths in layers.items()
-        if None in change.places(direction) and trained.isdisjoint(paths)
+        if None in getattr(change, direction) and trained.isdisjoint(paths)
     }
 
 
@@ -216,7 +207,7 @@ def _moved(
     array: np.ndarray, dim: _ChannelDim, change: ChannelChange, fresh: np.ndarray | None
 ) -> np.ndarray:
     """An array with the entries of the channels of the model along a dim."""
-    indices = change.places(dim.direction)
+    indices = getattr(change, dim.direction)
     base = _by_channel(array, dim)
     drawn = None if fresh is None else _by_channel(fresh, dim)
     parts = []
@@ -262,7 +253,12 @@ def _vectors(
         side = "u" if dim.dim in sides["u"] else "v"
         index = replace(dim, dim=sides[side].index(dim.dim), role="reads")
         vectors[side] = _moved(vectors[side], index, change, None)
-    if not any(change.removes(dim.direction) for dim in dims):
+    # Whether a channel of the base is not a channel any more.
+    if not any(
+        len({*getattr(change, dim.direction)} - {None})
+        < getattr(change, f"base_{dim.direction}")
+        for dim in dims
+    ):
         return vectors
     rows = np.transpose(matrix, (*sides["u"], *sides["v"])).astype(np.float64)
     rows = rows.reshape(vectors["u"].size, vectors["v"].size)

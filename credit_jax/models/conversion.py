@@ -12,7 +12,6 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.models.registry import MODELS, torch_model
 from credit_jax.parallel.params.spec import ParamSpec
-from credit_jax.state_dict.arrangement import SAME, Arrangement
 from credit_jax.state_dict.key_map import (
     Arrays,
     HostModelState,
@@ -21,6 +20,7 @@ from credit_jax.state_dict.key_map import (
     make_key_map,
     with_statistics,
 )
+from credit_jax.state_dict.key_table import SAME, Arrangement
 
 
 def key_map_for(model_def: ModelDef) -> KeyMap:
@@ -63,7 +63,28 @@ def credit_key(
     ('layers.0.1.layers.0.0.norm.g', 'layers.0.1.layers.1.0.norm.g')
     """
     if model is None:
-        return (_key_in_all_models(path),)
+        # The key, if no config changes it.
+        models_by_key: dict[str, list[str]] = {}
+        for name, entry in sorted(MODELS.items()):
+            for row in entry.key_table.key_table if entry.key_table else ():
+                if (at := row.match(path)) is None:
+                    continue
+                key = row.torch.format(**at, d="{layer}")
+                models_by_key.setdefault(key, []).append(name)
+                is_matrix = key.endswith("weight") and row.arrangement != SAME
+                if is_matrix and "use_spectral_norm" in entry.config.model_fields:
+                    models_by_key.setdefault(f"{key}_orig", []).append(name)
+        if not models_by_key:
+            raise ValueError(f"no model of CREDIT has a parameter {path!r}")
+        key, *more = models_by_key
+        if more or "{layer}" in key:
+            pairs = models_by_key.items()
+            listed = "; ".join(f"{k} ({', '.join(models)})" for k, models in pairs)
+            raise ValueError(
+                f"CREDIT's key of {path!r} depends on the model: {listed}; give the "
+                f"model: credit_key({path!r}, model)"
+            )
+        return (key,)
     model_def = model.model_def if isinstance(model, ParallelModel) else model
     table = torch_model(model_def.config.type).key_table
     if path not in model_def.param_specs:
@@ -73,31 +94,6 @@ def credit_key(
         )
     one = {path: model_def.param_specs[path]}
     return tuple(make_key_map(table, one, model_def.matrices).parameters.keys)
-
-
-def _key_in_all_models(path: str) -> str:
-    """Returns CREDIT's key of a parameter if no config changes it."""
-    models_by_key: dict[str, list[str]] = {}
-    for name, entry in sorted(MODELS.items()):
-        for row in entry.key_table.key_table if entry.key_table else ():
-            if (at := row.match(path)) is None:
-                continue
-            key = row.torch.format(**at, d="{layer}")
-            models_by_key.setdefault(key, []).append(name)
-            is_matrix = key.endswith("weight") and row.arrangement != SAME
-            if is_matrix and "use_spectral_norm" in entry.config.model_fields:
-                models_by_key.setdefault(f"{key}_orig", []).append(name)
-    if not models_by_key:
-        raise ValueError(f"no model of CREDIT has a parameter {path!r}")
-    key, *more = models_by_key
-    if more or "{layer}" in key:
-        pairs = models_by_key.items()
-        listed = "; ".join(f"{k} ({', '.join(models)})" for k, models in pairs)
-        raise ValueError(
-            f"CREDIT's key of {path!r} depends on the model: {listed}; give the model: "
-            f"credit_key({path!r}, model)"
-        )
-    return key
 
 
 def idle_keys(model_def: ModelDef) -> list[str]:

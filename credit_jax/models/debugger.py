@@ -14,13 +14,12 @@ from jaxtyping import Array, Float
 from pydantic import PositiveInt
 
 from credit_jax.kernels import dense
-from credit_jax.models.common.config import VariableKeys, register_model
+from credit_jax.models.common.config import Side, VariableKeys, register_model
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import parameter
 from credit_jax.nn.run_blocks import run_block
 from credit_jax.parallel.params.spec import torch_uniform
-from credit_jax.state_dict.arrangement import LINEAR
-from credit_jax.state_dict.key_table import Rule
+from credit_jax.state_dict.key_table import LINEAR, Rule
 from credit_jax.state_dict.torch_model import TorchModel
 
 
@@ -41,8 +40,8 @@ class DebuggerConfig(VariableKeys):
     }
 
     type: Literal["debugger"] = "debugger"
-    image_height: PositiveInt = 640
-    image_width: PositiveInt = 1280
+    image_height: Side = 640
+    image_width: Side = 1280
     frames: PositiveInt = 2
 
     @property

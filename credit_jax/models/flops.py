@@ -53,16 +53,12 @@ def flops_of(program: Any) -> float:
     Args:
         program: a closed jaxpr, such as `jitted.trace(...).jaxpr`.
     """
-    return _of(needed_part(program.jaxpr))
+    return sum(map(equation_flops, needed_part(program.jaxpr).eqns))
 
 
 def needed_part(jaxpr: Any) -> Any:
     """Returns a jaxpr without the equations that none of its results needs."""
     return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
-
-
-def _of(jaxpr: Any) -> float:
-    return sum(equation_flops(equation) for equation in jaxpr.eqns)
 
 
 def equation_flops(equation: Any) -> float:
@@ -86,7 +82,7 @@ def equation_flops(equation: Any) -> float:
         return 2.0 * depth * math.prod(equation.outvars[0].aval.shape)
     if name == "pallas_call":
         return float(params["cost_estimate"].flops)
-    inner = [_of(jaxpr) for jaxpr in inner_jaxprs(params)]
+    inner = [sum(map(equation_flops, jaxpr.eqns)) for jaxpr in inner_jaxprs(params)]
     if name == "while" and any(inner):
         raise ValueError(
             "a while loop holds matrix products; use scan, which has a length"

@@ -16,7 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 from pydantic import Field, PositiveInt
 
-from credit_jax.models.common.config import MODELS, ModelConfig, ModelEntry
+from credit_jax.models.common.config import MODELS, ModelConfig, ModelEntry, Side
 from credit_jax.models.model_def import ModelDef, Weights
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import Parameter, from_param_spec, named_variables
@@ -51,8 +51,8 @@ class FunctionConfig(ModelConfig):
 
     type: str
     args: dict[str, Any] = Field(default_factory=dict)
-    image_height: PositiveInt
-    image_width: PositiveInt
+    image_height: Side
+    image_width: Side
     frames: PositiveInt = 1
     output_frames: PositiveInt = 1
     input_channels: PositiveInt

@@ -21,7 +21,7 @@ from credit_jax.models.common.config import FieldSpec, InputSpec, ModelConfig
 from credit_jax.models.diffusion.process import Process
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import BlockCount, Context, Noise
-from credit_jax.nn.layers import no_statistics_error
+from credit_jax.nn.layers import BatchNorm
 from credit_jax.nn.low_rank import LowRank
 from credit_jax.nn.parameters import (
     BATCH_STATS,
@@ -374,7 +374,13 @@ class ModelDef:
         """
         check_inputs(inputs, self.network_inputs)
         if self.batch_stats and not batch_stats:
-            raise no_statistics_error(self._abstract)
+            nodes = [node for _, node in nnx.iter_modules(self._abstract)]
+            num = sum(isinstance(node, BatchNorm) for node in nodes)
+            subject = f"{num} batch norms" if num else "layers of experts"
+            raise ValueError(
+                f"the model has {subject}; give their running statistics: "
+                'apply(..., batch_stats=model_state["batch_stats"])'
+            )
         module = self.bind(weights, batch_stats)
         if context.remat.counts_blocks:
             context = replace(context, blocks=BlockCount(self.num_blocks))

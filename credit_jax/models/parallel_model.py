@@ -238,16 +238,16 @@ class ParallelModel:
     @cached_property
     def _init(self) -> dict[bool, Callable[[Array], tuple[Weights, ModelState]]]:
         """The jitted functions, by whether a program of their own draws (`alone`)."""
-
-        def draws(alone: bool) -> Callable[[Array], tuple[Weights, ModelState]]:
-            body = self.parallel_config.shard_map(
-                lambda key: self.local_init(key, alone=alone)[:2],
-                in_specs=PartitionSpec(),
-                out_specs=(self.specs, self.model_state_specs),
+        return {
+            alone: jax.jit(
+                self.parallel_config.shard_map(
+                    lambda key, alone=alone: self.local_init(key, alone=alone)[:2],
+                    in_specs=PartitionSpec(),
+                    out_specs=(self.specs, self.model_state_specs),
+                )
             )
-            return jax.jit(body)
-
-        return {alone: draws(alone) for alone in (False, True)}
+            for alone in (False, True)
+        }
 
     @cached_property
     def _apply(self) -> Callable[[Weights, ModelState, Any], Array]:
@@ -332,7 +332,17 @@ class ParallelModel:
         )
         if inputs.keys() == self.model_def.network_inputs.keys():
             return self._forward(params, model_state, inputs, context)[0]
-        return self._sample(params, model_state, inputs, context)
+        # A sample of the process, applying spectral norm once.
+        process, weights = self.model_def.process, self._weights(params, model_state)
+        assert process is not None, "the model has a process"
+
+        def network(noised: Array, time: Array) -> Array:
+            noised_inputs = {**inputs, NOISED: noised, TIME: time}
+            stats = model_state[BATCH_STATS]
+            return self.model_def.apply(weights, noised_inputs, context, stats)
+
+        batch = next(iter(inputs.values())).shape[0]
+        return self._output(process.sample(network, batch, context), inputs)
 
     def local_noised(self, target: Array, key: Array) -> Noised:
         """Returns training data of the network of a process: local samples and rows.
@@ -433,25 +443,6 @@ class ParallelModel:
             weights, inputs, context, model_state[BATCH_STATS]
         )
         return self._output(prediction, inputs), batch_stats
-
-    def _sample(
-        self,
-        params: Weights,
-        model_state: ModelState,
-        inputs: Mapping[str, Array],
-        context: Context,
-    ) -> Array:
-        """Draws a sample of the process, applying spectral norm once."""
-        process, weights = self.model_def.process, self._weights(params, model_state)
-        assert process is not None, "the model has a process"
-
-        def network(noised: Array, time: Array) -> Array:
-            noised_inputs = {**inputs, NOISED: noised, TIME: time}
-            stats = model_state[BATCH_STATS]
-            return self.model_def.apply(weights, noised_inputs, context, stats)
-
-        batch = next(iter(inputs.values())).shape[0]
-        return self._output(process.sample(network, batch, context), inputs)
 
     def _output(self, prediction: Array, inputs: Mapping[str, Array]) -> Array:
         """Rounds a prediction to the output dtype, then casts to that of the inputs."""

@@ -46,11 +46,6 @@ def build(section: Mapping[str, Any]) -> ModelDef:
     config = parse_model(section)
     if problems := [*config.problems()]:
         raise ConfigError(problems, "model")
-    return define_model(config)
-
-
-def define_model(config: ModelConfig) -> ModelDef:
-    """Returns the model definition of a config without `problems`."""
     return ModelDef(config, MODELS[config.type].module)
 
 

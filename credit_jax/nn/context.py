@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,26 +46,7 @@ class Noise:
         """Returns the noise with `data`, such as the index of a block, folded in."""
         return Noise(_fold_in(self.key, data), self.replacements)
 
-    def normal_field(
-        self,
-        name: str,
-        samples: Array,
-        layout: Layout,
-        columns: int,
-        channels: int,
-        dtype: Any = jnp.float32,
-    ) -> Float[Array, "batch rows lon channel"]:
-        """Returns N(0, 1) noise on the local samples and rows of a field."""
-        draw = partial(random_normal, dtype=dtype)
-        return self._field(draw, name, samples, layout, columns, channels)
-
-    def uniform_field(
-        self, name: str, samples: Array, layout: Layout, columns: int, channels: int
-    ) -> Float[Array, "batch rows lon channel"]:
-        """Returns uniform noise in [0, 1) on local samples and rows, float32."""
-        return self._field(random_uniform, name, samples, layout, columns, channels)
-
-    def _field(
+    def field(
         self,
         draw: Callable[..., Array],
         name: str,
@@ -74,47 +54,25 @@ class Noise:
         layout: Layout,
         columns: int,
         channels: int,
-    ) -> Array:
+    ) -> Float[Array, "batch rows lon channel"]:
+        """Draws by a function of `ops.random` for local samples and rows of a field."""
+        rows = jnp.maximum(layout.global_rows(), 0)
         if name in self.replacements:
             full = jnp.take(self.replacements[name], samples, axis=0)
-            rows = jnp.maximum(layout.global_rows(), 0)[:, None]
-            return full[:, rows, layout.columns(columns)]
-        rows = jnp.maximum(layout.global_rows(), 0)
+            return full[:, rows[:, None], layout.columns(columns)]
+        key, indices = self.keyed(name, samples)
         # Two numbers: the position of a value in a batch does not fit in 32 bits.
-        high = self._indices(samples)[:, None] * layout.size + rows[None, :]
+        high = indices[:, None] * layout.size + rows[None, :]
         low = layout.columns(columns)[..., None] * channels
         low = low + jnp.arange(channels)[None, None]
-        drawn = draw(self._key_of(name), high[:, :, None, None], low[None])
-        return _varying_as(high, drawn)
+        return _varying_as(high, draw(key, high[:, :, None, None], low[None]))
 
-    def normal_vector(
-        self, name: str, samples: Array, size: int, dtype: Any = jnp.float32
-    ) -> Float[Array, "batch size"]:
-        """Returns `size` draws of N(0, 1) for each local sample."""
-        if name in self.replacements:
-            return jnp.take(self.replacements[name], samples, axis=0)
-        key = self._key_of(name)
-        indices = self._indices(samples)
-        drawn = random_normal(key, indices[:, None], jnp.arange(size)[None], dtype)
-        return _varying_as(samples, drawn)
-
-    def uniform_integer(
-        self, name: str, samples: Array, bound: int
-    ) -> Int[Array, " batch"]:
-        """Returns a random integer in [0, bound) for each local sample."""
-        if name in self.replacements:
-            return jnp.take(self.replacements[name], samples, axis=0)
-        indices = self._indices(samples)
-        drawn = random_uniform(self._key_of(name), indices, jnp.zeros_like(samples))
-        return _varying_as(samples, jnp.floor(drawn * bound).astype(jnp.int32))
-
-    def _key_of(self, name: str) -> Array:
+    def keyed(self, name: str, samples: Array) -> tuple[Array, Array]:
+        """The key of a call site, and the indices of samples in positions."""
         # Python's own hash of a string differs from process to process.
-        return _fold_in(self.key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
-
-    def _indices(self, samples: Array) -> Array:
-        """The indices of samples in positions; 0 for samples with their own keys."""
-        return samples * 0 if self.key.ndim else samples
+        key = _fold_in(self.key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
+        # Samples with their own keys have the index 0.
+        return key, samples * 0 if self.key.ndim else samples
 
 
 def _fold_in(key: Array, data: Array | int) -> Array:
@@ -218,14 +176,10 @@ class Context:
             channels: number of channels of the noise; None for those of the field.
         """
         batch, _, columns, width = field.data.shape
-        return self._noise(name).normal_field(
-            name,
-            self.samples(batch),
-            field.layout,
-            columns,
-            channels or width,
-            self.precision.wide,
-        )
+        draw = partial(random_normal, dtype=self.precision.wide)
+        samples, width = self.samples(batch), channels or width
+        noise = self._noise(name)
+        return noise.field(draw, name, samples, field.layout, columns, width)
 
     def normal_vector(
         self, name: str, batch: int, size: int
@@ -234,24 +188,32 @@ class Context:
 
         They are of `precision.wide`: float32 or wider.
         """
-        return self._noise(name).normal_vector(
-            name, self.samples(batch), size, self.precision.wide
-        )
+        noise, samples = self._noise(name), self.samples(batch)
+        if name in noise.replacements:
+            return jnp.take(noise.replacements[name], samples, axis=0)
+        key, indices = noise.keyed(name, samples)
+        positions = indices[:, None], jnp.arange(size)[None]
+        return _varying_as(samples, random_normal(key, *positions, self.precision.wide))
 
     def uniform_field(
         self, name: str, field: Field
     ) -> Float[Array, "batch rows lon channel"]:
         """Returns uniform noise in [0, 1) at every sample and point, float32."""
         batch, _, columns, channels = field.data.shape
-        return self._noise(name).uniform_field(
-            name, self.samples(batch), field.layout, columns, channels
-        )
+        samples, layout = self.samples(batch), field.layout
+        noise = self._noise(name)
+        return noise.field(random_uniform, name, samples, layout, columns, channels)
 
     def uniform_integer(
         self, name: str, batch: int, bound: int
     ) -> Int[Array, " batch"]:
         """Returns an integer in [0, bound) for each local sample; bound <= 2**24."""
-        return self._noise(name).uniform_integer(name, self.samples(batch), bound)
+        noise, samples = self._noise(name), self.samples(batch)
+        if name in noise.replacements:
+            return jnp.take(noise.replacements[name], samples, axis=0)
+        key, indices = noise.keyed(name, samples)
+        drawn = random_uniform(key, indices, jnp.zeros_like(samples))
+        return _varying_as(samples, jnp.floor(drawn * bound).astype(jnp.int32))
 
     def _noise(self, name: str) -> Noise:
         if self.noise is None:

@@ -56,12 +56,6 @@ class ExpertFeedForward(nnx.Module):
     tokens of the global batch on every mesh: `load`, the fraction of choices of each
     expert; `probability`, the router probability of each expert; `router_z`, the
     squared logsumexp of the router's logits.
-
-    Args of the constructor:
-        channels: number of channels of the field.
-        routing: numbers of experts and of choices.
-        expansion: hidden units of an expert divided by channels.
-        dropout: dropout rate of the hidden units.
     """
 
     def __init__(

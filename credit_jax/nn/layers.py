@@ -252,12 +252,7 @@ def sum_over_tensor(
 
 
 class OutProjection(nnx.Module):
-    """Row-parallel projection of an attention's heads: `psum` over tp, then the bias.
-
-    Args of the constructor:
-        channels: number of channels of the field.
-        heads, dim_head: number of heads, and of channels of a head.
-    """
+    """Row-parallel projection of the heads of attention: a `psum`, then the bias."""
 
     def __init__(self, channels: int, heads: int, dim_head: int) -> None:
         init = torch_uniform(heads * dim_head)
@@ -360,13 +355,7 @@ class Conv(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """LayerNorm, up, exact GELU, dropout, down; with residual.
-
-    Args of the constructor:
-        channels: number of channels of the field.
-        expansion: hidden units divided by channels.
-        dropout: dropout rate of the hidden units.
-    """
+    """LayerNorm, up, exact GELU, dropout, down; with residual."""
 
     tp_plan = (("up", "down"),)
 
@@ -397,11 +386,8 @@ class BatchNorm(nnx.Module):
     In training the statistics are those of the global batch on every mesh, as in
     torch.nn.SyncBatchNorm.
 
-    Args of the constructor:
-        channels: number of channels.
-        momentum: weight of a batch in the running statistics; None for their mean over
-            all batches.
-        epsilon: added to the variance.
+    `momentum` is the weight of a batch in the running statistics; None for their mean
+    over all batches.
     """
 
     def __init__(
@@ -447,16 +433,6 @@ def _as_invarying(x: Array) -> Array:
     # are varying, too, although their values are equal.
     axes = tuple(sorted(varying_axes(x)))
     return lax.pmax(x, axes) if axes else x
-
-
-def no_statistics_error(module: nnx.Module) -> ValueError:
-    """Returns the error for a forward pass that was given no running statistics."""
-    num = sum(isinstance(node, BatchNorm) for _, node in nnx.iter_modules(module))
-    subject = f"{num} batch norms" if num else "layers of experts"
-    return ValueError(
-        f"the model has {subject}; give their running statistics: "
-        'apply(..., batch_stats=model_state["batch_stats"])'
-    )
 
 
 # The arguments with which CREDIT's crossformer calls the factory of these modules.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -59,10 +59,17 @@ class LowRank:
         for path in sorted(self.targets):
             spec = specs[path]
             into = math.prod(spec.shape[d] for d in spec.matrix_in)
-            down, up = (_part(spec, dims, self.rank) for dims in _sides(spec))
-            down = replace(down, init=torch_uniform(into))
-            up = replace(up, init=self.up_init)
-            added |= dict(zip(self.adapters(path), (down, up), strict=True))
+            inits = torch_uniform(into), self.up_init
+            pairs = zip(self.adapters(path), _sides(spec), inits, strict=True)
+            for adapter, dims, init in pairs:
+                # Blocks come before the rank, then some dims of the matrix.
+                order = (*((0,) if spec.is_stacked else ()), None, *dims)
+                added[adapter] = ParamSpec(
+                    tuple(self.rank if d is None else spec.shape[d] for d in order),
+                    tuple(None if d is None else spec.dims[d] for d in order),
+                    init,
+                    keep_whole=True,
+                )
         return added
 
     def adapters(self, path: str) -> tuple[str, str]:
@@ -125,18 +132,6 @@ def is_adapter(path: str) -> bool:
 def _sides(spec: ParamSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The input dims and the output dims of a matrix."""
     return spec.matrix_in, spec.matrix_out or ()
-
-
-def _part(spec: ParamSpec, dims: tuple[int, ...], rank: int) -> ParamSpec:
-    """The spec of an adapter with some dims of its matrix, the rank first."""
-    # Blocks come before the rank.
-    lead = (0,) if spec.is_stacked else ()
-    return ParamSpec(
-        (*(spec.shape[d] for d in lead), rank, *(spec.shape[d] for d in dims)),
-        (*(spec.dims[d] for d in lead), None, *(spec.dims[d] for d in dims)),
-        ZEROS,
-        keep_whole=True,
-    )
 
 
 def _shard(

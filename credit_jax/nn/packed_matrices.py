@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 from jax import lax
@@ -20,7 +20,6 @@ from jaxtyping import Array, Float
 from credit_jax.nn.parameters import Collection
 from credit_jax.ops import packed
 from credit_jax.ops.custom_vjp import pvary, varying_axes
-from credit_jax.ops.packed import Side
 from credit_jax.parallel.collectives import psum_each, pvary_each
 from credit_jax.parallel.params.fsdp import split_axes
 from credit_jax.parallel.params.spec import ParamSpec
@@ -80,6 +79,7 @@ class MatrixGroup:
             yield path, piece if spec.is_stacked else piece[0]
 
 
+Side = Literal["u", "v"]
 # Groups that are sharded over the same mesh axes; their vectors are packed.
 Family: TypeAlias = Sequence[MatrixGroup]
 
@@ -197,35 +197,41 @@ class PackedMatrices:
 
     def _products(self, vectors: Vectors, side: Side) -> Vectors:
         """Returns W v (side "v") or W' u (side "u"), summed over shards."""
-        return psum_each(
-            [
-                packed.products(ws, x, side)
-                for ws, x in zip(self.arrays, vectors, strict=True)
-            ],
-            self._axes(side),
-        )
+        equation = {"v": "nio,ni->no", "u": "nio,no->ni"}[side]
+        products = []
+        for ws, x, rows in zip(self.arrays, vectors, self._rows(side), strict=True):
+            pairs = zip(ws, packed.unpack(x, rows), strict=True)
+            each = [jnp.einsum(equation, *pair, precision="highest") for pair in pairs]
+            products.append(packed.pack(each))
+        return psum_each(products, self._axes(side))
 
     def _unit(self, vectors: Vectors, side: Side) -> Vectors:
         """Returns unit vectors x / max(|x|, epsilon) of each matrix."""
         squares = self._dots(vectors, vectors, side)
-        return [
-            x / packed.spread(jnp.maximum(jnp.sqrt(square), EPSILON), rows)
-            for x, square, rows in zip(vectors, squares, self._rows(side), strict=True)
-        ]
+        units = []
+        for x, square, rows in zip(vectors, squares, self._rows(side), strict=True):
+            lengths = jnp.maximum(jnp.sqrt(square), EPSILON)
+            # The length of its row for each packed value.
+            parts = packed.unpack(lengths, [(count, 1) for count, _ in rows])
+            pairs = zip(parts, rows, strict=True)
+            spread = packed.pack([jnp.broadcast_to(*pair) for pair in pairs])
+            units.append(x / spread)
+        return units
 
     def _dots(self, ones: Vectors, others: Vectors, side: Side) -> Vectors:
         """Returns the scalar products of the vectors of each matrix, over shards."""
         return psum_each(
             [
-                packed.dots(a, b, rows)
+                jnp.concatenate([part.sum(1) for part in packed.unpack(a * b, rows)])
                 for a, b, rows in zip(ones, others, self._rows(side), strict=True)
             ],
             self._axes(side),
         )
 
-    def _rows(self, side: Side) -> list[packed.Rows]:
+    def _rows(self, side: Side) -> list[tuple[tuple[int, int], ...]]:
         """Number and length of the vectors of each group of each family."""
-        return [packed.rows_of(ws, side) for ws in self.arrays]
+        along = {"u": 2, "v": 1}[side]
+        return [tuple((len(w), w.shape[along]) for w in ws) for ws in self.arrays]
 
     def _axes(self, side: Side) -> list[tuple[str, ...]]:
         """The mesh axes that shard the vectors of each family."""

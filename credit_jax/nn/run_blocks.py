@@ -104,11 +104,14 @@ def scan_blocks(
             `variants[i % len(variants)]`.
     """
     early: Sequence[str] = getattr(blocks, "ready_of", ())
-
-    def is_early(path: Any, value: Any) -> bool:
-        return isinstance(value, Parameter) and any(name in early for name in path)
-
-    graph, apart, params, stats = nnx.split(blocks, is_early, Parameter, nnx.BatchStat)
+    graph, apart, params, stats = nnx.split(
+        blocks,
+        lambda path, value: (
+            isinstance(value, Parameter) and any(name in early for name in path)
+        ),
+        Parameter,
+        nnx.BatchStat,
+    )
     on_gpu = implementation() == "gpu"
     if on_gpu:
         # One kernel casts a whole stack; within the scan each block has its own.
@@ -119,7 +122,9 @@ def scan_blocks(
             return variable.replace(context.precision.cast(variable[...]))
 
         with jax.named_scope(PARAMETERS):
-            params = jax.tree.map(cast, params, is_leaf=_is_variable)
+            params = jax.tree.map(
+                cast, params, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
+            )
 
     def make_ready(apart: Variables) -> dict[str, Any]:
         # The other arrays only complete the module: `ready` reads none of them.
@@ -206,11 +211,9 @@ def _gathered(context: Context, params: Variables) -> Variables:
             gather(weight, param_spec, context.rules, context.axes, context.precision)
         )
 
-    return jax.tree.map(gathered, params, is_leaf=_is_variable)
-
-
-def _is_variable(node: Any) -> bool:
-    return isinstance(node, nnx.Variable)
+    return jax.tree.map(
+        gathered, params, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
+    )
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from jaxtyping import Array
 
 from credit_jax.nn.packed_matrices import PackedMatrices, matrix_families
 from credit_jax.nn.parameters import Collection
-from credit_jax.ops import packed
 from credit_jax.ops.compensated import compensated_sum, parts_to_sum, quotient, two_sum
 from credit_jax.parallel.collectives import psum_each
 from credit_jax.parallel.compiler import loops_hold_collectives
@@ -88,12 +87,13 @@ def init_spectral_norm(
     matrices = PackedMatrices.of(weights, param_specs, specs)
     start = {path: {"u": u} for path, u in first.items()}
     us = matrices.varying_as_matrices(matrices.vectors(start, "u"))
-
-    def again(us: list[Array], _: None) -> tuple[list[Array], list[Array]]:
-        return matrices.power_iteration(us)
-
     unroll = _unroll(ITERATIONS, param_specs, specs, alone=alone)
-    us, all_vs = lax.scan(again, us, length=ITERATIONS, unroll=unroll)
+    us, all_vs = lax.scan(
+        lambda us, _: matrices.power_iteration(us),
+        us,
+        length=ITERATIONS,
+        unroll=unroll,
+    )
     shapes = {
         p: spectral_norm_shapes(d, weights[p].shape) for p, d in param_specs.items()
     }
@@ -140,12 +140,13 @@ def _of_all_calls(
 
     _, later = lax.scan(again, first, length=turns, unroll=unroll)
 
-    def joined(path: str, side: str) -> Array:
-        calls = [first[path][side][None], later[path][side]]
-        both = jnp.concatenate(calls)[: matrices[path].calls]
-        return jnp.moveaxis(both, 0, _calls_dim(matrices[path]))
-
-    return {path: {side: joined(path, side) for side in ("u", "v")} for path in first}
+    out: Collection = {path: {} for path in first}
+    for path, pair in first.items():
+        dim = int(matrices[path].is_stacked)
+        for side, vector in pair.items():
+            both = jnp.concatenate([vector[None], later[path][side]])
+            out[path][side] = jnp.moveaxis(both[: matrices[path].calls], 0, dim)
+    return out
 
 
 def _unroll(
@@ -165,7 +166,7 @@ def after_calls(state: Collection, param_specs: Mapping[str, ParamSpec]) -> Coll
     """The vectors to store after a training forward pass, those of last calls."""
     last = {
         path: {
-            side: lax.index_in_dim(array, -1, _calls_dim(spec), keepdims=False)
+            side: lax.index_in_dim(array, -1, int(spec.is_stacked), keepdims=False)
             for side, array in state[path].items()
         }
         for path, spec in _per_call(state, param_specs).items()
@@ -204,7 +205,7 @@ def normalize(
     # often.
     for calls in sorted({param_spec.calls for param_spec in several.values()}):
         alike = {p: several[p] for p in several if several[p].calls == calls}
-        dims = {path: _calls_dim(param_spec) for path, param_spec in alike.items()}
+        dims = {path: int(param_spec.is_stacked) for path, param_spec in alike.items()}
         sides = {path: dict.fromkeys(("u", "v"), dim) for path, dim in dims.items()}
         divide = jax.vmap(
             lambda vectors, alike=alike: divided(vectors, alike, specs),
@@ -213,11 +214,6 @@ def normalize(
         )
         out |= divide({path: state[path] for path in alike})
     return out
-
-
-def _calls_dim(param_spec: ParamSpec) -> int:
-    """Returns the position of the dim of calls in a matrix or its vectors."""
-    return 1 if param_spec.is_stacked else 0
 
 
 def _per_call(
@@ -264,7 +260,10 @@ def _divided(
     for family, inverse in zip(together.families, inverses, strict=True):
         stacked = {p: s.is_stacked for group in family for p, s in group.specs.items()}
         arrays = [weights[p] if stacked[p] else weights[p][None] for p in stacked]
-        for path, scaled in zip(stacked, packed.scale(arrays, inverse), strict=True):
+        # A factor for each row of each array.
+        factors = lax.split(inverse, [len(array) for array in arrays])
+        for path, array, factor in zip(stacked, arrays, factors, strict=True):
+            scaled = array * factor.reshape(-1, *[1] * (array.ndim - 1))
             out[path] = scaled if stacked[path] else scaled[0]
     return out
 

@@ -8,14 +8,11 @@ from credit_jax.ops.activations import neighbor_gate as neighbor_gate
 from credit_jax.ops.activations import squeeze_gate as squeeze_gate
 from credit_jax.ops.conv import conv2d as conv2d
 from credit_jax.ops.conv import conv3d as conv3d
-from credit_jax.ops.conv import conv_transpose2d as conv_transpose2d
-from credit_jax.ops.conv import conv_transpose3d as conv_transpose3d
+from credit_jax.ops.conv import conv_transpose as conv_transpose
 from credit_jax.ops.conv import periodic_conv2d as periodic_conv2d
 from credit_jax.ops.norm import RunningStatistics as RunningStatistics
 from credit_jax.ops.norm import batch_norm as batch_norm
 from credit_jax.ops.norm import layer_norm as layer_norm
-from credit_jax.ops.patches import patch_embed2d as patch_embed2d
-from credit_jax.ops.patches import patch_embed3d as patch_embed3d
 from credit_jax.ops.patches import pixel_shuffle as pixel_shuffle
 from credit_jax.ops.patches import unpatch as unpatch
 from credit_jax.ops.pool import adaptive_avg_pool2d as adaptive_avg_pool2d

@@ -30,8 +30,10 @@ def squeeze_gate(
         expand: (hidden, channel), kernel of the second layer.
         squeeze_bias, expand_bias: None for no bias.
     """
-    hidden = _add(jnp.matmul(pooled, squeeze), squeeze_bias)
-    return jax.nn.sigmoid(_add(jnp.matmul(jax.nn.relu(hidden), expand), expand_bias))
+    x = jnp.matmul(pooled, squeeze)
+    x = jax.nn.relu(x if squeeze_bias is None else x + squeeze_bias[None])
+    x = jnp.matmul(x, expand)
+    return jax.nn.sigmoid(x if expand_bias is None else x + expand_bias[None])
 
 
 def neighbor_gate(
@@ -63,10 +65,6 @@ def neighbor_taps(channels: int) -> int:
     """
     taps = int((math.log2(channels) + 1) / 2)
     return taps if taps % 2 else taps + 1
-
-
-def _add(x: Array, bias: Array | None) -> Array:
-    return x if bias is None else x + bias[None]
 
 
 @jax.custom_jvp

@@ -164,15 +164,10 @@ def conv3d(
         x: (batch, depth, height, width, channel_in); depth is levels or time.
         kernel: (kernel_d, kernel_h, kernel_w, channel_in / groups, channel_out):
             torch's weight with its dims in the order 2, 3, 4, 1, 0.
-        stride: stride of depth, height and width.
-        padding: number of zeros (low, high) of each spatial dim, or "same" as for
-            `ops.conv.conv2d`.
-        dilation: spacing of the kernel's taps.
-        groups: number of channel groups.
+        stride, padding, dilation, groups: as for `conv2d`, of three spatial dims.
 
     Raises:
-        ValueError: "same" with a stride above 1, an unknown string, or a kernel larger
-            than the padded input.
+        ValueError: as for `conv2d`.
     """
     pads = checked_padding(
         x.shape[1:-1], kernel.shape[:3], padding, stride=stride, dilation=dilation
@@ -246,96 +241,6 @@ def check_periodic(padding: int, rows: int, columns: int) -> None:
         )
 
 
-def conv_transpose2d(
-    x: Float[Array, "batch height width channel_in"],
-    kernel: Float[Array, "kernel_h kernel_w channel_in group_out"],
-    *,
-    stride: IntPair = (1, 1),
-    padding: Padding = NO_PADDING,
-    output_padding: IntPair = (0, 0),
-    dilation: IntPair = (1, 1),
-    groups: int = 1,
-) -> Float[Array, "batch height_out width_out channel_out"]:
-    """The transpose of `conv2d`, as torch.nn.functional.conv_transpose2d.
-
-    out = (size - 1) * stride - low - high + dilation * (kernel - 1) + 1
-        + output_padding
-
-    Args:
-        x: (batch, height, width, channel_in).
-        kernel: (kernel_h, kernel_w, channel_in, channel_out / groups): torch's weight
-            with its dims in the order 2, 3, 0, 1.
-        stride: stride of height and width.
-        padding: rows (low, high) and columns (low, high) removed from the output;
-            torch's `padding=p` is ((p, p), (p, p)).
-        output_padding: additional rows and columns at the end; each less than the
-            stride or the dilation.
-        dilation: spacing of the kernel's taps.
-        groups: number of channel groups.
-
-    Raises:
-        ValueError: negative padding, too large an output padding, or an empty output.
-    """
-    return _conv_transpose(
-        x,
-        kernel,
-        stride=stride,
-        padding=padding,
-        output_padding=output_padding,
-        dilation=dilation,
-        groups=groups,
-    )
-
-
-def conv_transpose3d(
-    x: Float[Array, "batch depth height width channel_in"],
-    kernel: Float[Array, "kernel_d kernel_h kernel_w channel_in group_out"],
-    *,
-    stride: Triple = (1, 1, 1),
-    padding: Padding3d = NO_PADDING_3D,
-    output_padding: Triple = (0, 0, 0),
-    dilation: Triple = (1, 1, 1),
-    groups: int = 1,
-) -> Float[Array, "batch depth_out height_out width_out channel_out"]:
-    """The transpose of `conv3d`, as torch.nn.functional.conv_transpose3d.
-
-    Args:
-        x: (batch, depth, height, width, channel_in).
-        kernel: (kernel_d, kernel_h, kernel_w, channel_in, channel_out / groups):
-            torch's weight with its dims in the order 2, 3, 4, 0, 1.
-        stride, padding, output_padding, dilation, groups: as for `conv_transpose2d`.
-
-    Raises:
-        ValueError: as for `conv_transpose2d`.
-    """
-    return _conv_transpose(
-        x,
-        kernel,
-        stride=stride,
-        padding=padding,
-        output_padding=output_padding,
-        dilation=dilation,
-        groups=groups,
-    )
-
-
-def conv_transpose_out_size(
-    size: int,
-    kernel: int,
-    stride: int = 1,
-    padding: IntPair = (0, 0),
-    output_padding: int = 0,
-    dilation: int = 1,
-) -> int:
-    """Returns the output length of a transposed convolution along one dim.
-
-    >>> conv_transpose_out_size(45, 4, 2, (1, 1))
-    90
-    """
-    full = (size - 1) * stride + dilation * (kernel - 1) + 1
-    return full - sum(padding) + output_padding
-
-
 def check_transposed(
     size: int,
     kernel: int,
@@ -355,9 +260,8 @@ def check_transposed(
             f"output_padding is {output_padding}; expected 0 to "
             f"{max(stride, dilation) - 1}: below stride {stride} or dilation {dilation}"
         )
-    out = conv_transpose_out_size(
-        size, kernel, stride, padding, output_padding, dilation
-    )
+    full = (size - 1) * stride + dilation * (kernel - 1) + 1
+    out = full - sum(padding) + output_padding
     if out < 1:
         raise ValueError(
             f"{size} points make {out + sum(padding)}, of which padding {padding} cuts "
@@ -366,16 +270,40 @@ def check_transposed(
     return out
 
 
-def _conv_transpose(
-    x: Array,
-    kernel: Array,
+def conv_transpose(
+    x: Float[Array, "batch *sizes channel_in"],
+    kernel: Float[Array, "*taps channel_in group_out"],
     *,
-    stride: Sequence[int],
-    padding: Sequence[IntPair],
-    output_padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Array:
+    stride: Sequence[int] | None = None,
+    padding: Sequence[IntPair] | None = None,
+    output_padding: Sequence[int] | None = None,
+    dilation: Sequence[int] | None = None,
+    groups: int = 1,
+) -> Float[Array, "batch *sizes_out channel_out"]:
+    """The transpose of `conv2d` or `conv3d`, as torch.nn.functional.conv_transpose2d.
+
+    out = (size - 1) * stride - low - high + dilation * (kernel - 1) + 1
+        + output_padding
+
+    Args:
+        x: (batch, sizes..., channel_in).
+        kernel: (taps..., channel_in, channel_out / groups): torch's weight with its
+            first two dims last.
+        stride: stride of every spatial dim; None for 1.
+        padding: rows (low, high) of every spatial dim removed from the output; torch's
+            `padding=p` is (p, p) for each.
+        output_padding: additional rows at the end of every spatial dim; each less than
+            the stride or the dilation.
+        dilation: spacing of the kernel's taps.
+        groups: number of channel groups.
+
+    Raises:
+        ValueError: negative padding, too large an output padding, or an empty output.
+    """
+    dims = kernel.ndim - 2
+    stride, dilation = stride or (1,) * dims, dilation or (1,) * dims
+    padding = padding or ((0, 0),) * dims
+    output_padding = output_padding or (0,) * dims
     spatial = range(len(stride))
     out = [
         check_transposed(

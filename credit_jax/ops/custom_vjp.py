@@ -75,8 +75,8 @@ class custom_vjp:
         forward: Callable[..., Any] | None,
         backward: Callable[..., Any],
         tangent: Callable[..., Any] | None = None,
-    ) -> None:
-        """Defines the derivative.
+    ) -> Callable[..., Any]:
+        """Defines the derivative, and returns `backward`, which it may decorate.
 
         Args:
             forward: function of all arguments; returns the result, and a pytree of
@@ -88,8 +88,14 @@ class custom_vjp:
                 for a backward pass that JAX cannot differentiate: it rounds, or
                 consists of kernels.
         """
-        forward = _in_context(forward or self._with_arguments)
-        backward = _in_context(backward)
+        # `_static` counts from the precision, which is no argument.
+        forward = forward or (
+            lambda *args: (
+                self(*args),
+                tuple(x for i, x in enumerate(args, 1) if i not in self._static),
+            )
+        )
+        forward, traced = _in_context(forward), _in_context(backward)
         tangent = _in_context(tangent) if tangent else None
 
         def rule(*args: Any) -> tuple[Any, Any]:
@@ -98,16 +104,12 @@ class custom_vjp:
             for position, value in zip(self._static, static, strict=True):
                 merged.insert(position, value)
             result, saved = forward(*merged)
-            pull = partial(backward, *static)
+            pull = partial(traced, *static)
             push = partial(tangent, *static) if tangent else None
             return result, _apply_derivative(result, saved, tangents, pull, push)
 
         self._function.defjvp(rule, symbolic_zeros=True)
-
-    def _with_arguments(self, *args: Any) -> tuple[Any, tuple[Any, ...]]:
-        # `_static` counts from the precision, which is no argument.
-        saved = (x for index, x in enumerate(args, 1) if index not in self._static)
-        return self(*args), tuple(saved)
+        return backward
 
 
 def linear(
@@ -121,18 +123,11 @@ def linear(
     Args:
         axis: mesh axis over which the result varies; None for those of x.
     """
-
-    @custom_vjp
-    def apply(x: Array) -> Array:
-        return function(x)
-
-    def forward(x: Array) -> tuple[Array, None]:
-        return apply(x), None
-
-    def backward(_: None, cotangent: Array) -> tuple[Array]:
-        return (transpose(cotangent),)
-
-    apply.defvjp(forward, backward)
+    apply = custom_vjp(function)
+    apply.defvjp(
+        lambda x: (apply(x), None),
+        lambda _, cotangent: (transpose(cotangent),),
+    )
     return apply(pvary(x, (axis,) if axis else ()))
 
 

@@ -54,15 +54,6 @@ def wide_product(x: Array, kernel: Array, dtype: Any) -> Array:
     return jnp.matmul(x, kernel, preferred_element_type=dtype)
 
 
-def _backward(
-    dtype: Any, saved: tuple[Array, Array], cotangent: Array
-) -> tuple[Array, Array]:
-    del dtype
-    x, kernel = saved
-    narrow = cotangent.astype(x.dtype)
-    return narrow @ kernel.T, x.T @ narrow
-
-
 def wide_tangent(
     dtype: Any, saved: tuple[Array, Array], by_x: Array, by_kernel: Array
 ) -> Array:
@@ -74,7 +65,14 @@ def wide_tangent(
     return total.astype(dtype or x.dtype)
 
 
-wide_product.defvjp(None, _backward, wide_tangent)
+@partial(wide_product.defvjp, None, tangent=wide_tangent)
+def _backward(
+    dtype: Any, saved: tuple[Array, Array], cotangent: Array
+) -> tuple[Array, Array]:
+    del dtype
+    x, kernel = saved
+    narrow = cotangent.astype(x.dtype)
+    return narrow @ kernel.T, x.T @ narrow
 
 
 def of_matrices(product: Product, x: Array, kernel: Array) -> Array:
@@ -209,23 +207,6 @@ def _product_forward(
     return y.astype(dtype), residuals
 
 
-def _product_backward(
-    summed: str | None,
-    output_axis: str | None,
-    dtype: Any,
-    gradient_dtype: Any,
-    residuals: Any,
-    grad: Array,
-) -> tuple[Array, Array]:
-    x, matrix, matrix_scale, zero = residuals
-    narrow = grad.astype(x.dtype)
-    tokens, token_scales = quantize(narrow, 1, _named(output_axis), gradient_dtype)
-    scales = token_scales * matrix_scale
-    grad_x = _multiply(tokens, matrix.T, scales.dtype) * scales
-    grad_kernel = jnp.matmul(x.T, narrow, preferred_element_type=scales.dtype)
-    return grad_x.astype(x.dtype), grad_kernel.astype(zero.dtype)
-
-
 def _product_tangent(
     summed: str | None,
     output_axis: str | None,
@@ -242,7 +223,22 @@ def _product_tangent(
     return (by_x @ kernel + x.astype(kernel.dtype) @ by_kernel).astype(dtype)
 
 
-_product.defvjp(_product_forward, _product_backward, _product_tangent)
+@partial(_product.defvjp, _product_forward, tangent=_product_tangent)
+def _product_backward(
+    summed: str | None,
+    output_axis: str | None,
+    dtype: Any,
+    gradient_dtype: Any,
+    residuals: Any,
+    grad: Array,
+) -> tuple[Array, Array]:
+    x, matrix, matrix_scale, zero = residuals
+    narrow = grad.astype(x.dtype)
+    tokens, token_scales = quantize(narrow, 1, _named(output_axis), gradient_dtype)
+    scales = token_scales * matrix_scale
+    grad_x = _multiply(tokens, matrix.T, scales.dtype) * scales
+    grad_kernel = jnp.matmul(x.T, narrow, preferred_element_type=scales.dtype)
+    return grad_x.astype(x.dtype), grad_kernel.astype(zero.dtype)
 
 
 def _multiply(a: Array, b: Array, dtype: Any) -> Array:

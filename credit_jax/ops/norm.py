@@ -54,6 +54,7 @@ def _forward(x: Array, epsilon: float) -> tuple[Array, tuple[Array, Array]]:
     return normal, (normal, inverse)
 
 
+@partial(_normalize.defvjp, _forward)
 def _backward(
     epsilon: float, saved: tuple[Array, Array], cotangent: Array
 ) -> tuple[Array]:
@@ -61,9 +62,6 @@ def _backward(
     normal, inverse = saved
     along = normal * _mean(normal * cotangent)
     return (inverse * (cotangent - _mean(cotangent) - along),)
-
-
-_normalize.defvjp(_forward, _backward)
 
 
 def _mean(x: Array) -> Array:

@@ -126,21 +126,6 @@ def _differences(x: Array, length: int) -> Array:
     return jnp.swapaxes(rows[:, :length], 0, 1)
 
 
-def credit_table(
-    table: Float[Array, " positions"], window: int
-) -> Float[Array, " offset"]:
-    """Returns the part of CREDIT's table that is read, by offset.
-
-    The table has 2w + 1 columns but is read with a stride of 2w - 1, as in CREDIT.
-    Trained weights depend on it (CREDIT 2026.2.0, models/wxformer/crossformer.py:478,
-    528).
-
-    Args:
-        table: ((2w + 1)**2,), entries by `bias_positions`.
-    """
-    return table[: (2 * window - 1) ** 2]
-
-
 @dataclass(frozen=True)
 class WindowDim:
     """Partition of one dim of a field into windows.
@@ -161,10 +146,6 @@ class WindowDim:
     def points(self) -> int:
         """Length of the dim."""
         return self.windows * self.tokens
-
-    def point(self, window: Array, token: Array) -> Array:
-        """Returns the position of a token of a window along the dim."""
-        return window * self.window_step + token * self.token_step
 
 
 @dataclass(frozen=True)
@@ -204,8 +185,10 @@ class WindowGrid:
             window: flat index of the window in (batch, row of windows, window).
         """
         rows, columns = self.rows, self.columns
-        column = columns.point(window % columns.windows, token % columns.tokens)
+        column = window % columns.windows * columns.window_step
+        column += token % columns.tokens * columns.token_step
         row_of_windows = window // columns.windows
-        row = rows.point(row_of_windows % rows.windows, token // columns.tokens)
+        row = row_of_windows % rows.windows * rows.window_step
+        row += token // columns.tokens * rows.token_step
         sample = row_of_windows // rows.windows
         return (sample * rows.points + row) * columns.points + column

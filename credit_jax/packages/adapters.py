@@ -18,8 +18,8 @@ from credit_jax.nn.low_rank import LowRank, is_matrix, merged
 from credit_jax.packages.manifest import AdapterRecord
 from credit_jax.packages.weights import read_weights
 from credit_jax.plan.finetune import check_type, finetuned
-from credit_jax.state_dict.arrangement import compare_shapes
 from credit_jax.state_dict.key_map import Arrays, HostModelState
+from credit_jax.state_dict.key_table import compare_shapes
 
 
 def model_with_adapters(config: Config) -> ModelDef:

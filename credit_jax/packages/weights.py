@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 from credit_jax.models.conversion import key_map_for, native_key_map
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import MODELS
-from credit_jax.state_dict.arrangement import raise_non_finite, raise_problems
 from credit_jax.state_dict.key_map import Arrays, HostModelState, KeyMap
+from credit_jax.state_dict.key_table import raise_non_finite, raise_problems
 
 CREDIT, NATIVE = "CREDIT", "credit_jax"
 # Largest size in bytes of the JSON header, as in safetensors itself.

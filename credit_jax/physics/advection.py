@@ -90,7 +90,13 @@ class Advection:
         columns = full.u / (EARTH_RADIUS * cosine) / full.u.dtype.type(self._d_lambda)
         rows = full.v / EARTH_RADIUS / _by_row(np.gradient(latitude), full.u)
         velocity = [self._level_velocity(full, latitude), rows, columns]
-        start = _arrival(wind.u, context)
+        # Level, row and column of the local grid points.
+        xp, dtype = namespace(wind.u), wind.u.dtype
+        row = clip(row_numbers(wind.u, context), 0, num_rows(wind.u, context) - 1)
+        row = row.astype(dtype)[:, None]
+        column = xp.arange(wind.u.shape[-1]).astype(dtype)
+        level = xp.arange(levels).astype(dtype).reshape(-1, 1, 1, 1)
+        start = [xp.broadcast_to(x, wind.u.shape) for x in (level, row, column)]
         moved = None
         for _ in range(self.iterations):
             departures = (
@@ -129,7 +135,14 @@ class Advection:
         cosine = np.cos(latitude)
         zonal = xp.roll(wind.u, -1, axis=-1) - xp.roll(wind.u, 1, axis=-1)
         zonal = zonal / dtype.type(2.0 * self._d_lambda)
-        meridional = _derivative(wind.v * _by_row(cosine, wind.v), latitude)
+        # The derivative by latitude, of second order on uneven rows, one-sided at the
+        # ends.
+        flow, step = wind.v * _by_row(cosine, wind.v), np.diff(latitude)
+        slope = (flow[:, :, :, 1:] - flow[:, :, :, :-1]) / _by_row(step, flow)
+        share = _by_row(step[:-1] / (step[:-1] + step[1:]), flow)
+        inner = (1 - share) * slope[:, :, :, :-1] + share * slope[:, :, :, 1:]
+        ends = slope[:, :, :, :1], slope[:, :, :, -1:]
+        meridional = xp.concatenate([ends[0], inner, ends[1]], axis=3)
         radius = EARTH_RADIUS * np.maximum(cosine, self.coslat_floor)
         flux = (zonal + meridional) / _by_row(radius, wind.u) * thickness
         below = xp.cumsum(flux, axis=1)
@@ -150,7 +163,10 @@ def sample(volumes: Sequence[LevelFields], departures: Sequence[Any]) -> list[An
         _held(index, size)
         for index, size in zip(departures[:2], sizes[:2], strict=True)
     )
-    ends = [level, row, _wrapped(departures[2], sizes[2])]
+    # The two nearest columns and their weights, periodic.
+    low = _floor(departures[2])
+    part, first = departures[2] - low, low.astype(np.int32) % sizes[2]
+    ends = [level, row, [(first, 1 - part), ((first + 1) % sizes[2], part)]]
     batch = xp.arange(volumes[0].shape[0]).reshape(-1, 1, 1, 1, 1)
     time = xp.arange(volumes[0].shape[2]).reshape(1, 1, -1, 1, 1)
     # Stacked on a last dim, all volumes take one gather per corner.
@@ -173,39 +189,11 @@ def _held(index: Any, size: int) -> list[tuple[Any, Any]]:
     return [(first, 1 - part), (second, part)]
 
 
-def _wrapped(index: Any, size: int) -> list[tuple[Any, Any]]:
-    """The two nearest indices of a periodic dim, and their weights."""
-    low = _floor(index)
-    part = index - low
-    first = low.astype(np.int32) % size
-    return [(first, 1 - part), ((first + 1) % size, part)]
-
-
 def _floor(x: Any) -> Any:
     floor = namespace(x).floor(x)
     return jax.lax.stop_gradient(floor) if isinstance(x, jax.Array) else floor
 
 
-def _arrival(like: LevelFields, context: FieldContext | None) -> list[Any]:
-    """Level, row and column of the local grid points."""
-    xp, dtype = namespace(like), like.dtype
-    rows = row_numbers(like, context)
-    rows = clip(rows, 0, num_rows(like, context) - 1).astype(dtype)
-    columns = xp.arange(like.shape[-1]).astype(dtype)
-    levels = xp.arange(like.shape[1]).astype(dtype).reshape(-1, 1, 1, 1)
-    return [xp.broadcast_to(x, like.shape) for x in (levels, rows[:, None], columns)]
-
-
 def _by_row(values: np.ndarray, like: Any) -> np.ndarray:
     """Reshapes (lat,) constants to broadcast to a field on all rows, in its dtype."""
     return values.astype(like.dtype).reshape(1, 1, 1, -1, 1)
-
-
-def _derivative(x: LevelFields, latitude: np.ndarray) -> LevelFields:
-    """Derivative by latitude: second order on uneven rows, one-sided at the ends."""
-    xp, step = namespace(x), np.diff(latitude)
-    slope = (x[:, :, :, 1:] - x[:, :, :, :-1]) / _by_row(step, x)
-    low, high = step[:-1], step[1:]
-    share = _by_row(low / (low + high), x)
-    inner = (1 - share) * slope[:, :, :, :-1] + share * slope[:, :, :, 1:]
-    return xp.concatenate([slope[:, :, :, :1], inner, slope[:, :, :, -1:]], axis=3)

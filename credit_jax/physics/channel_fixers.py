@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -51,15 +52,11 @@ class ChannelUnits:
         return (values - mean) / std
 
 
-@runtime_checkable
-class ChannelFixer(Protocol):
-    """A function that corrects some channels."""
-
-    def __call__(
-        self, previous: ReadChannels, after: ReadChannels, context: FieldContext | None
-    ) -> tuple[slice, Any]:
-        """Returns the corrected channels and their values in physical units."""
-        ...
+# (reader before the step, reader after it, context) -> the corrected channels and their
+# values in physical units.
+ChannelFixer = Callable[
+    [ReadChannels, ReadChannels, FieldContext | None], tuple[slice, Any]
+]
 
 
 @dataclass(frozen=True)
@@ -180,7 +177,16 @@ class Energy:
         self, previous: ReadChannels, after: ReadChannels, context: FieldContext | None
     ) -> tuple[slice, Any]:
         """Returns the corrected temperature."""
-        start, end = self._air(previous), self._air(after)
+        start, end = (
+            physics.Air(
+                read(self.temperature),
+                read(self.humidity),
+                read(self.u),
+                read(self.v),
+                _pressure(read, self.pressure, self.u),
+            )
+            for read in (previous, after)
+        )
         net = sum(sign * after(_one(channel)) for channel, sign in self.fluxes)
         return self.temperature, physics.fix_energy(
             self.grid,
@@ -190,15 +196,6 @@ class Energy:
             net / self.seconds,
             self.seconds,
             context,
-        )
-
-    def _air(self, read: ReadChannels) -> physics.Air:
-        return physics.Air(
-            read(self.temperature),
-            read(self.humidity),
-            read(self.u),
-            read(self.v),
-            _pressure(read, self.pressure, self.u),
         )
 
 
@@ -237,7 +234,7 @@ class ChannelFixers:
         if isinstance(x, jax.Array):
             previous = jax.lax.stop_gradient(previous)
         for fixer, units in self.fixers:
-            reads = (_reader(array, units, context) for array in (previous, y))
+            reads = [partial(_read, array, units, context) for array in (previous, y)]
             channels, values = fixer(*reads, context)
             if units is not None:
                 values = units.normalized(values, channels)
@@ -246,14 +243,14 @@ class ChannelFixers:
         return y
 
 
-def _reader(
-    array: ChannelArray, units: ChannelUnits | None, context: FieldContext | None
-) -> ReadChannels:
-    def read(channels: slice) -> Any:
-        some = array[:, channels] if units is None else units.physical(array, channels)
-        return fill_padding(some, 1.0, context)
-
-    return read
+def _read(
+    array: ChannelArray,
+    units: ChannelUnits | None,
+    context: FieldContext | None,
+    channels: slice,
+) -> Any:
+    some = array[:, channels] if units is None else units.physical(array, channels)
+    return fill_padding(some, 1.0, context)
 
 
 def _one(channel: int) -> slice:

@@ -18,8 +18,7 @@ from credit_jax.named_fields.coordinates import (
     LevelValues,
     as_values,
 )
-from credit_jax.physics.columns import VerticalLevels
-from credit_jax.physics.conservation import PhysicsGrid, area_weights
+from credit_jax.physics.conservation import PhysicsGrid, VerticalLevels, area_weights
 
 # Coefficients a in Pa and b of hybrid levels.
 Coefficients: TypeAlias = tuple[np.ndarray, np.ndarray]

@@ -35,11 +35,10 @@ def interpolate_columns(
     which does not cancel where levels are close.
     """
     xp = namespace(values, pressure, points)
-
-    def weight(low: Any, high: Any, point: Any) -> Any:
-        return xp.log(point / low) / xp.log(high / low)
-
-    return _between(values, pressure, points, weight)
+    return _between(
+        *(values, pressure, points),
+        lambda low, high, point: xp.log(point / low) / xp.log(high / low),
+    )
 
 
 def interpolate_linearly(
@@ -50,11 +49,10 @@ def interpolate_linearly(
     Args:
         heights: coordinate of the levels, increasing along the level dim.
     """
-
-    def weight(low: Any, high: Any, point: Any) -> Any:
-        return (point - low) / (high - low)
-
-    return _between(values, heights, points, weight)
+    return _between(
+        *(values, heights, points),
+        lambda low, high, point: (point - low) / (high - low),
+    )
 
 
 def _between(

@@ -90,24 +90,17 @@ def _below_ground(
 ) -> tuple[OnPressure, OnPressure]:
     """T* (1 + y + y^2/2 + y^3/6), Phi* - R T* log(p/ps) (1 + y/2 + y^2/6)."""
     xp, ps = namespace(pressure), state.surface_pressure
-    t_surface = _surface_temperature(state, pressure, temp_height)
+    # The surface temperature, from the level nearest to `temp_height` above ground.
+    height = (state.geopotential - state.surface_geopotential) / GRAVITY
+    nearest = xp.argmin(xp.abs(height - temp_height), axis=1, keepdims=True)
+    t, p = take_levels(state.temperature, nearest), take_levels(pressure, nearest)
+    t_surface = t + _ALPHA * t * (ps / p - 1.0)
     log_ratio = xp.log(target / ps)
     rate = _lapse_rate(t_surface, state.surface_geopotential)
     y = rate * DRY_GAS_CONSTANT / GRAVITY * log_ratio
     t = t_surface * (1.0 + y + 0.5 * y**2 + y**3 / 6.0)
     depth = DRY_GAS_CONSTANT * t_surface * log_ratio * (1.0 + 0.5 * y + y**2 / 6.0)
     return t, state.surface_geopotential - depth
-
-
-def _surface_temperature(
-    state: ColumnState, pressure: Columns, temp_height: float
-) -> Surface:
-    """Surface temperature, K, from the level nearest to `temp_height` above ground."""
-    height = (state.geopotential - state.surface_geopotential) / GRAVITY
-    xp = namespace(height)
-    nearest = xp.argmin(xp.abs(height - temp_height), axis=1, keepdims=True)
-    t, p = take_levels(state.temperature, nearest), take_levels(pressure, nearest)
-    return t + _ALPHA * t * (state.surface_pressure / p - 1.0)
 
 
 def _lapse_rate(t_surface: Surface, surface_geopotential: Any) -> Surface:

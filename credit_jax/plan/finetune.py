@@ -32,7 +32,7 @@ from credit_jax.named_fields.coordinates import Coordinates, CoordinateValues
 from credit_jax.nn.low_rank import LowRank, is_matrix
 from credit_jax.nn.parameters import COLLECTIONS
 from credit_jax.plan.channels import schema_of
-from credit_jax.state_dict.arrangement import compare_shapes
+from credit_jax.state_dict.key_table import compare_shapes
 
 _KEY = "trainer.finetune"
 _FROM = f"{_KEY}.from"

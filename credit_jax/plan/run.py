@@ -24,7 +24,7 @@ from credit_jax.losses.base import pointwise_losses
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.model_def import ModelDef, float8_notes
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
-from credit_jax.models.registry import define_model, parse_model
+from credit_jax.models.registry import MODELS, parse_model
 from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.parallel.mesh.device_mesh import DOMAIN, EP, TP, MeshAxes
 from credit_jax.parallel.mesh.devices import required_devices
@@ -129,7 +129,7 @@ def plan_model(
     dims: ParallelDims
     config: ModelConfig
     dims, config = together(mesh_dims, sound_config)
-    model_def = replace(define_model(config), keep_whole=tuple(keep_whole))
+    model_def = ModelDef(config, MODELS[config.type].module, tuple(keep_whole))
     problems = model_def.validate(parallelism.tensor)
     check_problems(
         [*problems, *(f"trainer.fsdp.{line}" for line in model_def.unmatched())]

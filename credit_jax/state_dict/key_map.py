@@ -18,14 +18,14 @@ import numpy as np
 
 from credit_jax.nn.parameters import BATCH_STATS, COLLECTIONS, SPECTRAL_NORM
 from credit_jax.parallel.params.spec import ParamSpec
-from credit_jax.state_dict.arrangement import (
+from credit_jax.state_dict.key_table import (
     SAME,
     Arrangement,
+    Rule,
     Shape,
     compare_shapes,
     raise_problems,
 )
-from credit_jax.state_dict.key_table import Rule
 from credit_jax.state_dict.torch_model import KeyRename, RenamedKey, current_names
 
 # Whole arrays on the host, by our path or by PyTorch's key.

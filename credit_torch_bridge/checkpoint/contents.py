@@ -8,7 +8,7 @@ from pathlib import Path
 
 from credit_jax.checkpoint import EMA, CheckpointStore
 from credit_jax.checkpoint.store import label_of
-from credit_jax.state_dict.arrangement import compare_shapes
+from credit_jax.state_dict.key_table import compare_shapes
 from credit_jax.state_dict.torch_model import is_domain_parallel
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.torch_checkpoint import (

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from credit_jax.config.trainer import TrainerConfig
-from credit_jax.state_dict.arrangement import raise_non_finite, raise_problems
 from credit_jax.state_dict.key_map import Arrays, KeyMap
+from credit_jax.state_dict.key_table import raise_non_finite, raise_problems
 from credit_jax.training.optimizer import BETAS, EPSILON
 from credit_torch_bridge.checkpoint.jax_checkpoint import Moments
 from credit_torch_bridge.checkpoint.torch_files import LazyArray, as_tensors

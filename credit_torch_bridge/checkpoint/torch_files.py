@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from credit_jax.state_dict.arrangement import Shape
+from credit_jax.state_dict.key_table import Shape
 
 # PyTorch's name of the number of batches that a batch norm has seen.
 COUNT_NAME = "num_batches_tracked"

@@ -16,8 +16,8 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import MODELS, torch_model
 from credit_jax.nn.parameters import BATCH_STATS
 from credit_jax.plan.finetune import Base
-from credit_jax.state_dict.arrangement import raise_non_finite
 from credit_jax.state_dict.key_map import Arrays, HostModelState, KeyMap
+from credit_jax.state_dict.key_table import raise_non_finite
 from credit_jax.state_dict.torch_model import RenamedKey
 from credit_jax.training.epoch_end import is_better
 from credit_jax.training.loggers import LOG_NAME, read_log

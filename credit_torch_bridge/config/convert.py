@@ -17,7 +17,7 @@ from credit_jax.config.custom_objects import (
 from credit_jax.config.messages import got
 from credit_jax.config.yaml_file import CompactDumper
 from credit_jax.models.registry import MODELS
-from credit_jax.state_dict.arrangement import raise_problems
+from credit_jax.state_dict.key_table import raise_problems
 from credit_torch_bridge.config.editor import ConfigEditor, ConfigReport, settle
 from credit_torch_bridge.config.from_gen1 import OURS, POST_CONF, gen1_to_gen2
 from credit_torch_bridge.config.to_gen2 import (

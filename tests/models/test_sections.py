@@ -9,7 +9,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from credit_jax.models.diffusion.config import DiffusionConfig
+from credit_jax.models.diffusion.process import DiffusionConfig
 from credit_jax.models.registry import MODELS, build, parse_model
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases

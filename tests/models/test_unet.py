@@ -10,7 +10,7 @@ import pytest
 from credit_jax.config.load import FRAMES_OF_DATA
 from credit_jax.models.conversion import idle_keys
 from credit_jax.models.registry import MODELS, build, parse_model
-from credit_jax.models.unet.config import UNetKeys
+from credit_jax.models.unet.unet import UNetKeys
 from tests.models.cases import CASES, RESNET18, UNET_BASE
 from tests.models.parity import assert_training_forward_equals_credit
 from tests.support.credit_modules import credit_attribute

@@ -6,11 +6,7 @@ import torch
 
 from credit_jax.ops import (
     conv,
-    conv_transpose2d,
-    conv_transpose3d,
-    layer_norm,
-    patch_embed2d,
-    patch_embed3d,
+    conv_transpose,
     periodic_conv2d,
 )
 from credit_jax.ops.space_to_depth import conv_out_size
@@ -174,22 +170,22 @@ def test_arguments_that_make_no_convolution_are_refused(keywords, message):
 @pytest.mark.parametrize("name", CASES_2D)
 def test_two_dims_are_those_of_torch(name):
     reference = torch.nn.functional.conv_transpose2d
-    check(conv_transpose2d, reference, name, CASES_2D[name])
+    check(conv_transpose, reference, name, CASES_2D[name])
 
 
 @pytest.mark.parametrize("name", CASES_3D)
 def test_three_dims_are_those_of_torch(name):
     reference = torch.nn.functional.conv_transpose3d
-    check(conv_transpose3d, reference, name, CASES_3D[name])
+    check(conv_transpose, reference, name, CASES_3D[name])
 
 
 def test_padding_of_one_side_cuts_off_that_side():
     x = jnp.asarray(draw((1, 5, 4, 2)))
     kernel = jnp.asarray(draw((4, 3, 2, 3), seed=1))
-    whole = conv_transpose2d(x, kernel, stride=(2, 2))
-    part = conv_transpose2d(x, kernel, stride=(2, 2), padding=((3, 0), (0, 2)))
+    whole = conv_transpose(x, kernel, stride=(2, 2))
+    part = conv_transpose(x, kernel, stride=(2, 2), padding=((3, 0), (0, 2)))
     assert_close(part, whole[:, 3:, :-2], 1e-6, "padding of one side")
-    row = conv_transpose2d(x, kernel, stride=(2, 2), padding=((11, 0), (0, 0)))
+    row = conv_transpose(x, kernel, stride=(2, 2), padding=((11, 0), (0, 0)))
     assert_close(row, whole[:, 11:], 1e-6, "all but a row are cut off")
 
 
@@ -207,7 +203,7 @@ def test_arguments_that_make_no_convolution_are_refused_conv_transpose(
 ):
     x, kernel = jnp.zeros((1, 4, 4, 2)), jnp.zeros((3, 3, 2, 2))
     with pytest.raises(ValueError, match=message):
-        conv_transpose2d(x, kernel, **keywords)
+        conv_transpose(x, kernel, **keywords)
 
 
 # PeriodicConv2d and the patch embeddings against CREDIT's own classes.
@@ -258,53 +254,3 @@ def test_padding_that_the_field_has_not_is_refused(padding):
         ValueError, match="4 rows and 6 columns can be padded with 0 to 3"
     ):
         periodic_conv2d(x, kernel, padding=padding)
-
-
-@pytest.mark.reference
-def test_patches_are_those_of_credits_swin(credit):
-    import torch
-
-    embed = credit_attribute("models.swin", "PatchEmbed")(
-        (9, 8), (4, 2), 2, 6, torch.nn.LayerNorm
-    )
-
-    def theirs(x, kernel, bias, scale, shift):
-        weights = {
-            "proj.weight": kernel.permute(3, 2, 0, 1),
-            "proj.bias": bias,
-            "norm.weight": scale,
-            "norm.bias": shift,
-        }
-        out = torch.func.functional_call(embed, weights, nchw(x))
-        return out.permute(0, 2, 3, 1)
-
-    def ours(x, kernel, bias, scale, shift):
-        return layer_norm(patch_embed2d(x, kernel, bias), scale, shift)
-
-    arrays = [draw((2, 9, 8, 2)), draw((4, 2, 2, 6), 1)]
-    arrays += [draw((6,), seed) for seed in (2, 3, 4)]
-    assert_same(jax_values(ours, *arrays), torch_values(theirs, *arrays), "Swin")
-
-
-@pytest.mark.reference
-def test_cubes_are_those_of_credits_fuxi(credit):
-    import torch
-
-    embed = credit_attribute("models.fuxi", "CubeEmbedding")((2, 9, 8), (2, 4, 2), 3, 6)
-
-    def theirs(x, kernel, bias, scale, shift):
-        weights = {
-            "proj.weight": kernel.permute(4, 3, 0, 1, 2),
-            "proj.bias": bias,
-            "norm.weight": scale,
-            "norm.bias": shift,
-        }
-        out = torch.func.functional_call(embed, weights, x.permute(0, 4, 1, 2, 3))
-        return out.permute(0, 2, 3, 4, 1)
-
-    def ours(x, kernel, bias, scale, shift):
-        return layer_norm(patch_embed3d(x, kernel, bias), scale, shift)
-
-    arrays = [draw((2, 2, 9, 8, 3)), draw((2, 4, 2, 3, 6), 1)]
-    arrays += [draw((6,), seed) for seed in (2, 3, 4)]
-    assert_same(jax_values(ours, *arrays), torch_values(theirs, *arrays), "FuXi")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from credit_jax.physics import conservation as physics
-from credit_jax.physics.columns import VerticalLevels
+from credit_jax.physics.conservation import VerticalLevels
 from tests.physics import world
 from tests.physics.runs import build
 

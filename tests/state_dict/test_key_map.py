@@ -8,9 +8,8 @@ import pytest
 
 from credit_jax.models.crossformer.crossformer import WXFORMER
 from credit_jax.parallel.params.spec import ParamSpec
-from credit_jax.state_dict.arrangement import LINEAR, SAME, Arrangement
 from credit_jax.state_dict.key_map import make_key_map
-from credit_jax.state_dict.key_table import Rule
+from credit_jax.state_dict.key_table import LINEAR, SAME, Arrangement, Rule
 from credit_jax.state_dict.torch_model import current_names
 
 DEPTH = 3

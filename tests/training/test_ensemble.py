@@ -16,6 +16,7 @@ from credit_jax.losses import build_loss, error_spread
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import NOISE, ParallelModel
 from credit_jax.nn.context import Noise
+from credit_jax.ops.random import random_normal
 from credit_jax.parallel.placement import place_batch
 from credit_jax.parallel.rows.layout import block_layout
 from credit_jax.training.state import init_state
@@ -107,8 +108,8 @@ def draws(state: Any, num_steps: int, numbers: list[int]) -> list[np.ndarray]:
     for index in range(num_steps):
         key = jax.random.fold_in(state.key, 0)
         key = jax.random.fold_in(key, index) if num_steps > 1 else key
-        noise = Noise(jax.random.fold_in(key, NOISE)).normal_field(
-            DRAW, jnp.asarray(numbers), block_layout(HEIGHT), WIDTH, 6
+        noise = Noise(jax.random.fold_in(key, NOISE)).field(
+            random_normal, DRAW, jnp.asarray(numbers), block_layout(HEIGHT), WIDTH, 6
         )
         found.append(np.moveaxis(np.asarray(noise), -1, 1)[:, :, None])
     return found

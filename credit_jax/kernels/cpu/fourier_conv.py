@@ -11,13 +11,13 @@ Source: A. V. Oppenheim, R. W. Schafer, Discrete-Time Signal Processing, 8.7.3.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from credit_jax.ops.custom_vjp import custom_vjp
+from credit_jax.ops.custom_vjp import linear
 from credit_jax.ops.space_to_depth import pad, pad_spatial, split_taps
 
 # A tile computes about this many output columns for each column of the kernel.
@@ -32,32 +32,27 @@ class Tiles:
         count: number of tiles.
         width: number of output columns that a tile computes.
         taps: number of columns of the kernel, divided by the stride.
+        size: number of points of a transform, even.
+        frequencies: number of frequencies of a transform.
     """
 
     count: int
     width: int
     taps: int
+    size: int
+    frequencies: int
 
     @classmethod
     def of(cls, width: int, taps: int) -> Tiles:
         """Returns the tiles for `width` output columns.
 
         >>> Tiles.of(192, 16)
-        Tiles(count=2, width=96, taps=16)
+        Tiles(count=2, width=96, taps=16, size=112, frequencies=57)
         """
         count = max(1, round(width / (_TILE_PER_TAP * taps)))
         each = -(-width // count)
-        return cls(-(-width // each), each, taps)
-
-    @property
-    def size(self) -> int:
-        """Number of points of a transform, even."""
-        points = self.width + self.taps - 1
-        return points + points % 2
-
-    @property
-    def frequencies(self) -> int:
-        return self.size // 2 + 1
+        size = each + taps - 1 + (each + taps - 1) % 2
+        return cls(-(-width // each), each, taps, size, size // 2 + 1)
 
     @property
     def cost(self) -> float:
@@ -128,26 +123,20 @@ def _transforms(tiles: Tiles, dtype: np.dtype) -> tuple[Array, ...]:
     return tuple(jnp.asarray(matrix, dtype) for matrix in matrices)
 
 
-@partial(custom_vjp, nondiff_argnums=(1,))
 def _sum_rows(tap_products: Array, high: int) -> Array:
     """Returns out[h] = sum over `high` taps i of made[row h + i, tap i]."""
     # Maps (frequency, part, batch, row, tap, channel) to (frequency, part, batch, row,
     # channel).
     height = tap_products.shape[3] - high + 1
-    rows = (tap_products[:, :, :, i : i + height, i] for i in range(high))
-    return reduce(jnp.add, rows)
 
+    def transposed(cotangent: Array) -> Array:
+        # Stacks the paddings; JAX's transpose of the slices would sum them.
+        ends = [(i, high - 1 - i) for i in range(high)]
+        lead = ((0, 0),) * 3
+        return jnp.stack([pad(cotangent, (*lead, end, (0, 0))) for end in ends], 4)
 
-def _sum_rows_forward(tap_products: Array, high: int) -> tuple[Array, tuple[()]]:
-    return _sum_rows(tap_products, high), ()
-
-
-def _sum_rows_backward(high: int, _: tuple[()], cotangent: Array) -> tuple[Array]:
-    # Stacks the paddings; JAX's transpose of the slices would sum them.
-    ends = [(i, high - 1 - i) for i in range(high)]
-    lead = ((0, 0),) * 3
-    moved = [pad(cotangent, (*lead, end, (0, 0))) for end in ends]
-    return (jnp.stack(moved, 4),)
-
-
-_sum_rows.defvjp(_sum_rows_forward, _sum_rows_backward)
+    return linear(
+        lambda x: reduce(jnp.add, (x[:, :, :, i : i + height, i] for i in range(high))),
+        transposed,
+        tap_products,
+    )

@@ -7,7 +7,6 @@ definitions. Names of kernels in compiled programs end in their FLOPs.
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +24,6 @@ try:
 except ImportError:
     pl = triton = None
 
-_FLOPS = re.compile(r"_(\d+)_flops\b")
 # JAX says so from 0.11 on whenever a kernel is lowered; users can do nothing about it.
 _DEPRECATED = "The Pallas Triton backend is deprecated"
 warnings.filterwarnings("ignore", _DEPRECATED, DeprecationWarning)
@@ -40,11 +38,6 @@ store: Any = getattr(triton, "store", None)
 def is_available() -> bool:
     """Whether the installed JAX compiles the kernels."""
     return triton is not None
-
-
-def cdiv(a: int, b: int) -> int:
-    """Returns the quotient, rounded up."""
-    return -(-a // b)
 
 
 def call_kernel(
@@ -83,18 +76,6 @@ def call_kernel(
             flops=flops, transcendentals=0, bytes_accessed=moved
         ),
     )(*arrays)
-
-
-def named_flops(op_name: str) -> int:
-    """Returns the FLOPs of a kernel of `call_kernel` from its `op_name` in a program.
-
-    It is 0 for other operations.
-
-    >>> named_flops("jit(step)/window_attention_forward_1200_flops/pallas_call")
-    1200
-    """
-    matches = _FLOPS.findall(op_name)
-    return int(matches[-1]) if matches else 0
 
 
 def dot(left: Array, right: Array) -> Array:

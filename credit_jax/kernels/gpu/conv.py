@@ -16,7 +16,6 @@ from math import prod
 from jaxtyping import Array, Float
 
 from credit_jax import ops
-from credit_jax.kernels.gpu.call import cdiv
 from credit_jax.kernels.gpu.dense import TILE, TILES, row_major
 from credit_jax.ops.conv import NO_PADDING, AnyPadding, Padding, checked_padding
 from credit_jax.ops.space_to_depth import (
@@ -94,7 +93,7 @@ def _at_stride_one(
         size = x.shape[1 + d]
         aligned.append((low % step, -(low + size) % step))
         read = conv_out_size(size, taps[d], step, (low, high)) + kernel.shape[d] - 1
-        present = cdiv(low % step + size, step)
+        present = -(-(low % step + size) // step)
         more.append((low // step, read - low // step - present))
     x = space_to_depth(pad_spatial(x, aligned), stride, 1)
     x = pad_spatial(x, [(0, min(high, 0)) for _, high in more])
@@ -117,8 +116,8 @@ def best_counts(kernel: Sequence[int], stride: IntPair, points: int) -> IntPair:
     def work(counts: IntPair) -> int:
         grown = (n + s * (c - 1) for n, s, c in zip(taps, stride, counts, strict=True))
         together = prod(counts)
-        tiles = cdiv(points, TILE * together) * cdiv(out * together, TILE)
-        return prod(grown) * cdiv(tiles, TILES)
+        tiles = -(-points // (TILE * together)) * -(-out * together // TILE)
+        return prod(grown) * -(-tiles // TILES)
 
     numbers = [2**i for i in range(_MOST.bit_length())]
     best = min(itertools.product(numbers, numbers), key=work)

@@ -54,6 +54,7 @@ def _product(x: Array, kernel: Array, dtype: Any) -> Array:
     return row_major(jnp.matmul(x, kernel, preferred_element_type=dtype))
 
 
+@partial(_product.defvjp, None, tangent=wide_tangent)
 def _backward(
     dtype: Any, saved: tuple[Array, Array], cotangent: Array
 ) -> tuple[Array, Array]:
@@ -62,9 +63,6 @@ def _backward(
     cotangent = cotangent.astype(x.dtype)  # as of `ops.dense.wide_product`
     by_x = jnp.matmul(cotangent, kernel.T, preferred_element_type=x.dtype)
     return row_major(by_x), kernel_gradient(x, cotangent).astype(kernel.dtype)
-
-
-_product.defvjp(None, _backward, wide_tangent)
 
 
 def kernel_gradient(

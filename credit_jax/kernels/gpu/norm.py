@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.kernels.gpu.call import call_kernel, cdiv, load, program_id, store
+from credit_jax.kernels.gpu.call import call_kernel, load, program_id, store
 from credit_jax.ops import layer_norm as plain
 from credit_jax.ops.custom_vjp import custom_vjp, match_vma
 from credit_jax.ops.space_to_depth import next_power_of_2
@@ -27,18 +27,6 @@ _PROGRAMS = 528
 # Values of an array from which on the kernels are faster than XLA's: see
 # docs/gpu_kernels.md.
 MANY_VALUES = 2**23
-
-
-def layer_norm(
-    x: Float[Array, "*batch channel"],
-    scale: Float[Array, " channel"],
-    bias: Float[Array, " channel"],
-    *,
-    epsilon: float = 1e-5,
-    interpret: bool = False,
-) -> Float[Array, "*batch channel"]:
-    """`ops.layer_norm`."""
-    return layer_norm_and_skip(x, scale, bias, epsilon=epsilon, interpret=interpret)[0]
 
 
 def layer_norm_and_skip(
@@ -64,36 +52,46 @@ def layer_norm_and_skip(
 def _norm(
     x: Array, scale: Array, bias: Array, epsilon: float, interpret: bool
 ) -> tuple[Array, Array]:
-    rows = _rows(x)
+    # A power of two.
+    rows = max(_VALUES // next_power_of_2(x.shape[1]), 1)
     (normal,) = call_kernel(
         partial(_forward_kernel, rows=rows, epsilon=epsilon),
         "layer_norm_forward",
         x,
         scale,
         bias,
-        grid=(cdiv(len(x), rows),),
+        grid=(-(-len(x) // rows),),
         results=((x.shape, x.dtype),),
         interpret=interpret,
     )
     return normal, x
 
 
-def _forward(
-    x: Array, scale: Array, bias: Array, epsilon: float, interpret: bool
-) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    return _norm(x, scale, bias, epsilon, interpret), (x, scale)
+def _tangent(
+    epsilon: float,
+    interpret: bool,
+    saved: tuple[Array, Array, Array],
+    *tangents: Array,
+) -> tuple[Array, Array]:
+    del interpret
+
+    def definition(x: Array, scale: Array, bias: Array) -> tuple[Array, Array]:
+        return plain(x, scale, bias, epsilon=epsilon), x
+
+    return jax.jvp(definition, saved, tangents)[1]
 
 
+@partial(_norm.defvjp, None, tangent=_tangent)
 def _backward(
     epsilon: float,
     interpret: bool,
-    saved: tuple[Array, Array],
+    saved: tuple[Array, Array, Array],
     cotangents: tuple[Array, Array],
 ) -> tuple[Array, Array, Array]:
-    x, scale = saved
-    rows = _rows(x)
-    turns = cdiv(cdiv(len(x), rows), _PROGRAMS)
-    programs = cdiv(len(x), rows * turns)
+    x, scale, _ = saved
+    rows = max(_VALUES // next_power_of_2(x.shape[1]), 1)
+    turns = -(-len(x) // (rows * _PROGRAMS))
+    programs = -(-len(x) // (rows * turns))
     wide = jnp.promote_types(x.dtype, jnp.float32)
     partial_sums = ((programs, 2, x.shape[1]), wide)
     by_x, sums = call_kernel(
@@ -108,32 +106,6 @@ def _backward(
     )
     by_scale, by_bias = sums.sum(0).astype(scale.dtype)
     return by_x, by_scale, by_bias
-
-
-def _tangent(
-    epsilon: float, interpret: bool, saved: tuple[Array, Array], *tangents: Array
-) -> tuple[Array, Array]:
-    del interpret
-
-    def definition(x: Array, scale: Array, bias: Array) -> tuple[Array, Array]:
-        return plain(x, scale, bias, epsilon=epsilon), x
-
-    # The tangent does not depend on the bias.
-    primals = (*saved, jnp.zeros_like(tangents[2]))
-    return jax.jvp(definition, primals, tangents)[1]
-
-
-_norm.defvjp(_forward, _backward, _tangent)
-
-
-def _rows(x: Array) -> int:
-    """Number of rows that a program processes at once, a power of two."""
-    return max(_VALUES // _width(x), 1)
-
-
-def _width(x: Any) -> int:
-    """Number of channels that a program loads, a power of two."""
-    return next_power_of_2(x.shape[-1])
 
 
 def _forward_kernel(
@@ -163,20 +135,20 @@ def _backward_kernel(
     def turn(index: Array, totals: tuple[Array, Array]) -> tuple[Array, Array]:
         cells, mask = _cells(x, first + index, rows)
         normal, inverse = _standardize(x, cells, mask, epsilon)
-        grad = _load(cotangent, cells, mask).astype(normal.dtype)
+        grad = load(cotangent.at[cells], mask=mask, other=0.0).astype(normal.dtype)
         by_normal = grad * _vector(scale, normal)
         along = (by_normal * normal).sum(1, keepdims=True) / count
         mean = by_normal.sum(1, keepdims=True) / count
         # Less the changes that the normalization undoes: of the mean and of the scale.
         gradient = inverse * (by_normal - mean - normal * along)
-        gradient += _load(skip, cells, mask).astype(normal.dtype)
+        gradient += load(skip.at[cells], mask=mask, other=0.0).astype(normal.dtype)
         store(by_x.at[cells], gradient.astype(by_x.dtype), mask=mask)
         by_scale, by_bias = totals
         return by_scale + (grad * normal).sum(0), by_bias + grad.sum(0)
 
-    zeros = jnp.zeros(_width(x), sums.dtype)
+    zeros = jnp.zeros(next_power_of_2(x.shape[1]), sums.dtype)
     totals = lax.fori_loop(0, turns, turn, (zeros, zeros))
-    channel = lax.iota(jnp.int32, _width(x))
+    channel = lax.iota(jnp.int32, next_power_of_2(x.shape[1]))
     for which, total in enumerate(totals):
         origin = sums.at[program_id(0), which, channel]
         store(origin, total, mask=channel < count)
@@ -186,7 +158,7 @@ def _standardize(
     x: Any, cells: Any, mask: Array, epsilon: float
 ) -> tuple[Array, Array]:
     """Returns rows with mean 0 and variance 1, 0 where masked, and 1 / deviation."""
-    values = _load(x, cells, mask)
+    values = load(x.at[cells], mask=mask, other=0.0)
     values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
     count = x.shape[-1]
     centered = jnp.where(mask, values - values.sum(1, keepdims=True) / count, 0.0)
@@ -198,17 +170,13 @@ def _standardize(
 def _cells(x: Any, block: Array, rows: int) -> tuple[Any, Array]:
     """Returns indices of a block of rows, and a mask of those inside of the array."""
     row = block * rows + lax.iota(jnp.int32, rows)
-    channel = lax.iota(jnp.int32, _width(x))
+    channel = lax.iota(jnp.int32, next_power_of_2(x.shape[1]))
     mask = (row < x.shape[0])[:, None] & (channel < x.shape[1])[None, :]
     return (row[:, None], channel[None, :]), mask
 
 
-def _load(ref: Any, cells: Any, mask: Array) -> Array:
-    return load(ref.at[cells], mask=mask, other=0.0)
-
-
 def _vector(ref: Any, like: Array) -> Array:
     """Loads a vector of channels as (1, channel)."""
-    channel = lax.iota(jnp.int32, _width(ref))
+    channel = lax.iota(jnp.int32, next_power_of_2(ref.shape[0]))
     values = load(ref.at[channel], mask=channel < ref.shape[0], other=0.0)
     return values.astype(like.dtype)[None, :]

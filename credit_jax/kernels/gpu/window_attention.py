@@ -47,34 +47,27 @@ class Tiling:
 
     Attributes:
         grid: the windows of the field.
+        windows: number of windows of a tile.
+        tokens, size: number of tokens of a tile without padding, and with it.
+        num: number of tiles.
+        queries: number of tokens whose logits are computed at once.
     """
 
     grid: WindowGrid
+    windows: int
+    tokens: int
+    size: int
+    num: int
+    queries: int
 
-    @property
-    def windows(self) -> int:
-        """Number of windows of a tile."""
-        return max(_TOKENS // self.grid.tokens, 1)
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of a tile without padding."""
-        return self.windows * self.grid.tokens
-
-    @property
-    def size(self) -> int:
-        """Number of tokens of a tile with padding, at least 16."""
-        return max(next_power_of_2(self.tokens), 16)
-
-    @property
-    def num(self) -> int:
-        """Number of tiles."""
-        return -(-self.grid.windows // self.windows)
-
-    @property
-    def queries(self) -> int:
-        """Number of tokens whose logits are computed at once."""
-        return min(self.size, _TOKENS)
+    @classmethod
+    def of(cls, grid: WindowGrid) -> Tiling:
+        """The tiles of these windows."""
+        windows = max(_TOKENS // grid.tokens, 1)
+        tokens = windows * grid.tokens
+        size = max(next_power_of_2(tokens), 16)
+        num = -(-grid.windows // windows)
+        return cls(grid, windows, tokens, size, num, min(size, _TOKENS))
 
     def locate(
         self, tile: Array, first: Array | int = 0, count: int | None = None
@@ -93,15 +86,12 @@ class Heads:
     Attributes:
         num: number of local heads.
         channels: number of channels of a head.
+        width: number of channels that a program loads: a power of two, at least 16.
     """
 
     num: int
     channels: int
-
-    @property
-    def width(self) -> int:
-        """Number of channels that a program loads: a power of two, at least 16."""
-        return max(next_power_of_2(self.channels), 16)
+    width: int
 
 
 def window_attention(
@@ -120,7 +110,8 @@ def window_attention(
         interpret: whether to run the kernels as XLA operations, on any device.
     """
     *points, _, num, channels = qkv.shape
-    heads, tiling = Heads(num, channels), Tiling(grid)
+    width = max(next_power_of_2(channels), 16)
+    heads, tiling = Heads(num, channels, width), Tiling.of(grid)
     # The bias of all pairs of a tile, `_APART` for different windows.
     equal = jnp.eye(tiling.windows, dtype=bool)[:, None, :, None]
     every = jnp.where(equal, bias[None, :, None, :], _APART)
@@ -151,6 +142,33 @@ def _attention(
     return out
 
 
+def _tangent(
+    tiling: Tiling,
+    heads: Heads,
+    interpret: bool,
+    saved: tuple[Array, Array],
+    *tangents: Array,
+) -> Array:
+    del interpret
+
+    # The attention by gathers of windows, as there is no kernel.
+    def definition(qkv: Array, bias: Array) -> Array:
+        grid, wide = tiling.grid, jnp.promote_types(qkv.dtype, jnp.float32)
+        window, token = jnp.divmod(jnp.arange(grid.points), grid.tokens)
+        points = grid.locate(window, token).reshape(grid.windows, grid.tokens)
+        parts = qkv[points].reshape(*points.shape, 3, heads.num, heads.channels)
+        q, k, v = jnp.transpose(parts, (2, 0, 3, 1, 4))
+        logits = attention_logits(q * heads.channels**-0.5, k, dtype=wide)
+        logits += bias[None, None, : grid.tokens, : grid.tokens].astype(wide)
+        mixed = attend(jax.nn.softmax(logits).astype(v.dtype), v)
+        rows = jnp.swapaxes(mixed, 1, 2).reshape(*points.shape, -1)
+        index = jnp.argsort(points.reshape(-1))  # every point is one token
+        return rows.reshape(grid.points, -1)[index]
+
+    return jax.jvp(definition, saved, tangents)[1]
+
+
+@partial(_attention.defvjp, None, tangent=_tangent)
 def _backward(
     tiling: Tiling,
     heads: Heads,
@@ -194,36 +212,6 @@ def _backward(
             flops=2 * _product(tiling, heads),
         )
     return gradient, sums.sum((0, 1)).astype(bias.dtype)
-
-
-def _tangent(
-    tiling: Tiling,
-    heads: Heads,
-    interpret: bool,
-    saved: tuple[Array, Array],
-    *tangents: Array,
-) -> Array:
-    del interpret
-    definition = partial(_definition, tiling=tiling, heads=heads)
-    return jax.jvp(definition, saved, tangents)[1]
-
-
-def _definition(qkv: Array, bias: Array, *, tiling: Tiling, heads: Heads) -> Array:
-    """The attention by gathers of windows, for derivatives that have no kernel."""
-    grid, wide = tiling.grid, jnp.promote_types(qkv.dtype, jnp.float32)
-    window, token = jnp.divmod(jnp.arange(grid.points), grid.tokens)
-    points = grid.locate(window, token).reshape(grid.windows, grid.tokens)
-    parts = qkv[points].reshape(*points.shape, 3, heads.num, heads.channels)
-    q, k, v = jnp.transpose(parts, (2, 0, 3, 1, 4))
-    logits = attention_logits(q * heads.channels**-0.5, k, dtype=wide)
-    logits += bias[None, None, : grid.tokens, : grid.tokens].astype(wide)
-    mixed = attend(jax.nn.softmax(logits).astype(v.dtype), v)
-    rows = jnp.swapaxes(mixed, 1, 2).reshape(*points.shape, -1)
-    index = jnp.argsort(points.reshape(-1))  # every point is one token
-    return rows.reshape(grid.points, -1)[index]
-
-
-_attention.defvjp(None, _backward, _tangent)
 
 
 def _product(tiling: Tiling, heads: Heads) -> int:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
-from pydantic import BeforeValidator, Field, NonNegativeInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt
 
 from credit_jax.config import StrictModel
 from credit_jax.config.components import Registry
 from credit_jax.models.common.post_conf import Gen1PostConf
-from credit_jax.nn.experts import Routing
 from credit_jax.parallel.domain.attention import attention_layouts
 from credit_jax.parallel.domain.rearrange import check_padding
 from credit_jax.parallel.domain.strips import Windows
@@ -141,7 +142,8 @@ MAX_SIDE = 100_000
 MAX_DEPTH = 1000
 
 
-# A dropout rate, and a number of blocks.
+# Points of a side of a grid, a dropout rate, and a number of blocks.
+Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
 Depth = Annotated[int, Field(ge=0, le=MAX_DEPTH)]
 
@@ -215,17 +217,15 @@ class ModelConfig(StrictModel):
     small_keys: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     small_is_padded: ClassVar[bool] = False
 
-    type: Any
+    # Properties of some models: the `models.diffusion.process.Process` that samples
+    # predictions, the active padding, how tokens choose experts, and the files that the
+    # forward pass reads, by key of the section.
+    process: ClassVar[Any] = None
+    padding: ClassVar[Any] = None
+    routing: ClassVar[Any] = None
+    files: ClassVar[Any] = MappingProxyType({})
 
-    @model_validator(mode="after")
-    def _has_a_grid_of_the_earth(self) -> ModelConfig:
-        # A model may define `inputs` and `output` instead of these keys.
-        for name in ("image_height", "image_width"):
-            if (side := getattr(self, name, 0)) > MAX_SIDE:
-                raise ValueError(
-                    f"{name} is {side:.6g}; expected at most {MAX_SIDE:,} points"
-                )
-        return self
+    type: Any
 
     @property
     def inputs(self) -> Mapping[str, InputSpec]:
@@ -247,16 +247,6 @@ class ModelConfig(StrictModel):
         return self.inputs
 
     @property
-    def process(self) -> Any:
-        """The `models.diffusion.process.Process` that samples predictions, or None."""
-        return None
-
-    @property
-    def padding(self) -> PaddingConfig | None:
-        """The active padding, or None."""
-        return None
-
-    @property
     def pads(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Rows (north, south) and columns (west, east) to add; zeros for none."""
         pad = self.padding
@@ -268,11 +258,6 @@ class ModelConfig(StrictModel):
         x = self.inputs["x"]
         assert isinstance(x, FieldSpec), "the input x is a field"
         return x
-
-    @property
-    def routing(self) -> Routing | None:
-        """How tokens choose experts; None for a model without experts."""
-        return None
 
     def auxiliary_losses(
         self, batch_stats: Mapping[str, Mapping[str, Array]]
@@ -298,11 +283,6 @@ class ModelConfig(StrictModel):
                 f"expected at least 1 of each: {self.channel_sum('input')}; "
                 f"{self.channel_sum('output')}"
             )
-
-    @property
-    def files(self) -> Mapping[str, str]:
-        """Paths of the files that the forward pass reads, by key of the section."""
-        return {}
 
     def check_files(self) -> None:
         """Reads `files` and checks them against the model."""
@@ -356,7 +336,40 @@ def register_model(
     return register
 
 
-class VariableKeys(ModelConfig):
+class SummedChannels(ModelConfig):
+    """A model whose numbers of channels are sums of keys.
+
+    Attributes:
+        input_terms, output_terms: keys that are added; those with a space between are
+            multiplied.
+    """
+
+    input_terms: ClassVar[tuple[str, ...]]
+    output_terms: ClassVar[tuple[str, ...]]
+
+    @property
+    def input_channels(self) -> int:
+        """Number of channels of an input frame."""
+        return self._sum(self.input_terms)
+
+    @property
+    def output_channels(self) -> int:
+        """Number of channels of an output frame."""
+        return self._sum(self.output_terms)
+
+    def _sum(self, terms: tuple[str, ...]) -> int:
+        return sum(prod(attrgetter(k)(self) for k in term.split()) for term in terms)
+
+    def channel_sum(self, direction: str) -> str:
+        """See `ModelConfig.channel_sum`."""
+        terms = [term.split() for term in getattr(self, f"{direction}_terms")]
+        return " + ".join(
+            " x ".join(f"{key} {attrgetter(key)(self)}" for key in term)
+            for term in terms
+        )
+
+
+class VariableKeys(SummedChannels):
     """Numbers of variables of input and output, with CREDIT's names and defaults.
 
     Attributes:
@@ -366,31 +379,18 @@ class VariableKeys(ModelConfig):
         levels: number of levels of each 3D variable.
     """
 
+    input_terms: ClassVar = (
+        "channels levels",
+        "surface_channels",
+        "input_only_channels",
+    )
+    output_terms: ClassVar = (*input_terms[:2], "output_only_channels")
+
     channels: int = 4
     surface_channels: int = 7
     input_only_channels: int = 3
     output_only_channels: int = 0
     levels: int = 15
-
-    @property
-    def input_channels(self) -> int:
-        """Number of channels of an input frame."""
-        variables = self.channels * self.levels + self.surface_channels
-        return variables + self.input_only_channels
-
-    @property
-    def output_channels(self) -> int:
-        """Number of channels of an output frame."""
-        variables = self.channels * self.levels + self.surface_channels
-        return variables + self.output_only_channels
-
-    def channel_sum(self, direction: str) -> str:
-        """See `ModelConfig.channel_sum`."""
-        only = f"{direction}_only_channels"
-        return (
-            f"channels {self.channels} x levels {self.levels} + surface_channels "
-            f"{self.surface_channels} + {only} {getattr(self, only)}"
-        )
 
 
 class ChannelCounts(StrictModel):
@@ -407,32 +407,17 @@ class ChannelCounts(StrictModel):
     diagnostic: NonNegativeInt
 
 
-class ChannelCountKeys(ModelConfig):
+class ChannelCountKeys(SummedChannels):
     """Numbers of channels of downscaling models.
 
     Attributes:
         channels: numbers of channels of a frame, by kind.
     """
 
+    input_terms: ClassVar = ("channels.prognostic", "channels.boundary")
+    output_terms: ClassVar = ("channels.prognostic", "channels.diagnostic")
+
     channels: ChannelCounts
-
-    @property
-    def input_channels(self) -> int:
-        """Number of channels of an input frame."""
-        return self.channels.boundary + self.channels.prognostic
-
-    @property
-    def output_channels(self) -> int:
-        """Number of channels of an output frame."""
-        return self.channels.prognostic + self.channels.diagnostic
-
-    def channel_sum(self, direction: str) -> str:
-        """See `ModelConfig.channel_sum`."""
-        only = {"input": "boundary", "output": "diagnostic"}[direction]
-        return (
-            f"channels.prognostic {self.channels.prognostic} + channels.{only} "
-            f"{getattr(self.channels, only)}"
-        )
 
 
 def _active_blocks(value: Any) -> Any:
@@ -472,7 +457,7 @@ class CorrectedConfig(ModelConfig):
         return {"post_conf": why}
 
     @property
-    def files(self) -> Mapping[str, str]:
+    def files(self) -> Mapping[str, str]:  # type: ignore[override]
         """See `ModelConfig.files`."""
         if self.gen1_post_conf is None:
             return {}
@@ -504,7 +489,7 @@ class PaddedConfig(CorrectedConfig):
     padding_conf: PaddingConfig | None = None
 
     @property
-    def padding(self) -> PaddingConfig | None:
+    def padding(self) -> PaddingConfig | None:  # type: ignore[override]
         """The active padding, or None."""
         conf = self.padding_conf
         return conf if conf is not None and conf.activate else None

@@ -231,7 +231,11 @@ def build_channel_fixers(
     build = _Builder(conf, variables, save_loc_physics, lead_time_periods)
     makers = {
         "tracer_fixer": build.tracers,
-        "global_mass_fixer": build.mass,
+        "global_mass_fixer": lambda fixer_conf: DryMass(
+            build.grid(fixer_conf),
+            *build.moisture(fixer_conf),
+            fixer_conf.fix_level_num,
+        ),
         "global_water_fixer": build.water,
         "global_energy_fixer": lambda fixer_conf: build.energy(fixer_conf, _NET),
         "global_energy_fixer_updown": lambda fixer_conf: build.energy(
@@ -269,15 +273,12 @@ class _Builder:
             {i: by_name[v] for i, v in enumerate(self.variables) if v in by_name}
         )
 
-    def mass(self, conf: MassConf) -> DryMass:
-        return DryMass(self._grid(conf), *self._moisture(conf), conf.fix_level_num)
-
     def water(self, conf: WaterConf) -> Precipitation:
         names = ("precipitation_name", "evaporation_name")
         rain, evaporation = (self._channels(conf, name)[0] for name in names)
-        moisture = self._moisture(conf)
+        moisture = self.moisture(conf)
         return Precipitation(
-            self._grid(conf), *moisture, rain, evaporation, self.seconds
+            self.grid(conf), *moisture, rain, evaporation, self.seconds
         )
 
     def energy(self, conf: AirConf, signs: Sequence[tuple[str, float]]) -> Energy:
@@ -290,18 +291,18 @@ class _Builder:
             for channel in self._channels(conf, name)
         ]
         return Energy(
-            self._grid(conf),
+            self.grid(conf),
             read_surface(self.path, conf.surface_geopotential_name[0]),
             temperature,
             humidity,
             u,
             v,
-            self._moisture(conf)[1],
+            self.moisture(conf)[1],
             fluxes,
             self.seconds,
         )
 
-    def _moisture(self, conf: FixerConf) -> tuple[slice, int | None]:
+    def moisture(self, conf: FixerConf) -> tuple[slice, int | None]:
         humidity = self._range(conf, "specific_total_water_name")
         if self._of_grid(conf).grid_type == "pressure":
             return humidity, None
@@ -312,7 +313,7 @@ class _Builder:
         mass = self.conf.global_mass_fixer
         return mass if mass.lon_lat_level_name else conf
 
-    def _grid(self, conf: FixerConf) -> PhysicsGrid:
+    def grid(self, conf: FixerConf) -> PhysicsGrid:
         grid = self._of_grid(conf)
         return read_grid(
             self.path,
@@ -390,20 +391,19 @@ class PostConfData(StrictModel):
         if self.mean_path is None or self.std_path is None:
             count = len(self.by_channel)
             return ChannelUnits(np.zeros(count), np.ones(count))
-        both = [self._by_channel(path) for path in (self.mean_path, self.std_path)]
+        both = []
+        for path in (self.mean_path, self.std_path):
+            arrays, parts = read_arrays(path, list(self.by_variable)), []
+            pairs = zip(self.by_variable.items(), arrays, strict=True)
+            for (name, count), array in pairs:
+                if array.size < count:
+                    raise ValueError(
+                        f"{path}: {name} has {array.size} values, expected {count}, "
+                        "one a level of gen1_post_conf.data.levels"
+                    )
+                parts.append(array.reshape(-1)[:count])
+            both.append(np.concatenate(parts))
         return ChannelUnits(*both)
-
-    def _by_channel(self, path: str) -> np.ndarray:
-        arrays = read_arrays(path, list(self.by_variable))
-        parts = []
-        for (name, count), array in zip(self.by_variable.items(), arrays, strict=True):
-            if array.size < count:
-                raise ValueError(
-                    f"{path}: {name} has {array.size} values, expected {count}, one a "
-                    "level of gen1_post_conf.data.levels"
-                )
-            parts.append(array.reshape(-1)[:count])
-        return np.concatenate(parts)
 
 
 class Gen1PostConf(PostConf):

@@ -18,13 +18,9 @@ from credit_jax.nn.layers import (
     drop_attention,
     matmul,
 )
-from credit_jax.nn.parameters import Parameter, parameter
+from credit_jax.nn.parameters import parameter
 from credit_jax.ops import attend, attention_logits
-from credit_jax.ops.window_attention import (
-    bias_positions,
-    credit_table,
-    pairs_of_offsets,
-)
+from credit_jax.ops.window_attention import bias_positions, pairs_of_offsets
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.compiler import ATTENTION, POSITION_BIAS
 from credit_jax.parallel.domain.attention import HeadExchange
@@ -61,7 +57,10 @@ class PositionBias(nnx.Module):
         x = jax.nn.relu(self.norm_0(self.linear_0(x)))
         x = jax.nn.relu(self.norm_1(self.linear_1(x)))
         x = jax.nn.relu(self.norm_2(self.linear_2(x)))
-        table = credit_table(self.linear_3(x)[:, 0], window)
+        # The table has 2w + 1 columns but is read with a stride of 2w - 1, as in CREDIT
+        # (2026.2.0, models/wxformer/crossformer.py:478, 528), on which trained weights
+        # depend.
+        table = self.linear_3(x)[:, 0][: (2 * window - 1) ** 2]
         return pairs_of_offsets(table, (window, window))
 
 
@@ -114,16 +113,15 @@ class SeparateQueryKeyValue(QueryKeyValue):
     def __init__(self, channels: int, heads: int, dim_head: int) -> None:
         self.channels = channels
         self.width = heads * dim_head
-
-        def matrix() -> Parameter:
-            return parameter(
+        self.q, self.k, self.v = (
+            parameter(
                 torch_uniform(channels),
                 (channels, heads, dim_head),
                 ("embed", "heads", "head_dim"),
                 matrix_out=(1, 2),
             )
-
-        self.q, self.k, self.v = matrix(), matrix(), matrix()
+            for _ in range(3)
+        )
 
     def kernels(self) -> tuple[Array, Array]:
         """See `QueryKeyValue.kernels`."""
@@ -164,11 +162,10 @@ class WindowAttention(nnx.Module):
     ) -> Field:
         """Attends within windows."""
         bias = self.bias() if bias is None else bias
-
-        def attend(data: Array) -> Array:
-            return self._attend(field.like(data), context, bias).data
-
-        return field.like(context.remat.attention(attend)(field.data))
+        attend = context.remat.attention(
+            lambda data: self._attend(field.like(data), context, bias).data
+        )
+        return field.like(attend(field.data))
 
     def _attend(self, field: Field, context: Context, bias: Any) -> Field:
         normal, skip = self.norm.with_skip(field.data)
@@ -183,7 +180,8 @@ class WindowAttention(nnx.Module):
         elif fused:
             # By a kernel that reads fields in place.
             qkv = field.like(self.to_qkv.side_by_side(field.data, context))
-            mixed = self._window_attention(qkv, bias)
+            grid = window_grid(qkv, self.kind, self.window)
+            mixed = window_attention(qkv.data, bias, grid)
         else:
             return field.like(skip + self._mixed(field, context, bias).data)
         return field.like(skip + self.to_out(mixed, context))
@@ -200,12 +198,6 @@ class WindowAttention(nnx.Module):
         out = self.to_out(jnp.swapaxes(mixed, 2, 3), context)
         return merge(out, field, self.kind, self.window)
 
-    def _window_attention(
-        self, qkv: Field, bias: Bias
-    ) -> Float[Array, "batch rows columns heads head_dim"]:
-        grid = window_grid(qkv, self.kind, self.window)
-        return window_attention(qkv.data, bias, grid)
-
     def _mix_by_heads(
         self, field: Field, context: Context, bias: Bias, *, fuses: bool
     ) -> Float[Array, "batch rows columns heads head_dim"]:
@@ -214,7 +206,8 @@ class WindowAttention(nnx.Module):
         exchange = HeadExchange(field.layout, self.kind, self.window, degree)
         qkv = exchange.to_heads(self.to_qkv.side_by_side(field.data, context))
         if fuses:
-            return exchange.to_rows(self._window_attention(qkv, bias))
+            grid = window_grid(qkv, self.kind, self.window)
+            return exchange.to_rows(window_attention(qkv.data, bias, grid))
         *points, three, heads, size = qkv.data.shape
         flat = qkv.like(qkv.data.reshape(*points, -1))
         x = partition(flat, self.kind, self.window)

@@ -9,16 +9,26 @@ more. The models differ in the blocks of the decoder.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from credit_jax.models.common.config import FieldSpec
-from credit_jax.models.common.resampling import PatchEmbed, correct, enter, leave
+from credit_jax.models.common.resampling import (
+    PatchEmbed,
+    PixelShuffleBlock,
+    PixelShuffleHead,
+    correct,
+    enter,
+    leave,
+)
 from credit_jax.models.crossformer.attention import QueryKeyValue, WindowAttention
 from credit_jax.models.crossformer.config import EncoderDecoderConfig, StagesConfig
+from credit_jax.models.diffusion.process import NOISED, TIME
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv, FeedForward
 from credit_jax.nn.parameters import stack_blocks
@@ -162,18 +172,15 @@ class CrossFormerStage(nnx.Module):
         windows = config.local_window_size[index], config.global_window_size[index]
         # Without attention, the output of the embedding is not in windows.
         self.windows = windows if depth else (1, 1)
-
-        def block() -> TransformerBlock:
-            return TransformerBlock(
-                config.dim[index],
-                *windows,
-                dim_head=config.dim_head,
-                attn_dropout=getattr(config, "attn_dropout", 0.0),
-                ff_dropout=getattr(config, "ff_dropout", 0.0),
-                query_key_value=query_key_value,
-                feed_forwards=feed_forwards,
-            )
-
+        block = partial(
+            TransformerBlock,
+            *(config.dim[index], *windows),
+            dim_head=config.dim_head,
+            attn_dropout=getattr(config, "attn_dropout", 0.0),
+            ff_dropout=getattr(config, "ff_dropout", 0.0),
+            query_key_value=query_key_value,
+            feed_forwards=feed_forwards,
+        )
         self.embed = CrossEmbed(
             channel_in,
             config.dim[index],
@@ -193,13 +200,23 @@ class CrossFormerStage(nnx.Module):
 
 
 class EncoderDecoder(nnx.Module):
-    """Base class of the models of the family."""
+    """Base class of the models of the family.
+
+    Subclasses may set the layers that make vectors of the time of a diffusion process,
+    which are added to the outputs of the stages, and those that add noise to the
+    outputs of the stages and of the blocks of the decoder.
+    """
+
+    config: Any
+    time_embedding: Any = None
+    encoder_noise: Sequence[Any] = ()
+    decoder_noise: Sequence[Any] = ()
 
     def __init__(
         self,
         config: EncoderDecoderConfig,
-        make_up: Callable[[int, int, int], nnx.Module],
-        make_head: Callable[[int, int], nnx.Module],
+        make_up: Callable[[int, int, int], nnx.Module] = PixelShuffleBlock,
+        make_head: Callable[[int, int], nnx.Module] = PixelShuffleHead,
         feed_forwards: FeedForwards = DENSE,
     ) -> None:
         self.config = config
@@ -231,7 +248,9 @@ class EncoderDecoder(nnx.Module):
         self, inputs: Mapping[str, Array], context: Context
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
         """Predicts from local samples and rows, in blocks over the domain axis."""
-        config, x = self.config, self._entering(inputs)
+        config = self.config
+        entering = [inputs[name] for name in (NOISED, "x") if name in inputs]
+        x = jnp.concatenate(entering, 1) if len(entering) > 1 else entering[0]
         fold = config.frame_fold if config.patch == (1, 1) else "channel"
         field = enter(
             context.precision.cast(x),
@@ -242,40 +261,32 @@ class EncoderDecoder(nnx.Module):
         )
         if config.patch != (1, 1):
             field = run_block(context, self.cube_embedding, field)
-        added = self._added(inputs, context)
+        added: Sequence[Float[Array, "batch channel"]] = ()
+        if self.time_embedding is not None:
+            time = context.precision.cast(inputs[TIME])
+            added = run_block(context, self.time_embedding, time)
         encodings = []
         for index, stage in enumerate(self.stages):
             field = stage(field, context.fold_in(index))
             if added:
                 field = field.like(field.data + added[index][:, None, None])
-            field = self._encoded(field, index, context)
+            field = self._noisy(self.encoder_noise, index, field, context)
             encodings.append(field)
         for index, up in enumerate(self.up_blocks):
-            field = self._decoded(run_block(context, up, field), index, context)
+            field = run_block(context, up, field)
+            field = self._noisy(self.decoder_noise, index, field, context)
             field = join(field, encodings[2 - index])
         field = run_block(context, self.head, field)
         y = leave(field, config, interpolate=config.interp).astype(x.dtype)
         return correct(config, x, y, context)
 
-    def _entering(
-        self, inputs: Mapping[str, Array]
-    ) -> Float[Array, "batch channel time rows lon"]:
-        """Returns the fields that enter the first stage."""
-        return inputs["x"]
-
-    def _added(
-        self, inputs: Mapping[str, Array], context: Context
-    ) -> Sequence[Float[Array, "batch channel"]]:
-        """Returns vectors to add to the output of each stage; () for none."""
-        del inputs, context
-        return ()
-
-    def _encoded(self, field: Field, index: int, context: Context) -> Field:
-        """Hook that transforms the output of a stage."""
-        del index, context
-        return field
-
-    def _decoded(self, field: Field, index: int, context: Context) -> Field:
-        """Hook that transforms the output of a block of the decoder."""
-        del index, context
-        return field
+    def _noisy(
+        self, layers: Sequence[Any], index: int, field: Field, context: Context
+    ) -> Field:
+        """Adds the noise of the layer of a stage or block, if there is one."""
+        if index >= len(layers):
+            return field
+        layer, size = layers[index], self.config.noise_latent_dim
+        name = "latent" if self.config.correlated else f"{layer.name} latent"
+        latent = context.normal_vector(name, field.data.shape[0], size)
+        return field.like(run_block(context, layer, field, latent))

@@ -24,6 +24,7 @@ from credit_jax.models.common.config import (
     ModelConfig,
     PaddedConfig,
     Rate,
+    Side,
     StageGeometry,
     VariableKeys,
     repeated,
@@ -69,8 +70,8 @@ class StagesConfig(ModelConfig):
     # Whether embeddings pad symmetrically (`parallel.domain.conv.scale_padding`).
     symmetric_embedding: ClassVar[bool] = False
 
-    image_height: PositiveInt = 640
-    image_width: PositiveInt = 1280
+    image_height: Side = 640
+    image_width: Side = 1280
     frames: PositiveInt = 2
     dim: PerStage = (64, 128, 256, 512)
     depth: Depths = (2, 2, 8, 2)
@@ -89,12 +90,7 @@ class StagesConfig(ModelConfig):
     @property
     def patch(self) -> tuple[int, int]:
         """Rows and columns of a patch; (1, 1) for no patch embedding."""
-        return 1, 1
-
-    @property
-    def fits_grid(self) -> bool:
-        """Whether the output is interpolated to the grid."""
-        return True
+        return getattr(self, "patch_height", 1), getattr(self, "patch_width", 1)
 
     def scale_sizes(self, index: int, size: int) -> list[int]:
         """Returns the output size of each kernel of the embedding of a stage."""
@@ -110,28 +106,26 @@ class StagesConfig(ModelConfig):
         lat, lon = self.pads
         padded = self.image_height + sum(lat), self.image_width + sum(lon)
         patched = padded[0] // self.patch[0], padded[1] // self.patch[1]
-        stages = tuple(self._stages(patched))
+        stages: list[StageGeometry] = []
+        sides = list(patched)
+        for index in range(4):
+            sides = [self.scale_sizes(index, side)[-1] for side in sides]
+            stages.append(
+                StageGeometry(
+                    *(sides[0], sides[1]),
+                    self.dim[index],
+                    self.depth[index],
+                    self.dim[index] // self.dim_head,
+                    self.dim_head,
+                    self.local_window_size[index],
+                    self.global_window_size[index],
+                )
+            )
         decoded = stages[0].height * 2, stages[0].width * 2
         cropped = decoded[0] - sum(lat), decoded[1] - sum(lon)
         grid = self.image_height, self.image_width
-        output = grid if self.fits_grid else cropped
-        return Geometry(grid, padded, patched, stages, decoded, output)
-
-    def _stages(self, patched: tuple[int, int]) -> Iterator[StageGeometry]:
-        height, width = patched
-        for index in range(4):
-            height = self.scale_sizes(index, height)[-1]
-            width = self.scale_sizes(index, width)[-1]
-            yield StageGeometry(
-                height,
-                width,
-                self.dim[index],
-                self.depth[index],
-                self.dim[index] // self.dim_head,
-                self.dim_head,
-                self.local_window_size[index],
-                self.global_window_size[index],
-            )
+        output = grid if getattr(self, "interp", True) else cropped
+        return Geometry(grid, padded, patched, tuple(stages), decoded, output)
 
     def problems(self) -> Iterator[str]:
         """See `ModelConfig.problems`; any size of a domain shard is right."""
@@ -236,16 +230,6 @@ class EncoderDecoderConfig(PaddedConfig, StagesConfig):
         if self.frame_fold == "mean" and self.patch == (1, 1):
             notes |= unseen_frames(self.frames)
         return notes
-
-    @property
-    def patch(self) -> tuple[int, int]:
-        """See `StagesConfig.patch`."""
-        return self.patch_height, self.patch_width
-
-    @property
-    def fits_grid(self) -> bool:
-        """See `StagesConfig.fits_grid`."""
-        return self.interp
 
     def problems(self) -> Iterator[str]:
         """See `ModelConfig.problems`: patches, frames, and what the decoder joins."""

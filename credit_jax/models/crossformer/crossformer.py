@@ -99,9 +99,6 @@ class WXFormerConfig(WXFormerKeys):
 class WXFormer(EncoderDecoder):
     """The WXFormer model; see `WXFormerConfig` for its keys."""
 
-    def __init__(self, config: WXFormerConfig) -> None:
-        super().__init__(config, PixelShuffleBlock, PixelShuffleHead)
-
 
 class WXFormerMoEConfig(WXFormerKeys):
     """Keys of WXFormer, and those of its experts, named as in KempnerForge.
@@ -139,7 +136,7 @@ class WXFormerMoEConfig(WXFormerKeys):
             )
 
     @property
-    def routing(self) -> Routing:
+    def routing(self) -> Routing:  # type: ignore[override]
         """See `ModelConfig.routing`."""
         return Routing(self.num_experts, self.moe_top_k, self.moe_shared_experts)
 
@@ -168,9 +165,7 @@ class WXFormerMoE(EncoderDecoder):
     def __init__(self, config: WXFormerMoEConfig) -> None:
         experts = partial(ExpertFeedForward, routing=config.routing)
         short = experts if config.moe_frequency == 1 else FeedForward
-        super().__init__(
-            config, PixelShuffleBlock, PixelShuffleHead, feed_forwards=(short, experts)
-        )
+        super().__init__(config, feed_forwards=(short, experts))
 
 
 class CamulatorConfig(VariableKeys, EncoderDecoderConfig):

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -26,11 +25,9 @@ from credit_jax.models.crossformer.config import (
     unused_patch_embedding,
     without_patches,
 )
-from credit_jax.models.diffusion.config import DiffusionKeys, process_buffers
-from credit_jax.models.diffusion.process import NOISED, TIME
+from credit_jax.models.diffusion.process import DiffusionKeys
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
-from credit_jax.nn.run_blocks import run_block
 from credit_jax.state_dict.key_table import below, key_table
 from credit_jax.state_dict.torch_model import TorchModel
 
@@ -81,7 +78,8 @@ DIFFUSION = TorchModel(
     idle_modules=lambda config: [
         f"model.{name}" for name in unused_patch_embedding(config)
     ],
-    constants=process_buffers,
+    # The buffers of the process, which precede the keys of the network.
+    constants=lambda config: config.process.tables,
 )
 
 
@@ -89,22 +87,9 @@ DIFFUSION = TorchModel(
 class DiffusionCrossFormer(EncoderDecoder):
     """The denoising network; see `DiffusionCrossFormerConfig` for its keys."""
 
-    config: DiffusionCrossFormerConfig
-
     def __init__(self, config: DiffusionCrossFormerConfig) -> None:
         super().__init__(config, ResidualUpBlock, UpsampleHead)
         self.time_embedding = StageTimeEmbedding(config.dim)
-
-    def _entering(
-        self, inputs: Mapping[str, Array]
-    ) -> Float[Array, "batch channel time rows lon"]:
-        return jnp.concatenate([inputs[NOISED], inputs["x"]], 1)
-
-    def _added(
-        self, inputs: Mapping[str, Array], context: Context
-    ) -> tuple[Float[Array, "batch channel"], ...]:
-        time = context.precision.cast(inputs[TIME])
-        return run_block(context, self.time_embedding, time)
 
 
 class StageTimeEmbedding(nnx.Module):

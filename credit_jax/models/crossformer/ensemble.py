@@ -29,7 +29,6 @@ from credit_jax.nn.parameters import (
     param_spec_of,
     parameter,
 )
-from credit_jax.nn.run_blocks import run_block
 from credit_jax.ops.dense import add_bias
 from credit_jax.parallel.params.spec import constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field
@@ -113,8 +112,6 @@ ENSEMBLE = replace(
 class EnsembleCrossFormer(CrossFormer):
     """The ensemble model; see `EnsembleConfig` for its keys."""
 
-    config: EnsembleConfig
-
     def __init__(self, config: EnsembleConfig) -> None:
         super().__init__(config)
         if config.freeze:
@@ -122,35 +119,19 @@ class EnsembleCrossFormer(CrossFormer):
             for _, variable in named_variables(self, Parameter):
                 spec = replace(param_spec_of(variable), frozen=True)
                 variable.set_metadata(param_spec=spec)
-        self.correlated, self.latent = config.correlated, config.noise_latent_dim
-
-        def layer(name: str, index: int, factor: float) -> NoiseInjection:
-            channels = config.dim[3] // 2**index
-            return NoiseInjection(name, self.latent, channels, factor)
-
+        latent, last = config.noise_latent_dim, config.dim[3]
         if config.encoder_noise:
+            # After every stage except the last.
             factor = config.encoder_noise_factor
             self.encoder_noise = nnx.List(
-                layer(f"encoder {i}", 3 - i, factor) for i in range(3)
+                NoiseInjection(f"encoder {i}", latent, last // 2 ** (3 - i), factor)
+                for i in range(3)
             )
         factor = config.decoder_noise_factor
         self.decoder_noise = nnx.List(
-            layer(f"decoder {i}", i + 1, factor) for i in range(3)
+            NoiseInjection(f"decoder {i}", latent, last // 2 ** (i + 1), factor)
+            for i in range(3)
         )
-
-    def _encoded(self, field: Field, index: int, context: Context) -> Field:
-        """Adds noise to the output of every stage except the last."""
-        if index == 3 or not self.config.encoder_noise:
-            return field
-        return self._noisy(self.encoder_noise[index], field, context)
-
-    def _decoded(self, field: Field, index: int, context: Context) -> Field:
-        return self._noisy(self.decoder_noise[index], field, context)
-
-    def _noisy(self, layer: NoiseInjection, field: Field, context: Context) -> Field:
-        name = "latent" if self.correlated else f"{layer.name} latent"
-        latent: Array = context.normal_vector(name, field.data.shape[0], self.latent)
-        return field.like(run_block(context, layer, field, latent))
 
 
 class NoiseInjection(nnx.Module):

@@ -74,11 +74,8 @@ class LevelAttention(nnx.Module):
         seen, stride = field, (self.stride, self.stride)
         if self.stride > 1:
             seen = avg_pool2d_field(field, stride, stride=stride)
-
-        def attend(data: Array) -> Array:
-            return self._attend(data, context)
-
-        change = seen.like(context.remat.attention(attend)(seen.data))
+        attend = context.remat.attention(lambda data: self._attend(data, context))
+        change = seen.like(attend(seen.data))
         if self.stride > 1:
             size = field.layout.size, field.data.shape[2]
             change = resize_bilinear(change, size, out=field.layout)
@@ -349,8 +346,19 @@ class NextGenWXFormer(nnx.Module):
 
         Frames are folded into channels as (time * channel).
         """
-        x = inputs["x"]
-        field = self._enter(context.precision.cast(x), context)
+        x, layout = inputs["x"], context.rows(self.config.image_height)
+        batch, _, time, rows, lon = x.shape
+        with jax.named_scope(INPUT):
+            frames = context.precision.cast(x).transpose(0, 2, 3, 4, 1)
+            frames = frames.reshape(batch * time, rows, lon, -1)
+            count = self.config.channels * self.config.levels
+            upper, remainder = jnp.split(frames, [count], -1)
+        upper = run_block(context, self.levels, Field(upper, layout))
+        with jax.named_scope(INPUT):
+            frames = jnp.concatenate([upper, remainder], -1)
+            frames = frames.reshape(batch, time, rows, lon, -1)
+            frames = frames.transpose(0, 2, 3, 1, 4)
+            field = Field(frames.reshape(batch, rows, lon, -1), layout)
         encodings = []
         for index, stage in enumerate(self.stages):
             field = stage(field, context.fold_in(index))
@@ -362,23 +370,6 @@ class NextGenWXFormer(nnx.Module):
             field = join(resize_bilinear(run_block(context, up, field), size), skip)
         field = run_block(context, self.head, field)
         return self._leave(field, x, context)
-
-    def _enter(
-        self, x: Float[Array, "batch channel time rows lon"], context: Context
-    ) -> Field:
-        """Applies `BiasedLevelAttention` to each frame; frames become channels."""
-        batch, _, time, rows, lon = x.shape
-        layout = context.rows(self.config.image_height)
-        with jax.named_scope(INPUT):
-            frames = x.transpose(0, 2, 3, 4, 1).reshape(batch * time, rows, lon, -1)
-            count = self.config.channels * self.config.levels
-            upper, remainder = jnp.split(frames, [count], -1)
-        upper = run_block(context, self.levels, Field(upper, layout))
-        with jax.named_scope(INPUT):
-            frames = jnp.concatenate([upper, remainder], -1)
-            frames = frames.reshape(batch, time, rows, lon, -1)
-            frames = frames.transpose(0, 2, 3, 1, 4)
-            return Field(frames.reshape(batch, rows, lon, -1), layout)
 
     def _leave(
         self,

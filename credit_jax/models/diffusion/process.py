@@ -1,4 +1,4 @@
-"""A Gaussian diffusion process: noised targets, and samplers that remove the noise.
+"""A Gaussian diffusion process: noised targets, samplers, and `model.diffusion`.
 
 Ho et al. (2020), with v-prediction of Salimans and Ho (2022); credit/diffusion.py. With
 a = alpha_bar(t), a noised target is x_t = sqrt(a) x_0 + sqrt(1 - a) e.
@@ -6,21 +6,191 @@ a = alpha_bar(t), a noised target is x_t = sqrt(a) x_0 + sqrt(1 - a) e.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
+from pydantic import Field as Key
+from pydantic import PositiveInt, model_validator
 
-from credit_jax.models.common.config import FieldSpec
+from credit_jax.config import StrictModel
+from credit_jax.config.base import Unavailable
+from credit_jax.models.common.config import (
+    FieldSpec,
+    InputSpec,
+    ModelConfig,
+    VectorSpec,
+    repeated,
+)
 from credit_jax.nn.context import Context
 from credit_jax.ops.custom_vjp import pvary
 from credit_jax.parallel.rows.layout import Field
+
+# Minimum number of steps of the linear schedule: with fewer, betas are above 1.
+FEWEST_LINEAR = 21
+
+
+class DiffusionConfig(StrictModel):
+    """Arguments of CREDIT's GaussianDiffusion, with its defaults.
+
+    Attributes:
+        image_size: size (lat, lon) of the grid; an integer for both.
+        timesteps: number of steps T of the process.
+        sampling_timesteps: number of network evaluations for a sample: fewer than T for
+            DDIM; T or None for DDPM. With 0 a sample is the noise itself, as in CREDIT,
+            one of whose example configs sets it.
+        objective: prediction of the network: the noise, the target, or v.
+        beta_schedule: "sigmoid", "linear" or "cosine".
+        schedule_fn_kwargs: arguments of the schedule.
+        noise_type: "normal", or "log-uniform" for normal noise times e^u, with u
+            uniform from ln 0.02 to ln 200 at every point.
+        ddim_sampling_eta: strength of the noise that DDIM adds, 0 for no noise.
+        offset_noise_strength: strength of additional noise in training that is constant
+            over all points.
+        min_snr_loss_weight, min_snr_gamma: whether to clip the signal-to-noise ratio in
+            the weights of the loss, and its maximum.
+        condition: whether the input is given to the network; only True.
+        clip_denoised: whether samplers clip the inferred target to [-1, 1], as CREDIT
+            does although data are standardized. Not in CREDIT.
+    """
+
+    ignored: ClassVar[Mapping[str, str]] = {
+        "auto_normalize": "CREDIT has its effect commented out",
+    }
+    unavailable: ClassVar[Mapping[str, Unavailable]] = {
+        "immiscible": Unavailable("remove the key", harmless=(False,)),
+        "self_condition": Unavailable(
+            "CREDIT's networks have no channels for it; remove the key",
+            harmless=(False,),
+        ),
+    }
+
+    image_size: Annotated[tuple[PositiveInt, PositiveInt], repeated(2)]
+    timesteps: PositiveInt = 1000
+    sampling_timesteps: int | None = None
+    objective: Literal["pred_noise", "pred_x0", "pred_v"] = "pred_v"
+    beta_schedule: Literal["sigmoid", "linear", "cosine"] = "sigmoid"
+    schedule_fn_kwargs: dict[str, float] = Key(default_factory=dict)
+    noise_type: Literal["normal", "log-uniform"] = "normal"
+    ddim_sampling_eta: float = Key(0.0, ge=0.0, le=1.0)
+    offset_noise_strength: float = 0.0
+    min_snr_loss_weight: bool = False
+    min_snr_gamma: float = 5.0
+    condition: bool = True
+    clip_denoised: bool = True
+
+    def without_effect(self) -> dict[str, str]:
+        """Returns a sampler without steps; see `StrictModel.without_effect`."""
+        if self.sampling_timesteps != 0:
+            return {}
+        why = (
+            "with 0 a sample is the noise itself, as in CREDIT, and the network has no "
+            "part in validation and forecasts; give 1 to timesteps, or null for all"
+        )
+        return {"sampling_timesteps": why}
+
+    @model_validator(mode="after")
+    def _fits(self) -> DiffusionConfig:
+        """Checks the steps and the arguments of the schedule."""
+        problems, steps = [], self.sampling_timesteps
+        if not self.condition:
+            problems.append(
+                "condition is false; expected true: without the input there is nothing "
+                "to forecast from, and CREDIT's samplers fail"
+            )
+        if steps is not None and not 0 <= steps <= self.timesteps:
+            problems.append(
+                f"sampling_timesteps is {steps}; expected 1 to timesteps = "
+                f"{self.timesteps}, or null for all of them"
+            )
+        if self.beta_schedule == "linear" and self.timesteps < FEWEST_LINEAR:
+            problems.append(
+                f"timesteps is {self.timesteps} with the linear schedule; expected at "
+                f"least {FEWEST_LINEAR}: the last beta is 20 / timesteps, which must "
+                "be below 1"
+            )
+        schedule = SCHEDULES[self.beta_schedule]
+        available = list(inspect.signature(schedule).parameters)[1:]
+        if self.beta_schedule == "sigmoid":
+            available.append("clamp_min")  # which CREDIT takes and does not read
+        problems += [
+            f"schedule_fn_kwargs has {name!r}; the {self.beta_schedule} schedule takes "
+            f"{', '.join(available) or 'none'}"
+            for name in self.schedule_fn_kwargs
+            if name not in available
+        ]
+        if problems:
+            raise ValueError("; and ".join(problems))
+        return self
+
+    def process(self, output: FieldSpec) -> Process:
+        """Builds the process for targets with the spec `output`."""
+        arguments = {
+            name: value
+            for name, value in self.schedule_fn_kwargs.items()
+            if name != "clamp_min"
+        }
+        samples = self.sampling_timesteps
+        return Process(
+            output,
+            betas=tuple(SCHEDULES[self.beta_schedule](self.timesteps, **arguments)),
+            objective=self.objective,
+            num_samples=self.timesteps if samples is None else samples,
+            log_uniform=self.noise_type == "log-uniform",
+            eta=self.ddim_sampling_eta,
+            offset=self.offset_noise_strength,
+            largest_snr=self.min_snr_gamma if self.min_snr_loss_weight else None,
+            clip=self.clip_denoised,
+        )
+
+
+class DiffusionKeys(ModelConfig):
+    """Keys of a model whose network removes noise from a target.
+
+    Its prediction from "x" is a sample. The network has the inputs "noised" and "time"
+    in addition to "x".
+
+    Attributes:
+        diffusion: see `DiffusionConfig`.
+    """
+
+    draws_noise: ClassVar[bool] = True
+    output_frames: ClassVar[int] = 1
+
+    diffusion: DiffusionConfig
+
+    @property
+    def process(self) -> Process:  # type: ignore[override]
+        """See `ModelConfig.process`."""
+        return self.diffusion.process(self.output)
+
+    @property
+    def network_inputs(self) -> Mapping[str, InputSpec]:
+        """See `ModelConfig.network_inputs`."""
+        return {**self.inputs, NOISED: self.output, TIME: VectorSpec(1)}
+
+    def problems(self) -> Iterator[str]:
+        """See `ModelConfig.problems`, and settings with which CREDIT fails."""
+        yield from super().problems()
+        size, grid = self.diffusion.image_size, (self.output.height, self.output.width)
+        if size != grid:
+            yield (
+                f"model.diffusion.image_size is {list(size)}; expected the grid of the "
+                f"model, {list(grid)}"
+            )
+        if self.x.frames != 1:
+            yield (
+                f"model.frames is {self.x.frames}; expected 1: CREDIT's {self.type} "
+                "joins the input and the noised target, which has one frame"
+            )
+
 
 PerStep = Float[np.ndarray, " step"]
 # Largest beta of the cosine and the sigmoid schedule.
@@ -70,44 +240,6 @@ def _betas_of(alphas_cumprod: Float[np.ndarray, " edge"]) -> PerStep:
     """Returns betas from alpha_bar at the T + 1 edges of the steps."""
     relative = alphas_cumprod / alphas_cumprod[0]
     return np.clip(1 - relative[1:] / relative[:-1], 0, LARGEST_BETA)
-
-
-def tables(
-    betas: PerStep, objective: str, largest_snr: float | None
-) -> dict[str, PerStep]:
-    """Returns all quantities that depend only on the step, float32, in CREDIT's order.
-
-    Args:
-        largest_snr: maximum signal-to-noise ratio in "loss_weight" (Hang et al., 2023);
-            None for no maximum.
-    """
-    alphas = 1.0 - betas
-    product = np.cumprod(alphas)
-    previous = np.concatenate([[1.0], product[:-1]])
-    variance = betas * (1.0 - previous) / (1.0 - product)
-    snr = product / (1 - product)
-    clipped = snr if largest_snr is None else np.minimum(snr, largest_snr)
-    weights = {
-        "pred_noise": clipped / snr,
-        "pred_x0": clipped,
-        "pred_v": clipped / (snr + 1),
-    }
-    wide = {
-        "betas": betas,
-        "alphas_cumprod": product,
-        "alphas_cumprod_prev": previous,
-        "sqrt_alphas_cumprod": np.sqrt(product),
-        "sqrt_one_minus_alphas_cumprod": np.sqrt(1.0 - product),
-        "log_one_minus_alphas_cumprod": np.log(1.0 - product),
-        "sqrt_recip_alphas_cumprod": np.sqrt(1.0 / product),
-        "sqrt_recipm1_alphas_cumprod": np.sqrt(1.0 / product - 1),
-        "posterior_variance": variance,
-        "posterior_log_variance_clipped": np.log(np.maximum(variance, 1e-20)),
-        "posterior_mean_coef1": betas * np.sqrt(previous) / (1.0 - product),
-        "posterior_mean_coef2": (1.0 - previous) * np.sqrt(alphas) / (1.0 - product),
-        "loss_weight": weights[objective],
-    }
-    return {name: table.astype(np.float32) for name, table in wide.items()}
 
 
 def ddim_times(timesteps: int, samples: int) -> list[int]:
@@ -165,8 +297,8 @@ class Process:
         log_uniform: whether noise is scaled by a random factor at each point.
         eta: strength of the noise that DDIM adds.
         offset: strength of noise in training that is constant over all points.
-        largest_snr: maximum signal-to-noise ratio in the weights of the loss; None for
-            no maximum.
+        largest_snr: maximum signal-to-noise ratio in the weights of the loss (Hang et
+            al., 2023); None for no maximum.
         clip: whether samplers clip the inferred target to [-1, 1].
     """
 
@@ -180,15 +312,39 @@ class Process:
     largest_snr: float | None = None
     clip: bool = True
 
-    @property
-    def num_steps(self) -> int:
-        """Number of steps T."""
-        return len(self.betas)
-
     @cached_property
     def tables(self) -> dict[str, Float[np.ndarray, " step"]]:
-        """The buffers of CREDIT's checkpoints, float32; see `schedule.tables`."""
-        return tables(np.array(self.betas), self.objective, self.largest_snr)
+        """All that depends only on the step: the buffers of CREDIT's checkpoints."""
+        betas, largest = np.array(self.betas), self.largest_snr
+        alphas = 1.0 - betas
+        product = np.cumprod(alphas)
+        previous = np.concatenate([[1.0], product[:-1]])
+        variance = betas * (1.0 - previous) / (1.0 - product)
+        snr = product / (1 - product)
+        clipped = snr if largest is None else np.minimum(snr, largest)
+        weights = {
+            "pred_noise": clipped / snr,
+            "pred_x0": clipped,
+            "pred_v": clipped / (snr + 1),
+        }
+        wide = {
+            "betas": betas,
+            "alphas_cumprod": product,
+            "alphas_cumprod_prev": previous,
+            "sqrt_alphas_cumprod": np.sqrt(product),
+            "sqrt_one_minus_alphas_cumprod": np.sqrt(1.0 - product),
+            "log_one_minus_alphas_cumprod": np.log(1.0 - product),
+            "sqrt_recip_alphas_cumprod": np.sqrt(1.0 / product),
+            "sqrt_recipm1_alphas_cumprod": np.sqrt(1.0 / product - 1),
+            "posterior_variance": variance,
+            "posterior_log_variance_clipped": np.log(np.maximum(variance, 1e-20)),
+            "posterior_mean_coef1": betas * np.sqrt(previous) / (1.0 - product),
+            "posterior_mean_coef2": (1.0 - previous)
+            * np.sqrt(alphas)
+            / (1.0 - product),
+            "loss_weight": weights[self.objective],
+        }
+        return {name: table.astype(np.float32) for name, table in wide.items()}
 
     def noised(self, target: NoisySample, context: Context) -> Noised:
         """Adds the noise of a random step to each sample of a target.
@@ -197,20 +353,16 @@ class Process:
         "noise offset" from the noise of the context.
         """
         batch, channels = target.shape[:2]
-        time = context.uniform_integer("time", batch, self.num_steps)
+        time = context.uniform_integer("time", batch, len(self.betas))
         noise = self._noise("noise", batch, context).astype(target.dtype)
         if self.offset > 0:
             offset = context.normal_vector("noise offset", batch, channels)
             offset = offset.astype(target.dtype)[:, :, None, None, None]
             noise = noise + self.offset * offset
         at = {name: jnp.asarray(table)[time] for name, table in self.tables.items()}
-
-        def of(name: str) -> Array:
-            return at[name].astype(target.dtype)[:, None, None, None, None]
-
         signal, remainder = (
-            of("sqrt_alphas_cumprod"),
-            of("sqrt_one_minus_alphas_cumprod"),
+            at[name].astype(target.dtype)[:, None, None, None, None]
+            for name in ("sqrt_alphas_cumprod", "sqrt_one_minus_alphas_cumprod")
         )
         targets = {
             "pred_noise": noise,
@@ -237,10 +389,26 @@ class Process:
         start = pvary(start, context.axes.batch)
         if not self.num_samples:
             return start
-        if self.num_samples < self.num_steps:
-            step, tables = self._ddim, self._ddim_tables
+        if self.num_samples < len(self.betas):
+            step = self._ddim
+            # Tables at the steps of DDIM, and the factors of the terms of a step.
+            times = ddim_times(len(self.betas), self.num_samples)
+            time, following = np.array(times[:-1]), np.array(times[1:])
+            product = self.tables["alphas_cumprod"].astype(np.float64)
+            # The last step, to -1, is the inferred target itself.
+            now, after = product[time], np.where(following < 0, 1.0, product[following])
+            sigma = self.eta * np.sqrt((1 - now / after) * (1 - after) / (1 - now))
+            tables = {name: table[time] for name, table in self.tables.items()} | {
+                "time": time.astype(np.int32),
+                "target": np.sqrt(after),
+                "noise": np.sqrt(np.maximum(1 - after - sigma**2, 0)),
+                "sigma": sigma,
+            }
         else:
-            step, tables = self._ddpm, self._ddpm_tables
+            step = self._ddpm
+            # From T - 1 down to 0.
+            tables = {name: table[::-1] for name, table in self.tables.items()}
+            tables["time"] = np.arange(len(self.betas), dtype=np.int32)[::-1]
 
         def body(x: Array, at: Mapping[str, Array]) -> tuple[Array, None]:
             time = at["time"]
@@ -262,29 +430,6 @@ class Process:
             uniform = context.uniform_field(f"{name} scale", field).astype(noise.dtype)
             noise = noise * jnp.exp(smallest + (largest - smallest) * uniform)
         return noise.transpose(0, 3, 1, 2)[:, :, None]
-
-    @cached_property
-    def _ddpm_tables(self) -> dict[str, np.ndarray]:
-        """Tables by step, from T - 1 down to 0."""
-        down = {name: table[::-1] for name, table in self.tables.items()}
-        return {**down, "time": np.arange(self.num_steps, dtype=np.int32)[::-1]}
-
-    @cached_property
-    def _ddim_tables(self) -> dict[str, np.ndarray]:
-        """Tables at the steps of DDIM, and the factors of the terms of a step."""
-        times = ddim_times(self.num_steps, self.num_samples)
-        time, following = np.array(times[:-1]), np.array(times[1:])
-        product = self.tables["alphas_cumprod"].astype(np.float64)
-        # The last step, to -1, is the inferred target itself.
-        now, after = product[time], np.where(following < 0, 1.0, product[following])
-        sigma = self.eta * np.sqrt((1 - now / after) * (1 - after) / (1 - now))
-        return {
-            **{name: table[time] for name, table in self.tables.items()},
-            "time": time.astype(np.int32),
-            "target": np.sqrt(after),
-            "noise": np.sqrt(np.maximum(1 - after - sigma**2, 0)),
-            "sigma": sigma,
-        }
 
     def _ddpm(
         self, x: Array, output: Array, at: Mapping[str, Array], context: Context

@@ -87,7 +87,14 @@ def _read(path: str, _: int) -> EdgeFile:
             )
         pairs, *remainder = (dataset[name].values for name in names)
     distances, latitude, longitude = (x.astype(np.float32) for x in remainder)
-    height, width = _grid(path, latitude)
+    # Consecutive nodes of equal latitude are a row.
+    ends = np.flatnonzero(np.diff(latitude))
+    width = int(ends[0]) + 1 if len(ends) else len(latitude)
+    if len(latitude) % width:
+        raise ValueError(
+            f"{path} has {len(latitude)} nodes, {width} of them in the first row; "
+            "expected a grid, row by row"
+        )
     edge_values = np.concatenate(
         [
             _standard(latitude + np.float32(180))[pairs].T[1:]
@@ -97,36 +104,17 @@ def _read(path: str, _: int) -> EdgeFile:
         ]
     ).T
     edge_values = np.exp(-(edge_values**2)).astype(np.float32)
-    edges, attributes = _both_ways(pairs.astype(np.int64), edge_values, height * width)
-    return EdgeFile(height, width, edges, attributes)
-
-
-def _grid(path: str, latitude: Float[np.ndarray, " node"]) -> tuple[int, int]:
-    """Returns rows and columns; consecutive nodes of equal latitude are a row."""
-    ends = np.flatnonzero(np.diff(latitude))
-    width = int(ends[0]) + 1 if len(ends) else len(latitude)
-    if len(latitude) % width:
-        raise ValueError(
-            f"{path} has {len(latitude)} nodes, {width} of them in the first row; "
-            "expected a grid, row by row"
-        )
-    return len(latitude) // width, width
+    # PyTorch Geometric's to_undirected, which sums the attributes of equal edges.
+    pairs, nodes = pairs.astype(np.int64), len(latitude)
+    every = np.concatenate([pairs, pairs[:, ::-1]])
+    number, index = np.unique(every[:, 0] * nodes + every[:, 1], return_inverse=True)
+    total = np.zeros((len(number), 3), np.float32)
+    np.add.at(total, index.ravel(), np.concatenate([edge_values, edge_values]))
+    edges = np.stack([number // nodes, number % nodes], 1)
+    return EdgeFile(nodes // width, width, edges, total)
 
 
 def _standard(x: Float[np.ndarray, " item"]) -> Float[np.ndarray, " item"]:
     """Returns (x - mean) / (unbiased standard deviation + epsilon), float32."""
     deviation = np.float32(x.std(ddof=1, dtype=np.float64))
     return (x - np.float32(x.mean(dtype=np.float64))) / (deviation + EPSILON)
-
-
-def _both_ways(
-    pairs: Int[np.ndarray, "pair 2"],
-    attributes: Float[np.ndarray, "pair 3"],
-    nodes: int,
-) -> tuple[Int[np.ndarray, "edge 2"], Float[np.ndarray, "edge 3"]]:
-    """PyTorch Geometric's to_undirected, which sums the attributes of equal edges."""
-    every = np.concatenate([pairs, pairs[:, ::-1]])
-    number, index = np.unique(every[:, 0] * nodes + every[:, 1], return_inverse=True)
-    total = np.zeros((len(number), 3), np.float32)
-    np.add.at(total, index.ravel(), np.concatenate([attributes, attributes]))
-    return np.stack([number // nodes, number % nodes], 1), total

@@ -10,33 +10,191 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 from pydantic import Field as Key
 from pydantic import PositiveInt, model_validator
 
-from credit_jax.models.common.config import MAX_DEPTH, ModelConfig, Rate, register_model
-from credit_jax.models.common.resampling import fold_frames
-from credit_jax.models.graph.blocks import (
-    GATES,
-    EdgeEmbedding,
-    Gates,
-    GraphBlock,
-    NodeNorm,
+from credit_jax.models.common.config import (
+    MAX_DEPTH,
+    Rate,
+    Side,
+    SummedChannels,
+    register_model,
 )
+from credit_jax.models.common.resampling import fold_frames
 from credit_jax.models.graph.edge_file import read_edges
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
-from credit_jax.nn.parameters import stack_blocks
+from credit_jax.nn.parameters import of_call, parameter, stack_blocks
 from credit_jax.nn.run_blocks import run_block, scan_blocks
-from credit_jax.parallel.compiler import BLOCKS, INPUT, OUTPUT
-from credit_jax.parallel.domain.edges import ShardEdges, shard_edges
+from credit_jax.ops.dense import add_bias
+from credit_jax.ops.random import drop, keep_mask
+from credit_jax.parallel.compiler import ATTENTION, BLOCKS, INPUT, NORM, OUTPUT
+from credit_jax.parallel.domain.edges import ShardEdges, edge_attention, shard_edges
+from credit_jax.parallel.domain.norm import num_points
+from credit_jax.parallel.params.spec import constant, torch_uniform
+from credit_jax.parallel.reductions import field_sum
 from credit_jax.parallel.rows.layout import Field, Layout
 from credit_jax.state_dict.key_table import key_table
 from credit_jax.state_dict.torch_model import TorchModel
 
+EPSILON = 1e-5
 
-class GraphConfig(ModelConfig):
+GATES = ("z_x", "z_h", "r_x", "r_h", "h_x", "h_h")
+
+
+class NodeNorm(nnx.Module):
+    """(x - mean) / (deviation + epsilon) over all nodes, for each sample and channel.
+
+    Scale and bias exist but are not used, as in CREDIT.
+    """
+
+    def __init__(self, channels: int) -> None:
+        self.scale = parameter(constant(1.0), (channels,), ("embed",))
+        self.bias = parameter(constant(0.0), (channels,), ("embed",))
+
+    @jax.named_scope(NORM)
+    def __call__(self, field: Field) -> Field:
+        x, axis = field.data, field.layout.axis
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        axes, count = ((axis,) if axis else ()), num_points(field)
+
+        def mean(values: Array) -> Array:
+            total = field_sum(field.like(values), (1, 2), axes, keepdims=True)
+            return total / count
+
+        centered = wide - mean(wide)
+        deviation = jnp.sqrt(mean(centered * centered))
+        return field.like((centered / (deviation + EPSILON)).astype(x.dtype))
+
+
+class EdgeEmbedding(nnx.Module):
+    """A linear layer on the attributes of edges, and a norm over all edges."""
+
+    def __init__(self, channels: int) -> None:
+        self.linear = Linear(3, channels)
+        self.norm = NodeNorm(channels)
+
+    def __call__(
+        self, attributes: Float[Array, "edge 3"], context: Context, *, edges: ShardEdges
+    ) -> Float[Array, "edge channel"]:
+        x = self.linear(attributes, context)
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        centered = wide - edges.mean(wide)[None]
+        deviation = jnp.sqrt(edges.mean(centered * centered))
+        return (centered / (deviation + EPSILON)[None]).astype(x.dtype)
+
+
+class Gates(nnx.Module):
+    """The linear layers of the gates, which are shared by all blocks."""
+
+    def __init__(self, channels: int, num_blocks: int) -> None:
+        for name in GATES:
+            # The first block has no state, so it does not call the "_h" layers.
+            calls = num_blocks if name.endswith("_x") else num_blocks - 1
+            setattr(self, name, Linear(channels, channels, calls=calls))
+
+    def __call__(self, context: Context) -> dict[str, tuple[Array, Array]]:
+        del context
+        layers: dict[str, Any] = {name: getattr(self, name) for name in GATES}
+        return {n: (gate.kernel[...], gate.bias[...]) for n, gate in layers.items()}
+
+
+class GraphAttention(nnx.Module):
+    """PyTorch Geometric's TransformerConv, without spectral norm."""
+
+    def __init__(
+        self, channels: int, dim_head: int, *, dropout: float, attributes: bool
+    ) -> None:
+        self.heads, self.dropout = channels // dim_head, dropout
+        init, shape, dims = torch_uniform(channels), (channels,) * 2, ("embed", "embed")
+        self.names = ("key", "query", "value", "skip")
+        for name in self.names:
+            setattr(self, name, parameter(init, shape, dims))
+            setattr(self, f"{name}_bias", parameter(init, (channels,), ("embed",)))
+        self.edge = parameter(init, shape, dims) if attributes else None
+
+    @jax.named_scope(ATTENTION)
+    def __call__(
+        self, field: Field, along: Array | None, edges: ShardEdges, context: Context
+    ) -> Field:
+        x, projections = field.data, {}
+        for name in self.names:
+            kernel, bias = getattr(self, name), getattr(self, f"{name}_bias")
+            projections[name] = add_bias(x @ kernel[...], bias[...])
+        skip = projections.pop("skip")
+        split = {
+            name: field.like(value.reshape(*x.shape[:3], self.heads, -1))
+            for name, value in projections.items()
+        }
+        if along is not None and self.edge is not None:
+            along = (along @ self.edge[...]).reshape(len(along), self.heads, -1)
+
+        def dropped(weights: Array) -> Array:
+            # Dropout with a mask by global sample, edge and head.
+            if context.key is None or self.dropout == 0.0:
+                return weights
+            high = context.samples(len(weights))[:, None, None]
+            number = jnp.maximum(edges.local(edges.number), 0)
+            low = number[:, None] * self.heads + jnp.arange(self.heads)[None]
+            keep = keep_mask(context.key, high, low[None], self.dropout)
+            return drop(weights, keep, self.dropout)
+
+        seen = edge_attention(
+            split["query"], split["key"], split["value"], along, edges, dropped
+        )
+        return field.like(seen.data.reshape(x.shape) + skip)
+
+
+class GraphBlock(nnx.Module):
+    """Attention, two linear layers, a residual sum, a norm, and gates.
+
+    The carry has the field "x", which after the first block is the state of the gates,
+    the parameters "gates", and the edge embeddings "along".
+    """
+
+    def __init__(
+        self, channels: int, dim_head: int, *, dropout: float, attributes: bool
+    ) -> None:
+        self.attention = GraphAttention(
+            channels, dim_head, dropout=dropout, attributes=attributes
+        )
+        self.inner = Linear(channels, channels)
+        self.outer = Linear(channels, channels)
+        self.inner_norm = NodeNorm(channels)
+        self.norm = NodeNorm(channels)
+
+    def __call__(
+        self, carry: dict[str, Any], context: Context, *, edges: ShardEdges
+    ) -> dict[str, Any]:
+        state: Field = carry["x"]
+        x = self.attention(state, carry["along"], edges, context)
+        x = x.like(self.inner(jax.nn.relu(x.data), context))
+        x = self.inner_norm(x)
+        x = x.like(self.outer(jax.nn.relu(x.data), context) + state.data)
+        x = self.norm(x).data
+        # The new state: tanh(W x) in the first block, which has no state yet. In later
+        # blocks it is (1 - z) h + z tanh(W (r h)).
+        gates = carry["gates"]
+        block = jnp.asarray(context.block)
+        first = block == 0
+
+        def linear(name: str, x: Array) -> Array:
+            kernel, bias = gates[name]
+            # Layers of the state are called from the second block on.
+            call = block if name.endswith("_x") else jnp.maximum(block - 1, 0)
+            return add_bias(x @ of_call(kernel, 2, call), bias)
+
+        z = jax.nn.sigmoid(linear("z_x", x) + linear("z_h", state.data))
+        r = jax.nn.sigmoid(linear("r_x", x) + linear("r_h", state.data))
+        later = (1 - z) * state.data + z * jnp.tanh(linear("h_h", r * state.data))
+        gated = jnp.where(first, jnp.tanh(linear("h_x", x)), later)
+        return {**carry, "x": state.like(gated)}
+
+
+class GraphConfig(SummedChannels):
     """Constructor keys of CREDIT's GraphResTransfGRU, with its defaults.
 
     Attributes:
@@ -61,6 +219,8 @@ class GraphConfig(ModelConfig):
     }
 
     output_frames: ClassVar[int] = 1
+    output_terms: ClassVar = ("n_variables levels", "n_surface_variables")
+    input_terms: ClassVar = (*output_terms, "n_static_variables")
 
     type: Literal["graph"] = "graph"
     n_variables: int = 4
@@ -75,8 +235,8 @@ class GraphConfig(ModelConfig):
     edge_path: str
     use_spectral_norm: bool = True
     use_edge_attr: bool = True
-    image_height: PositiveInt
-    image_width: PositiveInt
+    image_height: Side
+    image_width: Side
 
     @model_validator(mode="before")
     @classmethod
@@ -97,26 +257,7 @@ class GraphConfig(ModelConfig):
         return self.history_len
 
     @property
-    def input_channels(self) -> int:
-        """Number of channels of an input frame."""
-        return self.output_channels + self.n_static_variables
-
-    @property
-    def output_channels(self) -> int:
-        """Number of channels of an output frame."""
-        return self.n_variables * self.levels + self.n_surface_variables
-
-    def channel_sum(self, direction: str) -> str:
-        """See `ModelConfig.channel_sum`."""
-        more = f" + n_static_variables {self.n_static_variables}"
-        return (
-            f"n_variables {self.n_variables} x levels {self.levels} + "
-            f"n_surface_variables {self.n_surface_variables}"
-            f"{more if direction == 'input' else ''}"
-        )
-
-    @property
-    def files(self) -> Mapping[str, str]:
+    def files(self) -> Mapping[str, str]:  # type: ignore[override]
         """See `ModelConfig.files`."""
         return {"edge_path": self.edge_path}
 
@@ -209,8 +350,9 @@ class Graph(nnx.Module):
     def __init__(self, config: GraphConfig) -> None:
         self.config = config
         hidden, blocks = config.hidden_size, config.n_blocks
-        self.encoder = Encoder(config.input_channels * config.frames, hidden)
-        self.decoder = Decoder(hidden, config.output_channels)
+        channels = config.input_channels * config.history_len
+        self.encoder = PointLayer(channels, hidden, norm=True)
+        self.decoder = PointLayer(hidden, config.output_channels, norm=False)
         self.edges = EdgeEmbedding(hidden) if config.use_edge_attr else None
         self.blocks = stack_blocks(
             lambda: GraphBlock(
@@ -255,22 +397,13 @@ class Graph(nnx.Module):
             return change + x[:, : config.output_channels, 1:]
 
 
-class Encoder(nnx.Module):
-    """A linear layer and a norm."""
+class PointLayer(nnx.Module):
+    """A linear layer at each node, and perhaps a norm."""
 
-    def __init__(self, channel_in: int, channel_out: int) -> None:
+    def __init__(self, channel_in: int, channel_out: int, *, norm: bool) -> None:
         self.linear = Linear(channel_in, channel_out)
-        self.norm = NodeNorm(channel_out)
+        self.norm = NodeNorm(channel_out) if norm else None
 
     def __call__(self, field: Field, context: Context) -> Field:
-        return self.norm(field.like(self.linear(field.data, context)))
-
-
-class Decoder(nnx.Module):
-    """A linear layer."""
-
-    def __init__(self, channel_in: int, channel_out: int) -> None:
-        self.linear = Linear(channel_in, channel_out)
-
-    def __call__(self, field: Field, context: Context) -> Field:
-        return field.like(self.linear(field.data, context))
+        field = field.like(self.linear(field.data, context))
+        return field if self.norm is None else self.norm(field)

@@ -176,11 +176,10 @@ class ShiftedWindowAttention(nnx.Module):
     @jax.named_scope(ATTENTION)
     def __call__(self, field: Field, context: Context, shift: IntPair) -> Field:
         """Attends within windows."""
-
-        def attended(data: Array) -> Array:
-            return self._attend(field.like(data), context, shift).data
-
-        return field.like(context.remat.attention(attended)(field.data))
+        attend = context.remat.attention(
+            lambda data: self._attend(field.like(data), context, shift).data
+        )
+        return field.like(attend(field.data))
 
     def _attend(self, field: Field, context: Context, shift: IntPair) -> Field:
         x = partition(field, "short", self.window)

@@ -19,6 +19,8 @@ from credit_jax.models.common.config import (
     FlatPaddingKeys,
     InputSpec,
     Rate,
+    Side,
+    SummedChannels,
     VariableKeys,
     VectorSpec,
     ignored_by,
@@ -94,8 +96,8 @@ class GridKeys(UTransformerConfig):
         proj_drop, attn_drop: dropout rates of projections and attention weights.
     """
 
-    image_height: PositiveInt = 640
-    image_width: PositiveInt = 1280
+    image_height: Side = 640
+    image_width: Side = 1280
     patch_height: PositiveInt = 16
     patch_width: PositiveInt = 16
     frames: PositiveInt = 2
@@ -103,11 +105,6 @@ class GridKeys(UTransformerConfig):
     dim: PositiveInt = 1536
     proj_drop: Rate = 0.0
     attn_drop: Rate = 0.0
-
-    @property
-    def patch(self) -> tuple[int, int]:
-        """Rows and columns of a patch."""
-        return self.patch_height, self.patch_width
 
 
 class FuxiConfig(VariableKeys, FlatPaddingKeys, GridKeys):
@@ -170,7 +167,7 @@ class Fuxi(UTransformerModel):
         return self.predict(field, x, context)
 
 
-class DscaleConfig(GridKeys):
+class DscaleConfig(SummedChannels, GridKeys):
     """Constructor keys of CREDIT's DscaleTransformer; see `GridKeys`.
 
     Attributes:
@@ -191,25 +188,13 @@ class DscaleConfig(GridKeys):
         "output_frames pad_lat pad_lon",
     )
 
+    input_terms: ClassVar = ("total_input_channels",)
+    output_terms: ClassVar = ("total_target_channels",)
+
     type: Literal["dscale"] = "dscale"
     total_input_channels: PositiveInt = 50
     total_target_channels: PositiveInt = 80
     time_encode_dim: PositiveInt = 4
-
-    @property
-    def input_channels(self) -> int:
-        """Number of channels of an input frame."""
-        return self.total_input_channels
-
-    @property
-    def output_channels(self) -> int:
-        """Number of channels of an output frame."""
-        return self.total_target_channels
-
-    def channel_sum(self, direction: str) -> str:
-        """See `ModelConfig.channel_sum`."""
-        key = {"input": "total_input_channels", "output": "total_target_channels"}
-        return f"{key[direction]} {getattr(self, key[direction])}"
 
     @property
     def inputs(self) -> Mapping[str, InputSpec]:
@@ -243,8 +228,8 @@ class OutsideConfig(StrictModel):
         dim: number of channels of the embedding.
     """
 
-    image_height: PositiveInt
-    image_width: PositiveInt
+    image_height: Side
+    image_width: Side
     patch_height: PositiveInt
     patch_width: PositiveInt
     levels: int
@@ -253,11 +238,6 @@ class OutsideConfig(StrictModel):
     frames: PositiveInt
     frame_patch_size: PositiveInt
     dim: PositiveInt
-
-    @property
-    def patch(self) -> tuple[int, int]:
-        """Rows and columns of a patch."""
-        return self.patch_height, self.patch_width
 
     @property
     def variables(self) -> int:
@@ -277,7 +257,7 @@ class InteriorConfig(OutsideConfig):
     output_only_channels: int
 
 
-class WRFConfig(UTransformerConfig):
+class WRFConfig(SummedChannels, UTransformerConfig):
     """Constructor keys of CREDIT's WRFTransformer; see `UTransformerConfig`.
 
     Attributes:
@@ -296,67 +276,31 @@ class WRFConfig(UTransformerConfig):
         "wrf", "proj_drop attn_drop output_frames pad_lat pad_lon"
     )
 
+    input_terms: ClassVar = (
+        "param_interior.channels param_interior.levels",
+        "param_interior.surface_channels",
+        "param_interior.input_only_channels",
+    )
+    output_terms: ClassVar = (*input_terms[:2], "param_interior.output_only_channels")
+
     type: Literal["wrf"] = "wrf"
     param_interior: InteriorConfig
     param_outside: OutsideConfig
     time_encode_dim: PositiveInt = 12
 
     @property
-    def image_height(self) -> int:
-        """Number of rows of the region."""
-        return self.param_interior.image_height
-
-    @property
-    def image_width(self) -> int:
-        """Number of columns of the region."""
-        return self.param_interior.image_width
-
-    @property
-    def patch(self) -> tuple[int, int]:
-        """Rows and columns of a patch of the region."""
-        return self.param_interior.patch
-
-    @property
-    def frames(self) -> int:
-        """Number of time steps of the region."""
-        return self.param_interior.frames
-
-    @property
-    def frame_patch_size(self) -> int:
-        """Number of frames of a patch of the region."""
-        return self.param_interior.frame_patch_size
-
-    @property
-    def dim(self) -> int:
-        """Number of channels of all fields."""
-        return self.param_interior.dim
-
-    @property
-    def input_channels(self) -> int:
-        """Number of channels of a frame of the region."""
-        return self.param_interior.variables + self.param_interior.input_only_channels
-
-    @property
-    def output_channels(self) -> int:
-        """Number of channels of an output frame."""
-        return self.param_interior.variables + self.param_interior.output_only_channels
-
-    def channel_sum(self, direction: str) -> str:
-        """See `ModelConfig.channel_sum`."""
-        conf = self.param_interior
-        only = f"{direction}_only_channels"
-        return (
-            f"param_interior: channels {conf.channels} x levels {conf.levels} + "
-            f"surface_channels {conf.surface_channels} + {only} {getattr(conf, only)}"
-        )
+    def sizes(self) -> InteriorConfig:
+        """See `UTransformerConfig.sizes`."""
+        return self.param_interior
 
     @property
     def inputs(self) -> Mapping[str, InputSpec]:
         """See `ModelConfig.inputs`."""
-        outside, grid = self.param_outside, (self.image_height, self.image_width)
+        inside, outside = self.param_interior, self.param_outside
+        grid = inside.image_height, inside.image_width
         around = outside.image_height, outside.image_width
         return {
-            "x": FieldSpec(self.input_channels, self.frames, *grid),
+            "x": FieldSpec(self.input_channels, inside.frames, *grid),
             "x_outside": FieldSpec(outside.variables, outside.frames, *around),
             "x_extra": VectorSpec(self.time_encode_dim),
         }
@@ -378,10 +322,11 @@ class WRFConfig(UTransformerConfig):
                 f"{self.padded[0]} x {self.padded[1]} with padding; they are added, so "
                 "they must be equal"
             )
-        if outside.dim != self.dim:
+        dim = self.param_interior.dim
+        if outside.dim != dim:
             yield (
                 f"model.param_outside.dim is {outside.dim} and param_interior.dim "
-                f"{self.dim}; the embeddings are added, so they must be equal"
+                f"{dim}; the embeddings are added, so they must be equal"
             )
         if outside.variables < 1:
             yield (
@@ -399,24 +344,26 @@ class WRF(UTransformerModel):
 
     def __init__(self, config: WRFConfig) -> None:
         super().__init__(config)
-        outside = config.param_outside
+        inside, outside = config.param_interior, config.param_outside
         self.cube_embedding_inside = PatchEmbed(
-            config.input_channels, config.dim, config.frame_patch_size, config.patch
+            config.input_channels, inside.dim, inside.frame_patch_size, config.patch
         )
         self.cube_embedding_outside = PatchEmbed(
-            outside.variables, outside.dim, outside.frame_patch_size, outside.patch
+            outside.variables,
+            outside.dim,
+            outside.frame_patch_size,
+            (outside.patch_height, outside.patch_width),
         )
-        self.film = Film(config.time_encode_dim, config.dim)
+        self.film = Film(config.time_encode_dim, inside.dim)
 
     def __call__(
         self, inputs: Mapping[str, Any], context: Context
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
         """Predicts from local samples and rows, in blocks over the domain axis."""
-        config = self.config
-        outside, cast = config.param_outside, context.precision.cast
-        x = inputs["x"]
-        seen = cast(x)[:, :, : config.frame_patch_size]
-        field = enter(seen, config.image_height, context, config.padding)
+        config, cast, x = self.config, context.precision.cast, inputs["x"]
+        inside, outside = config.param_interior, config.param_outside
+        seen = cast(x)[:, :, : inside.frame_patch_size]
+        field = enter(seen, inside.image_height, context, config.padding)
         field = run_block(context, self.cube_embedding_inside, field)
         seen = cast(inputs["x_outside"])[:, :, : outside.frame_patch_size]
         around = enter(seen, outside.image_height, context)

@@ -19,6 +19,7 @@ from credit_jax.models.common.config import (
     InputSpec,
     PaddedConfig,
     Rate,
+    Side,
     StageGeometry,
     VariableKeys,
     ignored_by,
@@ -52,8 +53,7 @@ from credit_jax.parallel.domain.windows import window_layout
 from credit_jax.parallel.params.spec import Initializer, torch_uniform
 from credit_jax.parallel.rows.exchange import WINDOWS, reshard
 from credit_jax.parallel.rows.layout import Field
-from credit_jax.state_dict.arrangement import LINEAR
-from credit_jax.state_dict.key_table import Rule, key_table
+from credit_jax.state_dict.key_table import LINEAR, Rule, key_table
 from credit_jax.state_dict.torch_model import TorchModel
 
 Both = Annotated[tuple[PositiveInt, PositiveInt], repeated(2)]
@@ -105,7 +105,7 @@ class SwinConfig(VariableKeys, PaddedConfig):
     )
 
     type: Literal["swin"] = "swin"
-    img_size: tuple[PositiveInt, PositiveInt] = (224, 224)
+    img_size: tuple[Side, Side] = (224, 224)
     patch_size: PositiveInt = 4
     window_size: Both | None = None
     img_window_ratio: PositiveInt = 32
@@ -136,16 +136,6 @@ class SwinConfig(VariableKeys, PaddedConfig):
     def output(self) -> FieldSpec:
         """See `ModelConfig.output`."""
         return FieldSpec(self.output_channels, 1, *self.img_size)
-
-    @property
-    def image_height(self) -> int:
-        """Number of rows of the grid."""
-        return self.img_size[0]
-
-    @property
-    def image_width(self) -> int:
-        """Number of columns of the grid."""
-        return self.img_size[1]
 
     @property
     def padded(self) -> IntPair:

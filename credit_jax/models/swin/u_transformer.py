@@ -64,7 +64,9 @@ Both = Annotated[tuple[PositiveInt, PositiveInt], repeated(2)]
 class UTransformerConfig(PaddedConfig):
     """Keys shared by fuxi, wrf and dscale, with CREDIT's defaults.
 
-    A subclass defines the sizes of `_sizes`.
+    A subclass defines the channels, and what its `sizes` have: image_height,
+    image_width, patch_height, patch_width, frames, frame_patch_size, dim; proj_drop and
+    attn_drop, where they are not 0.
 
     Attributes:
         num_groups: number of groups of the norms of down- and upsampling; an integer
@@ -98,7 +100,7 @@ class UTransformerConfig(PaddedConfig):
 
     def without_effect(self) -> dict[str, str]:
         """Returns keys without effect; see `StrictModel.without_effect`."""
-        notes, keys = super().without_effect(), self._sizes
+        notes, keys = super().without_effect(), self.sizes
         if keys.frame_patch_size < keys.frames < 2 * keys.frame_patch_size:
             notes["frames"] = (
                 f"{keys.frames}: a patch has {keys.frame_patch_size}, and the model "
@@ -109,17 +111,21 @@ class UTransformerConfig(PaddedConfig):
         return notes
 
     @property
-    def _sizes(self) -> Any:
-        """This config, with the sizes that each subclass has as keys or properties."""
-        # They are image_height, image_width, patch, frames, frame_patch_size, dim, and
-        # the channels; proj_drop and attn_drop, where they are not 0.
+    def sizes(self) -> Any:
+        """What has the grid, the patches, the frames and `dim` of the model as keys."""
         return self
+
+    @property
+    def patch(self) -> IntPair:
+        """Rows and columns of a patch."""
+        return self.sizes.patch_height, self.sizes.patch_width
 
     @property
     def output(self) -> FieldSpec:
         """See `ModelConfig.output`."""
-        keys = self._sizes
-        return FieldSpec(keys.output_channels, 1, keys.image_height, keys.image_width)
+        keys: Any = self
+        grid = self.sizes.image_height, self.sizes.image_width
+        return FieldSpec(keys.output_channels, 1, *grid)
 
     @property
     def padded(self) -> IntPair:
@@ -130,7 +136,7 @@ class UTransformerConfig(PaddedConfig):
     @property
     def patches(self) -> IntPair:
         """Rows and columns of patches."""
-        padded, patch = self.padded, self._sizes.patch
+        padded, patch = self.padded, self.patch
         return padded[0] // patch[0], padded[1] // patch[1]
 
     @property
@@ -154,7 +160,7 @@ class UTransformerConfig(PaddedConfig):
 
     def geometry(self) -> Geometry:
         """Returns grid sizes along the layers; valid only if `problems()` is empty."""
-        patch, dim = self._sizes.patch, self._sizes.dim
+        patch, dim = self.patch, self.sizes.dim
         stage = StageGeometry(
             *self.padded_tokens,
             dim,
@@ -175,13 +181,13 @@ class UTransformerConfig(PaddedConfig):
 
     def problems(self) -> Iterator[str]:
         """See `ModelConfig.problems`."""
-        keys, dim = self._sizes, self._sizes.dim
+        keys, dim = self.sizes, self.sizes.dim
         problems = [
             *super().problems(),
             *frame_problems(keys.frames, keys.frame_patch_size),
         ]
         for name, size, side in zip(
-            ("patch_height", "patch_width"), self.padded, keys.patch, strict=True
+            ("patch_height", "patch_width"), self.padded, self.patch, strict=True
         ):
             # CREDIT's U-Transformer fails where half of the patches is rounded up.
             tokens, expected = -(-(size // side) // 2), round(size / side / 2)
@@ -358,10 +364,10 @@ class UTransformerModel(nnx.Module):
 
     def __init__(self, config: UTransformerConfig) -> None:
         self.config = config
-        keys: Any = config
-        rows, columns = self.patch = keys.patch
-        self.u_transformer = UTransformer(config, keys.dim)
-        self.head = PatchHead(keys.dim, config.output.channels * rows * columns)
+        sizes = config.sizes
+        rows, columns = self.patch = config.patch
+        self.u_transformer = UTransformer(config, sizes.dim)
+        self.head = PatchHead(sizes.dim, config.output.channels * rows * columns)
 
     def predict(
         self,

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 from pydantic import BeforeValidator, PositiveInt
@@ -19,33 +21,196 @@ from credit_jax.config.base import Unavailable
 from credit_jax.models.common.config import (
     PaddedConfig,
     Rate,
+    Side,
     VariableKeys,
     ignored_by,
     register_model,
 )
 from credit_jax.models.common.resampling import enter, leave
-from credit_jax.models.diffusion.config import DiffusionKeys, process_buffers
-from credit_jax.models.diffusion.process import NOISED, TIME
-from credit_jax.models.unet.denoiser import (
-    Convolution,
-    GlobalAttention,
-    PeriodicConv,
-    ResidualBlock,
-    TimeEmbedding,
-    Upsample,
-)
+from credit_jax.models.diffusion.process import NOISED, TIME, DiffusionKeys
 from credit_jax.nn.context import Context
+from credit_jax.nn.layers import Conv, Linear, drop_units
+from credit_jax.nn.parameters import parameter
 from credit_jax.nn.run_blocks import run_block
+from credit_jax.ops.activations import gelu
+from credit_jax.ops.dense import add_bias
+from credit_jax.parallel.compiler import ATTENTION, NORM
+from credit_jax.parallel.domain.attention import (
+    full_attention,
+    linear_attention,
+    merge_heads,
+    split_heads,
+)
+from credit_jax.parallel.domain.conv import periodic_conv2d_field
+from credit_jax.parallel.domain.pool import resize_nearest
+from credit_jax.parallel.domain.rearrange import join
+from credit_jax.parallel.params.spec import Initializer, constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.state_dict.key_table import Rule, below, key_table
 from credit_jax.state_dict.torch_model import TorchModel
 
+# Number of memory tokens of every attention.
+NUM_MEMORY = 4
+
+Vector = Float[Array, "batch channel"]
+
+
+def conv(channel_in: int, channel_out: int, size: int, *, stride: int = 1) -> Conv:
+    """Builds a convolution without spectral norm; odd sizes keep the grid."""
+    padding = size // 2 if size % 2 else 0
+    return Conv(
+        channel_in,
+        channel_out,
+        size,
+        stride=stride,
+        padding=padding,
+        spectral_norm=False,
+    )
+
+
+class RMSNorm(nnx.Module):
+    """x / max(|x|, 1e-12) * scale * sqrt(channels), with the norm over channels."""
+
+    def __init__(self, channels: int) -> None:
+        self.scale = parameter(constant(1.0), (channels,), ("embed",))
+
+    @jax.named_scope(NORM)
+    def __call__(self, field: Field) -> Field:
+        x = field.data
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        squares = jnp.maximum((wide * wide).sum(-1, keepdims=True), 1e-24)
+        normal = (wide * jax.lax.rsqrt(squares)).astype(x.dtype)
+        scale = self.scale[...] * x.shape[-1] ** 0.5
+        return field.like(normal * scale[None, None, None])
+
+
+class TimeEmbedding(nnx.Module):
+    """Sinusoidal embedding of the diffusion step, then two linear layers."""
+
+    def __init__(self, channels: int, theta: float) -> None:
+        half = channels // 2
+        step = np.float32(-np.log(theta) / (half - 1))
+        exponents = np.arange(half, dtype=np.float32) * step
+        frequencies = np.exp(exponents.astype(np.float64)).astype(np.float32)
+        self.frequencies = tuple(map(float, frequencies))
+        self.first = Linear(channels, 4 * channels)
+        self.second = Linear(4 * channels, 4 * channels)
+
+    def __call__(self, time: Float[Array, "batch 1"], context: Context) -> Vector:
+        del context
+        kernel = self.first.kernel[...]
+        wide = jnp.promote_types(time.dtype, jnp.float32)
+        phase = time.astype(wide) * jnp.asarray(self.frequencies, wide)[None]
+        waves = jnp.concatenate([jnp.sin(phase), jnp.cos(phase)], -1)
+        return self.second(gelu(self.first(waves.astype(kernel.dtype))))
+
+
+class ResidualBlock(nnx.Module):
+    """(conv, norm, scale and shift by time, SiLU), (conv, norm, SiLU), residual."""
+
+    def __init__(
+        self, channel_in: int, channel_out: int, time: int, dropout: float = 0.0
+    ) -> None:
+        self.dropout = dropout
+        self.time = Linear(time, 2 * channel_out)
+        self.conv_1 = conv(channel_in, channel_out, 3)
+        self.norm_1 = RMSNorm(channel_out)
+        self.conv_2 = conv(channel_out, channel_out, 3)
+        self.norm_2 = RMSNorm(channel_out)
+        if channel_in != channel_out:
+            self.skip = conv(channel_in, channel_out, 1)
+        else:
+            self.skip = None
+
+    def __call__(
+        self, field: Field, other: Field | None, time: Vector, context: Context
+    ) -> Field:
+        """Applies the block."""
+        if other is not None:
+            field = join(field, other)
+        layout = field.layout
+        scale, shift = jnp.split(self.time(jax.nn.silu(time)), 2, -1)
+        x = self.norm_1(self.conv_1(field, layout))
+        x = x.data * (scale[:, None, None] + 1) + shift[:, None, None]
+        x = jax.nn.silu(x)
+        x = drop_units(x, field, context, self.dropout, x.shape[-1])
+        x = self.norm_2(self.conv_2(field.like(x), layout))
+        skip = field if self.skip is None else self.skip(field, layout)
+        return field.like(jax.nn.silu(x.data) + skip.data)
+
+
+class GlobalAttention(nnx.Module):
+    """Attention between all points, with residual."""
+
+    def __init__(self, channels: int, heads: int, dim_head: int, *, full: bool) -> None:
+        self.full, self.heads = full, heads
+        hidden = heads * dim_head
+        init = Initializer("normal", 1.0)
+        self.norm = RMSNorm(channels)
+        dims = (None, None, None, None)
+        self.memory = parameter(init, (2, NUM_MEMORY, heads, dim_head), dims)
+        self.to_qkv = parameter(
+            torch_uniform(channels), (channels, 3 * hidden), ("embed", "embed")
+        )
+        out = torch_uniform(hidden)
+        self.to_out = parameter(out, (hidden, channels), ("embed", "embed"))
+        self.to_out_bias = parameter(out, (channels,), ("embed",))
+        self.out_norm = None if full else RMSNorm(channels)
+
+    @jax.named_scope(ATTENTION)
+    def __call__(self, field: Field, context: Context) -> Field:
+        del context
+        normal = self.norm(field)
+        joined = normal.like(normal.data @ self.to_qkv[...])
+        memory = self.memory[...]
+        attend = full_attention if self.full else linear_attention
+        query, key, value = split_heads(joined, 3, self.heads)
+        seen = attend(query, key, value, memory[0], memory[1])
+        out = merge_heads(seen).data @ self.to_out[...]
+        out = field.like(add_bias(out, self.to_out_bias[...]))
+        if self.out_norm is not None:
+            out = self.out_norm(out)
+        return field.like(field.data + out.data)
+
+
+class PeriodicConv(nnx.Module):
+    """A 3 x 3 convolution, periodic in longitude, reflected at the poles."""
+
+    def __init__(self, channel_in: int, channel_out: int) -> None:
+        self.conv = conv(channel_in, channel_out, 3)
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        del context
+        field = periodic_conv2d_field(field, self.conv.kernel[...], out=field.layout)
+        return field.like(add_bias(field.data, self.conv.bias[...]))
+
+
+class Convolution(nnx.Module):
+    """A convolution as a block: the first, the last, or one that halves the grid."""
+
+    def __init__(
+        self, channel_in: int, channel_out: int, size: int = 2, stride: int = 1
+    ) -> None:
+        self.conv = conv(channel_in, channel_out, size, stride=stride)
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        del context
+        return self.conv(field)
+
+
+class Upsample(nnx.Module):
+    """Doubles the grid by nearest interpolation, then a 3 x 3 convolution."""
+
+    def __init__(self, channel_in: int, channel_out: int) -> None:
+        self.conv = conv(channel_in, channel_out, 3)
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        del context
+        rows, columns = field.layout.size, field.data.shape[2]
+        return self.conv(resize_nearest(field, (2 * rows, 2 * columns)))
+
+
 Positives = Annotated[tuple[PositiveInt, ...], Key(min_length=1)]
-
-
-def _full_attention(value: Any) -> Any:
-    """Replaces empty and false values by the default, as in CREDIT."""
-    return value or None
 
 
 class Level(NamedTuple):
@@ -104,8 +269,8 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
     )
 
     type: Literal["unet-diffusion"] = "unet-diffusion"
-    image_height: PositiveInt = 640
-    image_width: PositiveInt = 1280
+    image_height: Side = 640
+    image_width: Side = 1280
     frames: Literal[1] = 1
     init_dim: PositiveInt | None = None
     dim: Positives = (64, 128, 256, 512)
@@ -114,25 +279,24 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
     dropout: Rate = 0.0
     attn_dim_head: PositiveInt | tuple[PositiveInt, ...] = 32
     attn_heads: PositiveInt | tuple[PositiveInt, ...] = 4
+    # Empty and false values are the default, as in CREDIT.
     full_attn: Annotated[
-        bool | tuple[bool, ...] | str | None, BeforeValidator(_full_attention)
+        bool | tuple[bool, ...] | str | None,
+        BeforeValidator(lambda value: value or None),
     ] = None
-
-    @property
-    def first(self) -> int:
-        """Number of channels of the first convolution."""
-        return self.init_dim or self.dim[0]
 
     @property
     def levels_of_grid(self) -> list[Level]:
         """The levels, finest first; valid only if `problems()` is empty."""
         count = len(self.dim_mults)
         last = (False,) * (count - 1) + (True,)
-        full = last if self.full_attn is None else _each(self.full_attn, count)
-        heads, dims = (
-            _each(value, count) for value in (self.attn_heads, self.attn_dim_head)
+        full = last if self.full_attn is None else self.full_attn
+        values: tuple[Any, ...] = (full, self.attn_heads, self.attn_dim_head)
+        full, heads, dims = (
+            value if isinstance(value, tuple) else (value,) * count for value in values
         )
-        widths = [self.first, *(self.dim[0] * factor for factor in self.dim_mults)]
+        first = self.init_dim or self.dim[0]
+        widths = [first, *(self.dim[0] * factor for factor in self.dim_mults)]
         return [
             Level(widths[i], widths[i + 1], heads[i], dims[i], bool(full[i]))
             for i in range(count)
@@ -185,10 +349,6 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
                     f"expected a multiple of {factor} (2^{count - 1}, for {count} "
                     f"levels), at least {2 * factor}: change the padding"
                 )
-
-
-def _each(value: Any, count: int) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,) * count
 
 
 _RESIDUAL = """
@@ -256,7 +416,8 @@ def _block_names(config: DiffusionUNetConfig) -> list[str]:
 DIFFUSION = TorchModel(
     key_table=below("model", _rules()),
     block_names=_block_names,
-    constants=process_buffers,
+    # The buffers of the process, which precede the keys of the network.
+    constants=lambda config: config.process.tables,
 )
 
 
@@ -267,12 +428,10 @@ class DiffusionUNet(nnx.Module):
     def __init__(self, config: DiffusionUNetConfig) -> None:
         self.config = config
         levels, time = config.levels_of_grid, 4 * config.dim[0]
-
-        def residual(channel_in: int, channel_out: int) -> ResidualBlock:
-            return ResidualBlock(channel_in, channel_out, time, config.dropout)
-
+        residual = partial(ResidualBlock, time=time, dropout=config.dropout)
+        first = levels[0].channel_in
         channels = config.input_channels + config.output_channels
-        self.entry = Convolution(channels, config.first, 7)
+        self.entry = Convolution(channels, first, 7)
         self.time = TimeEmbedding(config.dim[0], config.sinusoidal_pos_emb_theta)
         downs, ups = [], []
         for level in levels:
@@ -293,8 +452,8 @@ class DiffusionUNet(nnx.Module):
         self.middle_attention = GlobalAttention(
             widest, last.heads, last.dim_head, full=True
         )
-        self.final_block = residual(2 * config.first, config.first)
-        self.final = Convolution(config.first, config.output_channels, 1)
+        self.final_block = residual(2 * first, first)
+        self.final = Convolution(first, config.output_channels, 1)
 
     def __call__(
         self, inputs: Mapping[str, Array], context: Context

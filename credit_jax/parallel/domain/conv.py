@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from credit_jax.kernels import conv2d, conv3d
-from credit_jax.ops import conv_transpose2d, conv_transpose3d
+from credit_jax.ops import conv_transpose
 from credit_jax.ops.conv import (
     LAT,
     LON,
@@ -222,57 +222,6 @@ def without(padding: Sequence[IntPair], index: int) -> tuple[IntPair, ...]:
     return tuple((0, 0) if i == index else pair for i, pair in enumerate(padding))
 
 
-def patch_embed2d_field(
-    field: Field,
-    kernel: Float[Array, "patch_h patch_w channel_in embed"],
-    bias: Float[Array, " embed"] | None = None,
-    *,
-    out: Layout | None = None,
-) -> Field:
-    """`ops.patches.patch_embed2d` on a field; each patch is on a single shard.
-
-    No row moves if the rows of every shard are complete patches. Rows at the end of the
-    field that do not fill a patch are ignored.
-
-    Args:
-        field: (batch, lat, lon, channel_in), sharded along dim 1 or 2.
-        kernel: (patch_h, patch_w, channel_in, embed).
-        bias: (embed,), or None.
-        out: layout of the rows of patches; None for equal blocks.
-    """
-    patch = (kernel.shape[0], kernel.shape[1])
-    patches = conv2d_field(field, kernel, stride=patch, out=out)
-    return _add(patches, bias)
-
-
-def patch_embed3d_field(
-    field: Field,
-    kernel: Float[Array, "patch_t patch_h patch_w channel_in embed"],
-    bias: Float[Array, " embed"] | None = None,
-    *,
-    out: Layout | None = None,
-) -> Field:
-    """`ops.patches.patch_embed3d` on a field; each cube is on a single shard.
-
-    Args:
-        field: (batch, time or level, lat, lon, channel_in), sharded along dim 1, 2 or
-            3.
-        kernel: (patch_t, patch_h, patch_w, channel_in, embed).
-        bias: (embed,), or None.
-        out: layout of the rows of patches; None for equal blocks.
-    """
-    patch = (kernel.shape[0], kernel.shape[1], kernel.shape[2])
-    patches = conv3d_field(field, kernel, stride=patch, out=out)
-    return _add(patches, bias)
-
-
-def _add(field: Field, bias: Array | None) -> Field:
-    if bias is None:
-        return field
-    lead = (1,) * (field.data.ndim - 1)
-    return field.like(field.data + bias.reshape(*lead, -1))
-
-
 def periodic_conv2d_field(
     field: Field,
     kernel: Float[Array, "kernel_h kernel_w channel_in channel_out"],
@@ -343,7 +292,7 @@ def conv_transpose2d_field(
     groups: int = 1,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.conv.conv_transpose2d` on a field.
+    """`ops.conv.conv_transpose` on a field.
 
     Each shard receives the input rows that its output rows depend on. If the kernel
     size equals the stride, and blocks of input and output rows match, no row moves.
@@ -352,18 +301,18 @@ def conv_transpose2d_field(
         field: (batch, lat, lon, channel_in), sharded along dim 1 or 2.
         kernel: (kernel_h, kernel_w, channel_in, channel_out / groups).
         stride, padding, output_padding, dilation, groups: as for
-            `ops.conv.conv_transpose2d`.
+            `ops.conv.conv_transpose`.
         out: layout of the output rows; None for equal blocks.
 
     Returns:
         Field on layout `out`.
 
     Raises:
-        ValueError: as for `ops.conv.conv_transpose2d`, or the number of rows
+        ValueError: as for `ops.conv.conv_transpose`, or the number of rows
             of `out` is wrong.
     """
     geometry = stride, padding, output_padding, dilation, groups
-    return _conv_transpose_field(conv_transpose2d, field, kernel, *geometry, out)
+    return _conv_transpose_field(field, kernel, *geometry, out)
 
 
 def conv_transpose3d_field(
@@ -377,7 +326,7 @@ def conv_transpose3d_field(
     groups: int = 1,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.conv.conv_transpose3d` on a field.
+    """`ops.conv.conv_transpose` on a field.
 
     Args:
         field: (batch, depth, lat, lon, channel_in), sharded along dim 1, 2 or 3.
@@ -392,11 +341,10 @@ def conv_transpose3d_field(
         ValueError: as for `conv_transpose2d_field`.
     """
     geometry = stride, padding, output_padding, dilation, groups
-    return _conv_transpose_field(conv_transpose3d, field, kernel, *geometry, out)
+    return _conv_transpose_field(field, kernel, *geometry, out)
 
 
 def _conv_transpose_field(
-    op: Callable[..., Array],
     field: Field,
     kernel: Array,
     stride: tuple[int, ...],
@@ -425,7 +373,7 @@ def _conv_transpose_field(
         field = reshard(field, need, scope=HALO)
         ends[at] = (leading * step, max(extent - step, 0))
         after[at] = max(step - extent, 0)
-    data = op(
+    data = conv_transpose(
         in_row_order(field).data,
         kernel,
         stride=stride,

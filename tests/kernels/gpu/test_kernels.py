@@ -111,12 +111,6 @@ def test_bfloat16_is_as_near_to_float32_as_the_plain_definition() -> None:
         assert ours <= 1.01 * theirs, f"{errors[0]}, plain {errors[1]}"
 
 
-def test_layer_norm_is_the_first_of_both() -> None:
-    arrays = _arrays("ragged")
-    ours = jax_values(partial(norm.layer_norm, interpret=True), *arrays)
-    assert_same(ours, jax_values(ops.layer_norm, *arrays), "alone", gradient=1e-6)
-
-
 # Products whose kernel gradient is accumulated over groups of rows.
 
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from credit_jax.models.common.config import FieldSpec
-from credit_jax.models.diffusion.config import DiffusionConfig
-from credit_jax.models.diffusion.process import SCHEDULES, ddim_times
+from credit_jax.models.diffusion.process import SCHEDULES, DiffusionConfig, ddim_times
 from credit_jax.named_fields import FieldContext
 from credit_jax.nn.context import Context, Noise
 from credit_jax.parallel.mesh.device_mesh import MeshAxes

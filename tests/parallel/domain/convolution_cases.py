@@ -10,8 +10,6 @@ from credit_jax.parallel.domain.conv import (
     conv3d_field,
     conv_transpose2d_field,
     conv_transpose3d_field,
-    patch_embed2d_field,
-    patch_embed3d_field,
     periodic_conv2d_field,
 )
 from credit_jax.parallel.domain.pool import (
@@ -81,14 +79,6 @@ def periodic(
         ((*kernel, 2, 2),),
         dim,
     )
-
-
-def patches(
-    rows: int, patch: Sequence[int], *, others: Sequence[int], dim: int = 1
-) -> Case:
-    op = patch_embed2d_field if len(patch) == 2 else patch_embed3d_field
-    shape = field_shape(rows, others, dim, 2)
-    return Case(op, (shape,), ((*patch, 2, 3), (3,)), dim)
 
 
 def averaged(rows: int, kernel: Any, *, dim: int = 1, **keywords: Any) -> Case:
@@ -174,14 +164,7 @@ THREE_DIMS = {
     ),
 }
 
-PATCHES = {
-    "patches": patches(16, (2, 2), others=(4,)),
-    "patches, rows over": patches(45, (4, 4), others=(9,)),
-    "patches, longitude split": patches(13, (2, 3), others=(5,), dim=2),
-    "cubes": patches(16, (2, 4, 4), others=(2, 8), dim=2),
-    "cubes, rows over": patches(23, (2, 4, 2), others=(5, 3), dim=2),
-    "cubes, few": patches(9, (1, 4, 1), others=(1, 2), dim=2),
-}
+PATCHES = {}
 
 TRANSPOSED = {
     "up 2": transposed(16, (2, 2), stride=(2, 2)),

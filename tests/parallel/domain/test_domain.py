@@ -25,7 +25,6 @@ from tests.parallel.domain.convolution_cases import (
     averaged,
     convolved,
     largest,
-    patches,
     periodic,
     transposed,
 )
@@ -229,7 +228,6 @@ def sent(case: Case, num_shards: int = 4) -> dict[str, int]:
 
 
 CASES_CONVOLUTION_COLLECTIVES = {
-    "cubes": (patches(32, (2, 4, 4), others=(2, 8), dim=2), {}),
     "3 dims, 3x3x3": (
         convolved(
             16, (3, 3, 3), others=(3, 3), dim=2, padding=((1, 1), (1, 1), (1, 1))
