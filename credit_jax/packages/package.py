@@ -49,13 +49,7 @@ from credit_jax.packages.grids import (
     read_grid,
 )
 from credit_jax.packages.manifest import Manifest, check_files, read_manifest
-from credit_jax.packages.references import (
-    FILE,
-    GRID,
-    PLACE,
-    STATIC,
-    references,
-)
+from credit_jax.packages.references import FILE, GRID, PLACE, STATIC, references
 from credit_jax.packages.weights import read_weights
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan.finetune import Base, check_type, find_base, kind_of
