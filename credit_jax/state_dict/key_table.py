@@ -139,14 +139,14 @@ class Arrangement:
 @cache
 def _groups(pattern: str) -> tuple[Groups, Groups]:
     """The letters of each dim: "(n h d) i 1 -> ..." -> ((n, h, d), (i,), ()), ..."""
-    torch, ours = (
+    torch, reordered = (
         tuple(
             tuple(letter for letter in (several or single).split() if letter != "1")
             for several, single in re.findall(r"\(([^)]*)\)|(\S+)", side)
         )
         for side in (pattern.partition("->")[0], pattern.partition("->")[2])
     )
-    return torch, ours
+    return torch, reordered
 
 
 SAME = Arrangement("c -> c")
@@ -242,17 +242,17 @@ def key_table(rows: str, torch: str = "", path: str = "") -> tuple[Rule, ...]:
     """
     rules: list[Rule] = []
     for row in filter(str.strip, rows.splitlines()):
-        name, ours, *kind = row.split(maxsplit=2)
+        name, array, *kind = row.split(maxsplit=2)
         key = ".".join(part for part in (torch, name) if part.strip("."))
-        ours = "/".join(part for part in (path, ours) if part.strip("."))
+        array = "/".join(part for part in (path, array) if part.strip("."))
         layout = kind[0].strip() if kind else SAME.pattern
         if layout in LAYERS:
-            rules += key_table(LAYERS[layout], key, ours)
+            rules += key_table(LAYERS[layout], key, array)
         else:
             # Transposed convolutions have their input channels first; spectral norm
             # still takes the output channels as rows of the matrix.
             out = int(layout.startswith("i o "))
-            rules.append(Rule(key, ours, Arrangement(layout, out)))
+            rules.append(Rule(key, array, Arrangement(layout, out)))
     return tuple(rules)
 
 
