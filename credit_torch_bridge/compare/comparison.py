@@ -185,7 +185,7 @@ def compare_with_credit(
             for name, spec in model.model_def.network_inputs.items()
         }
         if process is not None:
-            steps = rng.integers(process.num_steps, size=(size, 1))
+            steps = rng.integers(len(process.betas), size=(size, 1))
             inputs[TIME] = steps.astype(np.float32)
         with recorded_noise() as drawn:
             reference = run_credit(credit, inputs, blocks)

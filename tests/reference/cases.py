@@ -99,7 +99,7 @@ def credit_case(
         for name, spec in model_def.network_inputs.items()
     }
     if model_def.process is not None:
-        last = model_def.process.num_steps - 1
+        last = len(model_def.process.betas) - 1
         inputs[TIME] = (last - 7 * torch.arange(batch) % last)[:, None].to(dtype)
     moved = [name for name in inputs if name != TIME]
 

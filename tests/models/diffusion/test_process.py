@@ -88,7 +88,7 @@ def _drawn(process: Any) -> dict[str, np.ndarray]:
     drawn |= {f"{name} scale": rng.uniform(size=nhwc) for name in drawn}
     drawn["noise offset"] = rng.normal(size=(BATCH, OUTPUT.channels))
     found = {name: array.astype(np.float32) for name, array in drawn.items()}
-    times = np.array([0, 1, process.num_steps // 2, process.num_steps - 1])
+    times = np.array([0, 1, len(process.betas) // 2, len(process.betas) - 1])
     return {**found, "time": times.astype(np.int32)}
 
 
