@@ -112,32 +112,26 @@ main = Check.main
 
 @dataclass
 class CheckReport:
-    """The result of checking one config.
+    """The result of checking one config."""
 
-    Attributes:
-        path: path of the file.
-        kind: "gen2", "gen1", or None if the file is neither.
-        problems: errors that prevent a run from starting, one line each.
-        notes: information for the user, one line each.
-        ignored: dotted key -> reason why it has no effect.
-        data: the validated data section; None if it does not parse.
-        schema: the channels; None if the data section does not parse.
-        plan: plan of the run; None if it has problems.
-        bound: lower bound of the time of a step; None if no accelerator was named, or
-            there are problems.
-        trains: whether the config has a section to train with; without one it is
-            checked for forecasts, which need none.
-    """
-
-    path: str
-    kind: str | None = None
+    path: str  # path of the file
+    kind: str | None = None  # "gen2", "gen1", or None if the file is neither
+    # Errors that prevent a run from starting, one line each.
     problems: list[str] = field(default_factory=list)
+    # Information for the user, one line each.
     notes: list[str] = field(default_factory=list)
+    # Dotted key -> reason why it has no effect.
     ignored: dict[str, str] = field(default_factory=dict)
+    # The validated data section; None if it does not parse.
     data: DataConfig | None = None
+    # The channels; None if the data section does not parse.
     schema: ChannelSchema | None = None
-    plan: RunPlan | None = None
+    plan: RunPlan | None = None  # plan of the run; None if it has problems
+    # Lower bound of the time of a step; None if no accelerator was named, or there are
+    # problems.
     bound: StepBound | None = None
+    # Whether the config has a section to train with; without one it is checked for
+    # forecasts, which need none.
     trains: bool = True
 
     @contextmanager

@@ -210,19 +210,12 @@ def _add(parser: Any, name: str, field: FieldInfo) -> None:
 
 @dataclass(frozen=True)
 class CommandEntry:
-    """A command, known without importing it.
+    """A command, known without importing it."""
 
-    Attributes:
-        name: class of the command after its module, such as "a.b:Train".
-        summary: summary for the list of all commands.
-        extra: optional dependencies of this project that the module imports.
-        platforms: default of JAX_PLATFORMS; "" leaves the choice to JAX.
-    """
-
-    name: str
-    summary: str
-    extra: str = ""
-    platforms: str = ""
+    name: str  # class of the command after its module, such as "a.b:Train"
+    summary: str  # summary for the list of all commands
+    extra: str = ""  # optional dependencies of this project that the module imports
+    platforms: str = ""  # default of JAX_PLATFORMS; "" leaves the choice to JAX
 
     def load(self) -> type[Command]:
         """Imports the command."""

@@ -219,34 +219,24 @@ def _example(name: str) -> Path:
 
 @dataclass(frozen=True)
 class _FileGroup:
-    """Files that one path template names.
+    """Files that one path template names."""
 
-    Attributes:
-        template: path with %Y, %m, ... where the date is, or the path of the only file.
-        first_path: the first file.
-        time_coord, level_coord: names of the dims; None if the files have none.
-        timed: variables with time, by vars_3D (with levels) and vars_2D.
-        static: variables without time or with a single one, likewise.
-        num_levels: number of levels; 0 without any.
-        levels: values of the level coordinate, if it has some.
-        times: (time,) labels of all files.
-        calendar: calendar of the times.
-        shape: number of rows and columns.
-        has_latitudes: whether rows have latitudes, as on no other grids.
-    """
-
+    # Path with %Y, %m, ... where the date is, or the path of the only file.
     template: str
-    first_path: str
+    first_path: str  # the first file
+    # Names of the dims; None if the files have none.
     time_coord: str | None
     level_coord: str | None
+    # Variables with time, by vars_3D (with levels) and vars_2D.
     timed: Mapping[str, list[str]]
+    # Variables without time or with a single one, likewise.
     static: Mapping[str, list[str]]
-    num_levels: int
-    levels: tuple[float, ...]
-    times: pd.DatetimeIndex = field(repr=False)
-    calendar: str
-    shape: tuple[int, int]
-    has_latitudes: bool
+    num_levels: int  # number of levels; 0 without any
+    levels: tuple[float, ...]  # values of the level coordinate, if it has some
+    times: pd.DatetimeIndex = field(repr=False)  # (time,) labels of all files
+    calendar: str  # calendar of the times
+    shape: tuple[int, int]  # number of rows and columns
+    has_latitudes: bool  # whether rows have latitudes, as on no other grids
 
     def __str__(self) -> str:
         levels = f", {self.num_levels} levels" if self.num_levels else ""

@@ -36,19 +36,12 @@ from credit_jax.plan.forecast import ForecastPlan, plan_forecast
 
 @dataclass(frozen=True, eq=False)
 class PlannedForecasts:
-    """A trained model on its mesh, and the forecasts that it is to make.
+    """A trained model on its mesh, and the forecasts that it is to make."""
 
-    Attributes:
-        checkpoint: the run, the package, or the checkpoint of CREDIT.
-        plan: the plan of the forecasts.
-        model: the model of the plan, on its mesh.
-        outputs: variables of the forecasts.
-    """
-
-    checkpoint: Artifact
-    plan: ForecastPlan
-    model: ParallelModel
-    outputs: Outputs
+    checkpoint: Artifact  # the run, the package, or the checkpoint of CREDIT
+    plan: ForecastPlan  # the plan of the forecasts
+    model: ParallelModel  # the model of the plan, on its mesh
+    outputs: Outputs  # variables of the forecasts
 
     def store(
         self,

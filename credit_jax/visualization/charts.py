@@ -22,50 +22,33 @@ DASHES = {"-": "none", "--": "5 3", "-.": "5 2.5 1.2 2.5", ":": "1.5 2.5"}
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """A line of a chart, or its bars.
+    """A line of a chart, or its bars."""
 
-    Attributes:
-        name: name for legends.
-        x, y: points; values that are not finite are gaps.
-        look: color, and optionally linestyle and linewidth, as matplotlib names them.
-        has_markers: whether points are marked.
-    """
-
-    name: str
+    name: str  # name for legends
+    # Points; values that are not finite are gaps.
     x: Float[np.ndarray, " point"]
     y: Float[np.ndarray, " point"]
+    # Color, and optionally linestyle and linewidth, as matplotlib names them.
     look: Mapping[str, Any]
-    has_markers: bool = False
+    has_markers: bool = False  # whether points are marked
 
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """Lines on one pair of axes.
+    """Lines on one pair of axes."""
 
-    Attributes:
-        title: title above it, with the units of y where these have no label.
-        x_label: label below it.
-        lines: lines in the order in which they are drawn.
-        y_label: label of y inside of a figure.
-        x_is_log, y_is_log: whether an axis is logarithmic; values must be above 0.
-        has_integer_x: whether x are whole numbers, and so are its ticks.
-        y_from: lowest value of the y axis; None is that of the lines.
-        level: y of a thin horizontal line; None for none.
-        has_legend: whether the lines are named inside of a figure.
-        bar_width: width of bars in units of x; 0 draws lines.
-    """
-
-    title: str
-    x_label: str
-    lines: Sequence[Line]
-    y_label: str = ""
+    title: str  # title above it, with the units of y where these have no label
+    x_label: str  # label below it
+    lines: Sequence[Line]  # lines in the order in which they are drawn
+    y_label: str = ""  # label of y inside of a figure
+    # Whether an axis is logarithmic; values must be above 0.
     x_is_log: bool = False
     y_is_log: bool = False
-    has_integer_x: bool = False
-    y_from: float | None = None
-    level: float | None = None
-    has_legend: bool = False
-    bar_width: float = 0.0
+    has_integer_x: bool = False  # whether x are whole numbers, and so are its ticks
+    y_from: float | None = None  # lowest value of the y axis; None is that of the lines
+    level: float | None = None  # y of a thin horizontal line; None for none
+    has_legend: bool = False  # whether the lines are named inside of a figure
+    bar_width: float = 0.0  # width of bars in units of x; 0 draws lines
 
     @property
     def panel(self) -> Panel:

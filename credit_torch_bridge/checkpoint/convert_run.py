@@ -51,30 +51,22 @@ class RunConversion:
 
     Both yield the lines of a report. The output folder is moved into place when it is
     complete.
-
-    Attributes:
-        run_config: config of the run.
-        source: checkpoint or folder to convert.
-        out: folder to write.
-        weights_only: leave out optimizer, schedule and position.
-        weights: "average" or "last": these weights alone; None is all that there is.
-        step: checkpoint of a run of credit_jax; None is the newest.
-        batches_per_epoch: micro-batches of an epoch of the run in credit_jax, if the
-            config does not imply it.
-        verify: compare files with their digests and checksums before they are read.
-        drop: dotted keys of the config to leave out with `to_torch`.
-        base: what the adapters of a package belong to; None for all other sources.
     """
 
-    run_config: RunConfig
-    source: Path
-    out: Path
-    weights_only: bool = False
+    run_config: RunConfig  # config of the run
+    source: Path  # checkpoint or folder to convert
+    out: Path  # folder to write
+    weights_only: bool = False  # leave out optimizer, schedule and position
+    # "average" or "last": these weights alone; None is all that there is.
     weights: str | None = None
-    step: int | None = None
+    step: int | None = None  # checkpoint of a run of credit_jax; None is the newest
+    # Micro-batches of an epoch of the run in credit_jax, if the config does not imply
+    # it.
     batches_per_epoch: int | None = None
+    # Compare files with their digests and checksums before they are read.
     verify: bool = True
-    drop: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()  # dotted keys of the config to leave out with `to_torch`
+    # What the adapters of a package belong to; None for all other sources.
     base: str | None = None
 
     def to_jax(self) -> Iterator[str]:

@@ -30,14 +30,10 @@ class RunConfig:
     """The config of a run, whose sections are validated when they are first read.
 
     A conversion of weights needs only a valid `model:` section.
-
-    Attributes:
-        raw: the mapping of the YAML.
-        source: file that it was read from, for error messages.
     """
 
-    raw: Mapping[str, Any]
-    source: str = "config"
+    raw: Mapping[str, Any]  # the mapping of the YAML
+    source: str = "config"  # file that it was read from, for error messages
 
     @cached_property
     def model_def(self) -> ModelDef:

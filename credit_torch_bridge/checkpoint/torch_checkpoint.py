@@ -32,19 +32,12 @@ _SHADOW = "shadow"
 
 @dataclass(frozen=True)
 class Average:
-    """The moving average of a checkpoint.
+    """The moving average of a checkpoint."""
 
-    Attributes:
-        shadow: averaged parameters by name.
-        decay: upper limit of the decay.
-        step: number of updates averaged.
-        epoch: epoch of its file, or None.
-    """
-
-    shadow: dict[str, torch.Tensor]
-    decay: float
-    step: int
-    epoch: int | None = None
+    shadow: dict[str, torch.Tensor]  # averaged parameters by name
+    decay: float  # upper limit of the decay
+    step: int  # number of updates averaged
+    epoch: int | None = None  # epoch of its file, or None
 
 
 @dataclass(frozen=True)

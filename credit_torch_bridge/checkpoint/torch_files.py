@@ -135,13 +135,9 @@ def _kind(value: Any) -> str:
 
 @dataclass(frozen=True)
 class LazyArray:
-    """A tensor that is converted to float32 when numpy reads it as an array.
+    """A tensor that is converted to float32 when numpy reads it as an array."""
 
-    Attributes:
-        tensor: tensor of 16 or 32 bits, possibly memory-mapped.
-    """
-
-    tensor: torch.Tensor
+    tensor: torch.Tensor  # tensor of 16 or 32 bits, possibly memory-mapped
 
     @property
     def shape(self) -> Shape:

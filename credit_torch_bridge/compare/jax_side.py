@@ -43,17 +43,12 @@ from credit_jax.state_dict.key_map import Arrays, HostModelState
 
 @dataclass(frozen=True)
 class ModelOutputs:
-    """One forward and backward pass of a model, under CREDIT's names.
+    """One forward and backward pass of a model, under CREDIT's names."""
 
-    Attributes:
-        prediction: (batch, channel, time, lat, lon).
-        blocks: output of each block, (batch, channel, lat, lon), by its module.
-        gradients: gradients of mean(prediction**2), by parameter.
-    """
-
-    prediction: np.ndarray
+    prediction: np.ndarray  # (batch, channel, time, lat, lon)
+    # Output of each block, (batch, channel, lat, lon), by its module.
     blocks: dict[str, np.ndarray]
-    gradients: dict[str, np.ndarray]
+    gradients: dict[str, np.ndarray]  # gradients of mean(prediction**2), by parameter
 
 
 def compile_pass(

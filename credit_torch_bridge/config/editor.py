@@ -20,17 +20,11 @@ Path = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Change:
-    """One change of a config.
+    """One change of a config."""
 
-    Attributes:
-        kind: UNCHANGED, MOVED, COMPUTED, DROPPED or NOTE.
-        path: the key, from the top of the file.
-        text: the new key, the new value, or the reason.
-    """
-
-    kind: str
-    path: Path
-    text: str = ""
+    kind: str  # UNCHANGED, MOVED, COMPUTED, DROPPED or NOTE
+    path: Path  # the key, from the top of the file
+    text: str = ""  # the new key, the new value, or the reason
 
     @property
     def key(self) -> str:
@@ -82,15 +76,11 @@ class ConfigEditor:
     """A copy of a config with operations that record what they change.
 
     Keys are dotted paths, or tuples of names if a name can contain a dot.
-
-    Attributes:
-        config: the edited copy.
-        changes: the changes made so far.
-        problems: reasons why the config cannot be converted, one line each, key first.
     """
 
-    config: dict[str, Any]
-    changes: list[Change] = field(default_factory=list)
+    config: dict[str, Any]  # the edited copy
+    changes: list[Change] = field(default_factory=list)  # the changes made so far
+    # Reasons why the config cannot be converted, one line each, key first.
     problems: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

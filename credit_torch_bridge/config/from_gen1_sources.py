@@ -74,18 +74,13 @@ MAIN, SURFACE, FORCING, STATIC = "ERA5", "SURFACE", "FORCING", "STATIC"
 
 
 class VariableGroup(NamedTuple):
-    """One of gen1's lists of variables.
+    """One of gen1's lists of variables."""
 
-    Attributes:
-        key, path_key: keys of `data` with the variables and their files.
-        field_type: the corresponding key of a gen2 source.
-        rank: position among the input channels of a gen2 source.
-    """
-
+    # Keys of `data` with the variables and their files.
     key: str
     path_key: str
-    field_type: str
-    rank: int
+    field_type: str  # the corresponding key of a gen2 source
+    rank: int  # position among the input channels of a gen2 source
 
 
 # By their roles in this package.
