@@ -20,6 +20,7 @@ from credit_jax.cli.commands import (
     print_line,
 )
 from credit_jax.config import apply_overrides
+from credit_jax.config.finetune import finetune_of
 from credit_jax.config.load import CONFIG_NAME
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.config.yaml_file import read_yaml
@@ -90,7 +91,7 @@ class Convert(Command):
         run_config = read_run_config(config, self.set)
         if self.drop and self.to == "jax":
             raise ValueError("--drop belongs to --to torch; use --set KEY=null")
-        finetune = run_config.finetune
+        finetune = finetune_of(run_config.raw)
         if self.merge and not (self.base or (finetune and finetune.lora)):
             raise ValueError(
                 f"--merge: {source} has no adapters (trainer.finetune.lora); leave it "

@@ -12,7 +12,7 @@ from typing import Any
 from credit_jax.config import Config, ConfigError, apply_overrides, build_config, parse
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.data import num_samples
-from credit_jax.config.finetune import FinetuneConfig, finetune_of
+from credit_jax.config.finetune import finetune_of
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.conversion import key_map_for
@@ -42,12 +42,8 @@ class RunConfig:
         if not isinstance(section, Mapping):
             raise ConfigError(["model: missing; this section is required"], self.source)
         model_def = build(section)
-        return replace(model_def, frozen=frozen_parameters(model_def, self.finetune))
-
-    @cached_property
-    def finetune(self) -> FinetuneConfig | None:
-        """The `trainer.finetune` section."""
-        return finetune_of(self.raw)
+        frozen = frozen_parameters(model_def, finetune_of(self.raw))
+        return replace(model_def, frozen=frozen)
 
     @cached_property
     def key_map(self) -> KeyMap:

@@ -41,11 +41,6 @@ _PLATEAU = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch", "min_lrs
 _LAMBDA_EPOCHS, _LAMBDA_WARMUP = 100, 10
 
 
-def kind_of(trainer: TrainerConfig) -> str | None:
-    """The `scheduler_type` of the schedule in use; None for a constant rate."""
-    return None if trainer.schedule is None else trainer.schedule.scheduler_type
-
-
 def read_position(
     state: Mapping[str, Any], kind: str, batches_per_epoch: int | None
 ) -> int:
@@ -122,7 +117,7 @@ def write_position(
     Returns:
         State dict, None without a schedule, and the learning rate.
     """
-    kind = kind_of(trainer)
+    kind = trainer.schedule and trainer.schedule.scheduler_type
     stored_rate = None if progress is None else progress.learning_rate
     rate = trainer.learning_rate if stored_rate is None else stored_rate
     if kind is None:

@@ -26,7 +26,6 @@ from credit_torch_bridge.checkpoint.optimizer import read_moments
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.schedulers import (
     PER_EPOCH,
-    kind_of,
     read_plateau,
     read_position,
     settings_of,
@@ -221,7 +220,8 @@ def _with_state(
     """The checkpoint with optimizer, schedule and position."""
     assert checkpoint.optimizer is not None, "asked for by the caller"
     trainer, state = run_config.trainer, checkpoint.scheduler
-    kind, batches = kind_of(trainer), run_config.batches_per_epoch(batches_per_epoch)
+    kind = trainer.schedule and trainer.schedule.scheduler_type
+    batches = run_config.batches_per_epoch(batches_per_epoch)
     moments, group = read_moments(checkpoint.optimizer, run_config.key_map.parameters)
     rate, plateau = group.get("lr"), None
     settings = {"trainer.weight_decay": group.get("weight_decay")}

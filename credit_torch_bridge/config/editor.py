@@ -218,24 +218,11 @@ def settle(
     named = {c.path for c in editor.changes if c.kind in (MOVED, COMPUTED, DROPPED)}
     unchanged, unaccounted = [], []
     for path, value in leaves(previous):
-        if path in after and same(after[path], value):
+        # Their texts differ where types do, at all levels: 1 is not true.
+        if path in after and repr(after[path]) == repr(value):
             unchanged.append(path)
         elif value in (None, {}) and path in filled:
             continue
         elif not any(path[:length] in named for length in range(1, len(path) + 1)):
             unaccounted.append(path)
     return tuple(unchanged), tuple(unaccounted)
-
-
-def same(left: Any, right: Any) -> bool:
-    """Whether values and their types are equal, at all levels: 1 is not true."""
-    if isinstance(left, Mapping) and isinstance(right, Mapping):
-        return list(left) == list(right) and all(
-            same(left[key], right[key]) for key in left
-        )
-    if isinstance(left, list) and isinstance(right, list):
-        pairs = zip(left, right, strict=False)
-        return len(left) == len(right) and all(same(a, b) for a, b in pairs)
-    if isinstance(left, float) and isinstance(right, float) and left != left:
-        return right != right
-    return type(left) is type(right) and left == right

@@ -14,7 +14,7 @@ from credit_torch_bridge.config.credit_blocks import (
     refuse_blocks,
     variables_of,
 )
-from credit_torch_bridge.config.editor import ConfigEditor, same
+from credit_torch_bridge.config.editor import ConfigEditor
 from credit_torch_bridge.config.from_gen1 import mode_to_parallelism, pairs
 from credit_torch_bridge.config.inference_section import (
     SEED,
@@ -219,7 +219,7 @@ def _model(editor: ConfigEditor) -> None:
     window = editor.get("model.local_window_size")
     takes_list = editor.get("model.type") == "nextgen_wxformer"
     if isinstance(window, list) and window and not takes_list:
-        if all(same(size, window[0]) for size in window):
+        if len(set(map(repr, window))) == 1:
             why = "CREDIT's model takes one number here"
             editor.compute("model.local_window_size", window[0], why)
         else:
