@@ -10,7 +10,6 @@ import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,38 +98,33 @@ def check_variables(path: str, variables: Mapping[Any, Any]) -> None:
             )
 
 
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Names the file in errors of HDF5, whose kinds are many for damaged content."""
-    try:
-        yield
-    except (KeyError, OSError, RuntimeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}; it is damaged") from error
-
-
 def refuse_links(path: Path) -> None:
     """Checks that an HDF5 file holds all of its content itself."""
-    with _readable(path), h5py.File(path, "r") as file:
-        groups, seen = [file["/"]], set()
-        while groups:
-            group: Any = groups.pop()
-            if (number := h5o.get_info(group.id).addr) in seen:
-                continue
-            seen.add(number)
-            for name in group:
-                link = group.get(name, getlink=True)
-                if not isinstance(link, h5py.HardLink):
-                    raise ValueError(
-                        f"{path}: {group.name.rstrip('/')}/{name} is a link to "
-                        f"{link.path!r}, expected the content itself. Do not use it"
-                    )
-                inner = group[name]
-                if isinstance(inner, h5py.Group):
-                    groups.append(inner)
-                elif isinstance(inner, h5py.Dataset) and (
-                    inner.external or inner.is_virtual
-                ):
-                    raise ValueError(
-                        f"{path}: the values of {inner.name} are in other files, "
-                        "expected the content itself. Do not use it"
-                    )
+    try:
+        with h5py.File(path, "r") as file:
+            groups, seen = [file["/"]], set()
+            while groups:
+                group: Any = groups.pop()
+                if (number := h5o.get_info(group.id).addr) in seen:
+                    continue
+                seen.add(number)
+                for name in group:
+                    link = group.get(name, getlink=True)
+                    if not isinstance(link, h5py.HardLink):
+                        raise ValueError(
+                            f"{path}: {group.name.rstrip('/')}/{name} is a link to "
+                            f"{link.path!r}, expected the content itself. Do not use it"
+                        )
+                    inner = group[name]
+                    if isinstance(inner, h5py.Group):
+                        groups.append(inner)
+                    elif isinstance(inner, h5py.Dataset) and (
+                        inner.external or inner.is_virtual
+                    ):
+                        raise ValueError(
+                            f"{path}: the values of {inner.name} are in other files, "
+                            "expected the content itself. Do not use it"
+                        )
+    except (KeyError, OSError, RuntimeError) as error:
+        # The kinds of errors of HDF5 are many for damaged content.
+        raise ValueError(f"{path} cannot be read: {error}; it is damaged") from error

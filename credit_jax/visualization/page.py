@@ -110,7 +110,7 @@ def page_of(
             "Spectra": _spectra(scores),
             "Rank histograms": _ranks(scores, region),
             "Maps": [part("image", data=data, text=text) for data, text in images],
-            "Training": [] if losses is None else _charts([("", losses)]),
+            "Training": [] if losses is None else _charts({"": losses}),
             "Provenance": _provenance(scores.attrs),
         },
     )
@@ -123,20 +123,21 @@ def _legend(looks: Iterable[tuple[str, Mapping[str, Any]]]) -> Part:
     return part("legend", lines=lines)
 
 
-def _charts(charts: Sequence[tuple[str, Chart]]) -> list[Part]:
-    """Charts with their variables, below the legend of the first."""
+def _charts(
+    charts: Mapping[str, Chart], scores: xr.Dataset | None = None
+) -> list[Part]:
+    """Charts of channels with their variables, below the legend of the first."""
     if not charts:
         return []
-    legend = _legend((line.name, line.look) for line in charts[0][1].lines)
-    data = [(variable, chart.data) for variable, chart in charts]
-    return [legend, part("charts", by_variable=data)]
-
-
-def _of_variables(
-    scores: xr.Dataset, charts: Mapping[str, Chart]
-) -> list[tuple[str, Chart]]:
-    variables = scores["variable"]
-    return [(str(variables.sel(channel=k).item()), c) for k, c in charts.items()]
+    first = next(iter(charts.values()))
+    names = dict.fromkeys(charts, "")
+    if scores is not None:
+        variables = scores["variable"]
+        names = {key: str(variables.sel(channel=key).item()) for key in charts}
+    return [
+        _legend((line.name, line.look) for line in first.lines),
+        part("charts", by_variable=[(names[k], c.data) for k, c in charts.items()]),
+    ]
 
 
 def _choices(
@@ -175,7 +176,7 @@ def _curves(scores: xr.Dataset, region: str) -> list[Part]:
             if charts:
                 text = f"{NAMES[metric]}, {region_text(region)}"
                 parts.append(part("heading", text=text))
-                parts += _charts(_of_variables(scores, charts))[1:]
+                parts += _charts(charts, scores)[1:]
         return parts
 
     regions = [str(name) for name in scores["region"].values]
@@ -195,7 +196,7 @@ def _spectra(scores: xr.Dataset) -> list[Part]:
         charts = spectrum_charts(scores, channels_of(scores), band=band)
         text = " ".join(small_scales_text(scores, band)) if charts else ""
         note = [part("paragraph", text=text)] if text else []
-        return note + _charts(_of_variables(scores, charts))
+        return note + _charts(charts, scores)
 
     note = (
         "Mean square amplitude of each zonal wave, in units squared. Where forecasts "
@@ -214,7 +215,7 @@ def _ranks(scores: xr.Dataset, region: str) -> list[Part]:
         f"({region_text(region)}). A reliable ensemble follows the thin line; high "
         f"ends mean that its spread is too small.{some}"
     )
-    parts = _charts(_of_variables(scores, charts))
+    parts = _charts(charts, scores)
     return parts and [part("note", text=note), *parts]
 
 

@@ -23,7 +23,6 @@ from credit_torch_bridge.config.from_gen1 import OURS, POST_CONF, gen1_to_gen2
 from credit_torch_bridge.config.to_gen2 import (
     blocks_are_named,
     check_sections,
-    forecasts_alone,
     gen2_blocks,
     gen2_to_credit,
 )
@@ -95,7 +94,7 @@ def convert_config(
         if not editor.has(key):
             editor.problem(key, "cannot be left out: the config has no such key")
         editor.drop(key, "as asked for")
-    check_sections(editor, training=not forecasts_alone(editor))
+    check_sections(editor)
     try:
         register_objects(editor.config)
     except ConfigError as error:

@@ -126,13 +126,6 @@ def forecast_section(config: Mapping[str, Any]) -> dict[str, Any]:
     return section
 
 
-def is_normalized(config: Mapping[str, Any]) -> bool:
-    """Whether forecasts are normalized by a block that CREDIT cannot invert."""
-    blocks = (config.get("inference") or {}).get("preblocks") or config.get("preblocks")
-    steps = (blocks or {}).get("per_step") or {}
-    return any(block.get("type") == _NORMALIZER for block in steps.values())
-
-
 def _scalers(
     normalizer: Normalizer, data: Mapping[str, Any], num_levels: int
 ) -> dict[str, dict[str, dict[str, dict[str, Any]]]]:

@@ -16,11 +16,7 @@ from credit_torch_bridge.config.credit_blocks import (
 )
 from credit_torch_bridge.config.editor import ConfigEditor
 from credit_torch_bridge.config.from_gen1 import mode_to_parallelism, pairs
-from credit_torch_bridge.config.inference_section import (
-    SEED,
-    forecast_section,
-    is_normalized,
-)
+from credit_torch_bridge.config.inference_section import SEED, forecast_section
 
 CREDIT_DEGREES = ("data", "tensor", "domain")
 PHASES = {
@@ -64,19 +60,12 @@ _LOSS_TERMS = ("use_latitude_weights", "use_variable_weights", "use_spectral_los
 _REMAT = {"none": False, "full": True, "selective": True}
 
 
-def forecasts_alone(editor: ConfigEditor) -> bool:
-    """Whether a config has forecasts and nothing to train with; drops what is left."""
-    if not any(isinstance(editor.get(key), dict) for key in _FORECASTS):
-        return False
-    if any(editor.has(f"trainer.{key}") for key in _TRAINS):
-        return False
-    for key in ("trainer", "loss"):
+def check_sections(editor: ConfigEditor) -> None:
+    """Records missing sections; of forecasts alone drops what is left of training."""
+    training = not any(isinstance(editor.get(key), dict) for key in _FORECASTS)
+    training |= any(editor.has(f"trainer.{key}") for key in _TRAINS)
+    for key in () if training else ("trainer", "loss"):
         editor.drop(key, "a config of forecasts alone, which need none")
-    return True
-
-
-def check_sections(editor: ConfigEditor, *, training: bool) -> None:
-    """Records missing sections that forecasts, or training, require."""
     for key in ("data", "model", *(("loss", "trainer") if training else ())):
         if not isinstance(editor.get(key), dict):
             editor.problem(key, "missing; a config to train needs this section")
@@ -179,7 +168,9 @@ def gen2_blocks(editor: ConfigEditor) -> None:
         targets = key == "postblocks"
         why = "CREDIT's rollout has no target" if targets else "CREDIT's rollout asks"
         editor.compute(("inference", key), value, why)
-    if is_normalized(editor.config):
+    blocks = editor.get("inference.preblocks") or editor.get("preblocks", {})
+    steps = (blocks.get("per_step") or {}).values()
+    if any(block.get("type") == "era5_normalizer" for block in steps):
         editor.note(
             "inference.preblocks",
             "CREDIT's rollout has no inverse of era5_normalizer: forecasts are right "
