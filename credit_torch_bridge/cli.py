@@ -13,6 +13,7 @@ from credit_jax.cli.commands import (
     FAILED,
     OK,
     OVERRIDES,
+    VERIFY,
     WEIGHTS,
     Command,
     CommandError,
@@ -61,9 +62,7 @@ class Convert(Command):
         None,
         choices=CHOICES,
     )
-    verify: bool = option(
-        "read checkpoints without comparing their files with their digests", True
-    )
+    verify: bool = option(VERIFY, True)
     step: int | None = option(
         "with --to torch: the checkpoint; default: the newest", None
     )

@@ -62,9 +62,6 @@ class RunArtifact(Artifact):
         """See `Artifact.of_data`."""
         return replace(self, channels=schema.names)
 
-    def _has(self, item: str) -> bool:
-        return item in self.run.item_names(self.step)
-
     def restore(self, model: ParallelModel) -> tuple[Weights, ModelState]:
         """The weights on the mesh of a model; every device reads its own shards."""
         params, model_state = weight_targets(model)
@@ -90,7 +87,7 @@ class RunArtifact(Artifact):
         items: dict[str, Any] = {WEIGHTS: {"params": params, **model_state}}
         if self.average:
             items[EMA] = params
-        if self.average and self._has(EMA_STATS):
+        if self.average and EMA_STATS in self.run.item_names(self.step):
             items[EMA_STATS] = wide_statistics(model_state)
         return items
 
@@ -104,7 +101,7 @@ class RunArtifact(Artifact):
     def parts_on_host(self, model_def: ModelDef) -> tuple[Arrays, HostModelState]:
         """`on_host` with adapters, and with their matrices as they are in the base."""
         low_rank = model_def.low_rank
-        if low_rank is None or not self._has(ADAPTERS):
+        if low_rank is None or ADAPTERS not in self.run.item_names(self.step):
             raise ValueError(
                 f"{self.path} has no adapters (trainer.finetune.lora); expected a "
                 "checkpoint of a run that trains some"
@@ -115,7 +112,7 @@ class RunArtifact(Artifact):
         adapters = {name: like[name] for name in low_rank.param_specs(specs)}
         targets = {"base": {name: like[name] for name in low_rank.targets}}
         targets["weights"] = adapters
-        if self._has(EMA):
+        if EMA in self.run.item_names(self.step):
             targets[EMA] = adapters
         stored = self.run.restore(self.step, {ADAPTERS: targets})[ADAPTERS]
         chosen = stored[EMA if self.average else "weights"]
@@ -124,7 +121,7 @@ class RunArtifact(Artifact):
     @property
     def has_moments(self) -> bool:
         """Whether the checkpoint has an optimizer."""
-        return self._has(OPTIMIZER)
+        return OPTIMIZER in self.run.item_names(self.step)
 
     def moments_on_host(self, model_def: ModelDef) -> optax.ScaleByAdamState:
         """See `Artifact.moments_on_host`."""

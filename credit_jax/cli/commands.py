@@ -370,6 +370,7 @@ def print_line(text: str, style: str = "", *, stderr: bool = False) -> None:
 
 
 OVERRIDES = "override a value by its dotted path: trainer.epochs=3; repeatable"
+VERIFY = "read checkpoints without comparing their files with their digests"
 WEIGHTS = "the moving average, if there is one (default), or the last weights"
 
 
@@ -390,9 +391,7 @@ class WeightsOptions(Command):
 
     step: int | None = option("which checkpoint (default: the newest)", None)
     weights: str | None = option(WEIGHTS, None, choices=CHOICES)
-    verify: bool = option(
-        "read checkpoints without comparing their files with their digests", True
-    )
+    verify: bool = option(VERIFY, True)
 
 
 class MeshOptions(Command):

@@ -14,6 +14,7 @@ from credit_jax.cli.commands import (
     DIVERGED,
     FAILED,
     OK,
+    VERIFY,
     CommandError,
     ConfigOptions,
     ProcessOptions,
@@ -45,9 +46,7 @@ class Train(ConfigOptions, StopOption, ProcessOptions):
         "begin anew; an earlier run in there is moved to a dated folder", False
     )
     save_loc: str | None = option("folder of the run, instead of save_loc", None, "DIR")
-    verify: bool = option(
-        "read checkpoints without comparing their files with their digests", True
-    )
+    verify: bool = option(VERIFY, True)
     profile: str | None = option(
         "trace these updates of this command, counted from 1, for xprof",
         None,

@@ -210,7 +210,8 @@ class Heartbeat:
             # Only signals with a handler in Python are written to the descriptor.
             for number, default, handler in (
                 (signal.SIGINT, signal.default_int_handler, self._interrupt),
-                (signal.SIGTERM, signal.SIG_DFL, self._leave_to_thread),
+                # The thread ends the process, also while the main thread compiles.
+                (signal.SIGTERM, signal.SIG_DFL, lambda *_: None),
             ):
                 if signal.getsignal(number) is default:
                     self._previous[number] = signal.signal(number, handler)
@@ -241,9 +242,6 @@ class Heartbeat:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._is_taken.set()
         signal.default_int_handler(number, frame)
-
-    def _leave_to_thread(self, number: int, frame: FrameType | None) -> None:
-        """The thread ends the process, also while the main thread compiles."""
 
     # ------------------------------------------------------------- the thread
 

@@ -115,21 +115,10 @@ class _Ranges(io.RawIOBase):
 
     def __init__(self, reader: Any) -> None:
         super().__init__()
-        self._reader = reader
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._reader.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._reader.tell()
+        self._read, self.seek, self.tell = reader.read, reader.seek, reader.tell
+        self.readable = self.seekable = lambda: True
 
     def readinto(self, buffer: Any) -> int:
-        data = memoryview(self._reader.read(len(buffer)))
+        data = memoryview(self._read(len(buffer)))
         buffer[: len(data)] = data
         return len(data)

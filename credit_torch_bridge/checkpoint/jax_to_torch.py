@@ -63,7 +63,8 @@ def to_torch_files(
     """`to_torch` for a checkpoint in memory."""
     key_map, epoch = run_config.key_map, checkpoint.progress.epoch - 1
     state = key_map.write(checkpoint.params, checkpoint.model_state)
-    content: dict[str, Any] = {"epoch": epoch, "model_state_dict": _tensors(state)}
+    tensors = OrderedDict((key, torch.from_numpy(x)) for key, x in state.items())
+    content: dict[str, Any] = {"epoch": epoch, "model_state_dict": tensors}
     if checkpoint.moments is not None:
         trainer, batches = run_config.trainer, batches_per_epoch
         scheduler, rate = write_position(
@@ -92,22 +93,18 @@ def to_torch_files(
         # average in credit_jax (tables of a process) are copied in float32.
         stems = [key.removesuffix("orig") for key in state if key.endswith("_orig")]
         vectors = {f"{stem}{end}" for stem in stems for end in "uv"}
-        shadow = {
-            key: averaged[key] if key in averaged else array.astype(np.float32)
-            for key, array in state.items()
-            if key not in vectors
-        }
+        shadow = OrderedDict[str, torch.Tensor]()
+        for key, array in state.items():
+            if key not in vectors:
+                array = averaged[key] if key in averaged else array.astype(np.float32)
+                shadow[key] = torch.from_numpy(array)
         average = {
-            "shadow": _tensors(shadow),
+            "shadow": shadow,
             "decay": run_config.trainer.ema_decay,
             "step": checkpoint.update_step,
         }
         files[AVERAGE] = {"epoch": epoch, "model_state_dict": average}
     return files
-
-
-def _tensors(state: Mapping[str, np.ndarray]) -> OrderedDict[str, torch.Tensor]:
-    return OrderedDict((key, torch.from_numpy(a)) for key, a in state.items())
 
 
 def config_for_credit(
