@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count, pairwise, product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from credit_jax.config.base import ConfigWarning
 from credit_jax.config.custom_objects import SECTION, absolute_paths, register_objects
 from credit_jax.config.dates import Timestep, duration, duration_text
 from credit_jax.config.messages import hint
+from credit_jax.config.sources.source import variables_of
 from credit_jax.config.yaml_file import CompactDumper, read_yaml
 from credit_jax.data.calendars import names_of_times
 from credit_jax.data.sources.files import discover, time_format
@@ -382,11 +384,8 @@ def _assign_roles(
     usual = {name: role for role, names in _USUAL.items() for name in names.split()}
     roles = {x: PROGNOSTIC for x in deep if x.lower() not in _DERIVED.split()}
     roles |= {name: usual[name.lower()] for name in flat if name.lower() in usual}
-    for source in ((example.get("data") or {}).get("source") or {}).values():
-        for role, fields in (source.get("variables") or {}).items():
-            if role in OPTIONS and isinstance(fields, Mapping):
-                names = {name for key in _DIMS for name in fields.get(key, ())}
-                roles |= dict.fromkeys(names.intersection(flat), role)
+    known = variables_of((example.get("data") or {}).get("source") or {}, [*OPTIONS])
+    roles |= {name: key.split("/")[1] for name, key in known if name in flat}
     for role, names in chosen.items():
         roles |= dict.fromkeys(names, role)
         for name in names:
@@ -481,12 +480,7 @@ def _sources(
                     "variables": {},
                 },
             )
-            taken = {
-                name
-                for others in source["variables"].values()
-                for key in _DIMS
-                for name in others.get(key, ())
-            }
+            taken = {name for name, _ in variables_of({"": source})}
             if (
                 role not in source["variables"]
                 and not taken.intersection(chain(*fields.values()))
@@ -512,13 +506,8 @@ def _model_section(
     """The model of the example for other variables and rows and columns."""
     # Padding is the smallest with which its windows and strides divide the grid.
     deep, flat = (
-        Counter(
-            role
-            for source in sources.values()
-            for role, fields in source["variables"].items()
-            for _ in fields.get(key, ())
-        )
-        for key in _DIMS
+        Counter(key.split("/")[1] for _, key in variables_of(sources) if dim in key)
+        for dim in ("/3d/", "/2d/")
     )
     forced = flat[FORCING] + flat["static"]
     counts = {
@@ -601,16 +590,9 @@ def _other_sections(
         )
     )
     # Statistics are found by the name alone: z on levels, z of the surface.
-    keys = {
-        (dims, f"{source}/{kind}/{dims[-2:].lower()}/{name}")
-        for source, section in data["source"].items()
-        for kind, fields in section["variables"].items()
-        for dims in _DIMS
-        for name in fields.get(dims, ())
-    }
-    deep = {key.rsplit("/", 1)[1] for dims, key in keys if dims == "vars_3D"}
-    flat = sorted(key for dims, key in keys if dims == "vars_2D")
-    new = {key: f"{key}_surface" for key in flat if key.rsplit("/", 1)[1] in deep}
+    variables = sorted(variables_of(data["source"]), key=itemgetter(1))
+    deep = {name for name, key in variables if "/3d/" in key}
+    new = {k: f"{k}_surface" for name, k in variables if name in deep and "/2d/" in k}
     if new:
         rename = {"rename": {"type": "rename", "args": {"mapping": new}}}
         blocks = sections["preblocks"]

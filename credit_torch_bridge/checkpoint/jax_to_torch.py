@@ -93,7 +93,7 @@ def to_torch_files(
         # average in credit_jax (tables of a process) are copied in float32.
         stems = [key.removesuffix("orig") for key in state if key.endswith("_orig")]
         vectors = {f"{stem}{end}" for stem in stems for end in "uv"}
-        shadow = OrderedDict[str, torch.Tensor]()
+        shadow: dict[str, torch.Tensor] = OrderedDict()
         for key, array in state.items():
             if key not in vectors:
                 array = averaged[key] if key in averaged else array.astype(np.float32)

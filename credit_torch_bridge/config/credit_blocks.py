@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from collections.abc import Mapping
 from typing import Any
 
 from credit_jax.named_fields.tree import PREDICTION, TARGET
@@ -117,14 +116,3 @@ def without_target(steps: Mapping[str, Any]) -> dict[str, Any]:
         for name, block in steps.items()
         if TARGET not in (read[name].get("out_key"), read[name].get("key"))
     }
-
-
-def variables_of(
-    sources: Mapping[str, Any], kinds: Sequence[str]
-) -> Iterator[tuple[str, str]]:
-    """Yields name and key of variables of some kinds, in the order of channels."""
-    for source, section in sources.items():
-        for kind, dim in product(kinds, ("3D", "2D")):
-            fields = (section.get("variables") or {}).get(kind) or {}
-            for name in fields.get(f"vars_{dim}") or ():
-                yield name, f"{source}/{kind}/{dim.lower()}/{name}"

@@ -11,8 +11,9 @@ from typing import Any
 import pandas as pd
 
 from credit_jax.config.inference import EncodingConfig
+from credit_jax.config.sources.source import variables_of
 from credit_jax.transforms.diagnostics import FullLevels
-from credit_torch_bridge.config.credit_blocks import variables_of, without_target
+from credit_torch_bridge.config.credit_blocks import without_target
 from credit_torch_bridge.config.editor import ConfigEditor, shown
 
 SECTION, TARGET = "predict", "inference"

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from credit_jax.config.sources.source import variables_of
 from credit_jax.named_fields.bridgescaler import write_scalers
 from credit_jax.transforms import Normalizer
-from credit_torch_bridge.config.credit_blocks import variables_of, without_target
+from credit_torch_bridge.config.credit_blocks import without_target
 
 SCALER_FILE = "forecast_scaler.json"
 _NORMALIZER, _SCALER = "era5_normalizer", "bridgescaler_transform"

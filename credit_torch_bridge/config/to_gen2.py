@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from credit_jax.config.parallelism import ParallelismConfig
+from credit_jax.config.sources.source import variables_of
 from credit_jax.losses import LOSSES
 from credit_jax.models.crossformer.config import StagesConfig
 from credit_jax.models.registry import MODELS
 from credit_torch_bridge.config.credit_blocks import (
     add_scored_fields,
     refuse_blocks,
-    variables_of,
 )
 from credit_torch_bridge.config.editor import ConfigEditor
 from credit_torch_bridge.config.from_gen1 import mode_to_parallelism, pairs

@@ -1,5 +1,7 @@
 """The keys that the sections of all sources have, and the variables of a source."""
 
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any, ClassVar, Literal
 
 import pandas as pd
@@ -12,6 +14,17 @@ from credit_jax.config.dates import Calendar, Dates, Timestep, duration
 FIELD_TYPES = ("prognostic", "static", "dynamic_forcing", "diagnostic")
 INPUT_TYPES = ("prognostic", "static", "dynamic_forcing")
 OUTPUT_TYPES = ("prognostic", "diagnostic")
+
+
+def variables_of(
+    sources: Mapping[str, Any], kinds: Sequence[str] = FIELD_TYPES
+) -> Iterator[tuple[str, str]]:
+    """Yields name and key of variables, of sections of sources as they are written."""
+    for source, section in sources.items():
+        for kind, dim in product(kinds, ("3D", "2D")):
+            fields = (section.get("variables") or {}).get(kind) or {}
+            for name in fields.get(f"vars_{dim}") or ():
+                yield name, f"{source}/{kind}/{dim.lower()}/{name}"
 
 
 class FieldConfig(StrictModel):
