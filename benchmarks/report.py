@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from benchmarks.recipe import recipe
-from credit_jax.io.activity import print_table
+from credit_jax.training.display import print_table
 
 REPORTS = Path(__file__).with_name("reports")
 

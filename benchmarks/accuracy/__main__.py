@@ -51,12 +51,12 @@ from benchmarks.meshes import num_devices
 from benchmarks.recipe import recipe
 from benchmarks.report import add_out_option, write_report
 from benchmarks.small_models import SEVERAL, WIDE, placed
-from credit_jax.io.activity import print_table
 from credit_jax.models.conversion import to_state_dict
 from credit_jax.models.registry import build
 from credit_jax.parallel.compiler import compile_quickly
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.params.precision import default_mp_policy
+from credit_jax.training.display import print_table
 
 # The models of released weights; `--others` runs the rest of `ROWS`.
 RELEASED = ("wxformer", "crossformer", "camulator")

@@ -29,7 +29,6 @@ from credit_jax.config.messages import counted, printable
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.data.perturbations import parse_perturbation
-from credit_jax.io.activity import print_table
 from credit_jax.models.model_def import parameter_count
 from credit_jax.parallel.mesh.devices import free_memory
 from credit_jax.plan import RunPlan, plan_run
@@ -42,6 +41,7 @@ from credit_jax.plan.estimates import (
     step_bound,
     update_seconds,
 )
+from credit_jax.training.display import print_table
 from credit_jax.training.rehearsal import rehearse
 from credit_jax.training.setup import summary_of
 

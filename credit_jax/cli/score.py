@@ -39,10 +39,10 @@ from credit_jax.evaluation.opening import (
 from credit_jax.evaluation.regions import choose_regions
 from credit_jax.evaluation.scores import other_scores, score_table, write_scores
 from credit_jax.forecast.archive import ForecastRecord, record_beside
-from credit_jax.io.activity import print_table
 from credit_jax.io.errors import WriteError, writable_folder, write_errors
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.plan.forecast import forecast_truth
+from credit_jax.training.display import print_table
 from credit_jax.visualization.page import PAGE_NAME, write_page
 
 

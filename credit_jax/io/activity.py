@@ -23,12 +23,6 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any
 
-from rich.console import Console
-from rich.segment import Segments
-from rich.table import Table
-
-_WIDEST = 1000  # columns of a table
-
 
 @dataclass
 class _ActivityLog:
@@ -136,16 +130,6 @@ def log_line(text: str) -> None:
     # Who read stderr may be gone; signals are answered all the same.
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
-    line_written()
-
-
-def print_table(table: Table, console: Console | None = None) -> None:
-    """Prints a table as wide as its rows: terminals wrap them, and no number is cut."""
-    console = console or Console()
-    # Rich shortens cells to the terminal, and to 80 columns where there is none: an
-    # error of 13 became "1".
-    options = console.options.update(max_width=_WIDEST)
-    console.print(Segments(console.render(table, options)), soft_wrap=True)
     line_written()
 
 

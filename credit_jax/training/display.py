@@ -9,12 +9,15 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.segment import Segments
+from rich.table import Table
 from rich.text import Text
 
 from credit_jax.config.messages import printable
 from credit_jax.io.activity import description, line_written, live_display
 
 PLAIN_SECONDS = 10.0
+_WIDEST = 1000  # columns of a table
 _SMOOTH = 0.9
 
 
@@ -150,3 +153,13 @@ def clock(seconds: float) -> str:
     """
     total = int(seconds)
     return f"{total // 3600}:{total % 3600 // 60:02d}:{total % 60:02d}"
+
+
+def print_table(table: Table, console: Console | None = None) -> None:
+    """Prints a table as wide as its rows: terminals wrap them, and no number is cut."""
+    console = console or Console()
+    # Rich shortens cells to the terminal, and to 80 columns where there is none: an
+    # error of 13 became "1".
+    options = console.options.update(max_width=_WIDEST)
+    console.print(Segments(console.render(table, options)), soft_wrap=True)
+    line_written()

@@ -19,9 +19,9 @@ from credit_jax.evaluation.scores import (
     seen_in_training,
     write_scores,
 )
-from credit_jax.io.activity import activity, print_table
+from credit_jax.io.activity import activity
 from credit_jax.io.atomic import move_aside, new_file
-from credit_jax.training.display import Display
+from credit_jax.training.display import Display, print_table
 from credit_jax.training.held_out import HeldOut, plan_held_out
 from credit_jax.training.loggers import LOG_NAME, read_log
 from credit_jax.training.loop import Outcome

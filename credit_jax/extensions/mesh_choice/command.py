@@ -23,11 +23,11 @@ from credit_jax.extensions.mesh_choice.search import (
     Ranked,
     batch_of,
 )
-from credit_jax.io.activity import print_table
 from credit_jax.io.atomic import new_file, refuse_existing
 from credit_jax.parallel.compiler import compile_sooner
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.plan import plan_model
+from credit_jax.training.display import print_table
 
 GB = 1e9
 
