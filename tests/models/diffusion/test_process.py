@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,7 @@ SHAPE = OUTPUT.shape(BATCH)
 def _process_of_credit(credit: Any, keys: dict[str, Any]) -> Any:
     import torch
 
-    from credit_torch_bridge.compare.credit_side import _process
+    from credit_torch_bridge.compare.jax_side import import_credit
 
     class Network(torch.nn.Module):
         channels, input_channels, output_channels, frames = 3, 3, 3, 1
@@ -39,7 +40,11 @@ def _process_of_credit(credit: Any, keys: dict[str, Any]) -> Any:
         def forward(self, x: Any, t: Any, x_self_cond: Any, x_cond: Any) -> Any:
             return 0.5 * x + 0.1 * x_cond + 0.01 * t[:, None, None, None, None]
 
-    return _process(Network(), keys)
+    # As in `credit_torch_bridge.compare.credit_side.new_credit_model`.
+    diffusion = import_credit("diffusion")
+    is_instance = lambda *args: len(args) == 2 and isinstance(*args)  # noqa: E731
+    with mock.patch.object(diffusion, "isinstance", is_instance, create=True):
+        return diffusion.ModifiedGaussianDiffusion(Network(), **keys)
 
 
 def _network(x_cond: np.ndarray) -> Any:
