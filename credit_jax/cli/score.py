@@ -75,7 +75,9 @@ class ComparisonOptions(Command):
         truth: str | NamedData | None = self.truth
         training = None
         if config is not None:
-            if config.data.has_period:
+            if config.data.date_ranges is not None or (
+                config.data.start_datetime != config.data.end_datetime
+            ):
                 training = NamedData.before(config.preblocks, config.data)
             inference = config.inference or InferenceConfig()
             truth = truth or forecast_truth(config, inference)

@@ -231,7 +231,7 @@ class Config(StrictModel):
 
         They do if the loss scores an ensemble, since ranks then have different members.
         """
-        return self.loss.scores_ensemble and self.trainer.ensemble_size > 1
+        return "crps" in self.loss.name.casefold() and self.trainer.ensemble_size > 1
 
 
 def section_conflicts(config: Config, *, training: bool = True) -> list[str]:
@@ -262,7 +262,16 @@ def section_conflicts(config: Config, *, training: bool = True) -> list[str]:
             "use some days, or leave the section out"
         )
     problems += _date_problems("data", config.data, config.trainer.train_batch_size)
-    problems += _curriculum_problems(config, problems)
+    for index, stage in enumerate(config.stages):
+        lines = _source_problems("data", stage.data) + _step_problems(stage)
+        lines += _date_problems("data", stage.data, stage.trainer.train_batch_size)
+        if stage.loss.learns != config.loss.learns:
+            lines.append(
+                "loss.args.var_weighting: learnable has parameters that are trained in "
+                "the whole run, not in some stages; take it in all stages or in none"
+            )
+        path = f"trainer.curriculum.{index}"
+        problems += [f"{path}: {line}" for line in lines if line not in problems]
     if config.trainer.skip_validation:
         metric = config.trainer.training_metric
         if metric.startswith("valid"):
@@ -336,22 +345,6 @@ def _step_problems(config: Config) -> list[str]:
         f"{key}.backprop_on_timestep: got {list(chosen)}, but data.forecast_len is "
         f"{last}; take steps from 1 to {last}"
     ]
-
-
-def _curriculum_problems(config: Config, available: list[str]) -> list[str]:
-    """Checks each stage as a run by itself; problems of the run are not repeated."""
-    problems = []
-    for index, stage in enumerate(config.stages):
-        lines = _source_problems("data", stage.data) + _step_problems(stage)
-        lines += _date_problems("data", stage.data, stage.trainer.train_batch_size)
-        if stage.loss.learns != config.loss.learns:
-            lines.append(
-                "loss.args.var_weighting: learnable has parameters that are trained in "
-                "the whole run, not in some stages; take it in all stages or in none"
-            )
-        path = f"trainer.curriculum.{index}"
-        problems += [f"{path}: {line}" for line in lines if line not in available]
-    return problems
 
 
 def _date_problems(path: str, data: DataConfig, batch_size: int) -> list[str]:

@@ -163,7 +163,22 @@ def _reference(custom: CustomObject, name: str, package: Path | None) -> _Refere
     module, attribute = custom.module_path, custom.module_name or name
     is_file = module.endswith(_PYTHON)
     if package is not None:
-        _check_reference(module, is_file, package)
+        if is_file:
+            raise ValueError(
+                f"a package runs no code of its own: got the file {module!r}, "
+                "expected the name of an installed module"
+            )
+        try:
+            spec = importlib.util.find_spec(module.partition(".")[0])
+        except (ImportError, ValueError):
+            spec = None
+        files = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+        for file in filter(None, files):
+            if Path(file).resolve().is_relative_to(package.resolve()):
+                raise ValueError(
+                    f"a package runs no code of its own: module {module!r} is in "
+                    f"{package}; work in another folder"
+                )
     if not is_file:
         return _Reference(module, attribute)
     file = Path(_absolute(module))
@@ -178,26 +193,6 @@ def _absolute(module_path: str) -> str:
     if not module_path.endswith(_PYTHON):
         return module_path
     return str(Path(module_path).expanduser().absolute())
-
-
-def _check_reference(module: str, is_file: bool, package: Path) -> None:
-    """Checks that a package names an installed module, and none of its own."""
-    if is_file:
-        raise ValueError(
-            f"a package runs no code of its own: got the file {module!r}, expected the "
-            "name of an installed module"
-        )
-    try:
-        spec = importlib.util.find_spec(module.partition(".")[0])
-    except (ImportError, ValueError):
-        spec = None
-    files = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
-    for file in filter(None, files):
-        if Path(file).resolve().is_relative_to(package.resolve()):
-            raise ValueError(
-                f"a package runs no code of its own: module {module!r} is in "
-                f"{package}; work in another folder"
-            )
 
 
 def _offered(config: Mapping[str, Any]) -> Iterator[EntryPoint]:

@@ -174,13 +174,6 @@ class DataConfig(_Window):
             return self.date_ranges
         return ((str(self.start_datetime), str(self.end_datetime)),)
 
-    @property
-    def has_period(self) -> bool:
-        """Whether the dates are a period; they are one time in forecasts alone."""
-        return self.date_ranges is not None or (
-            self.start_datetime != self.end_datetime
-        )
-
 
 class ValidationDataConfig(_Window):
     """The keys of `data` that differ for validation.

@@ -145,11 +145,6 @@ class LossConfig(StrictModel):
         return self.args.get("training_loss", "mse") if self.is_base else self.type
 
     @property
-    def scores_ensemble(self) -> bool:
-        """Whether the training loss is a CRPS, which scores an ensemble."""
-        return "crps" in self.name.casefold()
-
-    @property
     def members_are_ranks(self) -> bool:
         """Whether each data-parallel rank has one member (`ring-crps`)."""
         return self.name == RING

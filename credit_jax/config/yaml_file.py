@@ -132,44 +132,41 @@ def parse_yaml(text: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        _check_size(node)
+        sizes: dict[yaml.Node, tuple[int, int]] = {}
+        parents: set[yaml.Node] = set()
+
+        def size(node: yaml.Node) -> tuple[int, int]:
+            """The number of nodes of a node, and their depth."""
+            if node in parents:
+                raise yaml.YAMLError(
+                    "an alias (*) must be outside of what it names (&)"
+                )
+            if node in sizes:
+                return sizes[node]
+            inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+            if isinstance(node, yaml.MappingNode):
+                inner = [part for pair in node.value for part in pair]
+            parents.add(node)
+            parts = [size(part) for part in inner]
+            parents.remove(node)
+            number = 1 + sum(number for number, _ in parts)
+            depth = 1 + max((depth for _, depth in parts), default=0)
+            if number > _MAX_NODES:
+                raise yaml.YAMLError(
+                    f"its aliases (*) must stand for at most {_MAX_NODES} values"
+                )
+            if depth > _MAX_DEPTH:
+                raise yaml.YAMLError(_TOO_DEEP)
+            sizes[node] = number, depth
+            return sizes[node]
+
+        size(node)
         return loader.construct_document(node)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         # Of explicit tags with other texts than they stand for: !!timestamp "abc".
         raise yaml.YAMLError(f"a value must fit its tag ({error!r})") from None
     finally:
         loader.dispose()
-
-
-def _check_size(root: yaml.Node) -> None:
-    """Counts nodes, each alias as what it stands for, before any is constructed."""
-    sizes: dict[yaml.Node, tuple[int, int]] = {}
-    parents: set[yaml.Node] = set()
-
-    def size(node: yaml.Node) -> tuple[int, int]:
-        """The number of nodes of a node, and their depth."""
-        if node in parents:
-            raise yaml.YAMLError("an alias (*) must be outside of what it names (&)")
-        if node in sizes:
-            return sizes[node]
-        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
-        if isinstance(node, yaml.MappingNode):
-            inner = [part for pair in node.value for part in pair]
-        parents.add(node)
-        parts = [size(part) for part in inner]
-        parents.remove(node)
-        number = 1 + sum(number for number, _ in parts)
-        depth = 1 + max((depth for _, depth in parts), default=0)
-        if number > _MAX_NODES:
-            raise yaml.YAMLError(
-                f"its aliases (*) must stand for at most {_MAX_NODES} values"
-            )
-        if depth > _MAX_DEPTH:
-            raise yaml.YAMLError(_TOO_DEEP)
-        sizes[node] = number, depth
-        return sizes[node]
-
-    size(root)
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:

@@ -11,9 +11,9 @@ import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.data import DataConfig
-from credit_jax.config.sources.source import OUTPUT_TYPES
+from credit_jax.config.sources.source import MAIN_INPUT, OUTPUT_TYPES
 from credit_jax.data.clock import common_starts
-from credit_jax.data.opened_data import InputData, is_of_x, open_data, schemas_of
+from credit_jax.data.opened_data import InputData, open_data, schemas_of
 from credit_jax.data.schema import READ_ORDER
 from credit_jax.data.sources.file_source import FileSource
 from credit_jax.data.sources.source import BadSampleError, SourceFields
@@ -59,14 +59,9 @@ class Dataset(InputData):
         return self.data.forecast_len
 
     @property
-    def skips_bad(self) -> bool:
-        """Whether the reader is to replace samples that cannot be used."""
-        return self.data.on_bad_sample == "skip"
-
-    @property
     def replaces(self) -> bool:
         """Whether the reader is to replace some samples by others."""
-        return self.skips_bad or self.data.on_outlier == "skip"
+        return self.data.on_bad_sample == "skip" or self.data.on_outlier == "skip"
 
     def __getitem__(self, index: int) -> Sample:
         return self.step(index, 0)
@@ -130,7 +125,7 @@ class Dataset(InputData):
         clock, windows = self.clocks[name], []
         for step in range(self.num_steps):
             starts = self.starts_at(step)
-            if not is_of_x(self.sources[name]) or (
+            if self.sources[name].config.input != MAIN_INPUT or (
                 field_type != "diagnostic" and step == 0
             ):
                 windows.append(clock.input_times(starts))
@@ -187,7 +182,7 @@ class Dataset(InputData):
                 try:
                     source.check(kind, np.unique(self.window(name, kind)))
                 except BadSampleError as error:
-                    if not self.skips_bad:
+                    if self.data.on_bad_sample != "skip":
                         raise
                     lines.append(str(error))
         return lines + self.notes()

@@ -18,9 +18,14 @@ import pandas as pd
 from jax.sharding import Mesh
 
 from credit_jax.config.data import DataConfig
+from credit_jax.config.sources.source import MAIN_INPUT
 from credit_jax.data.channel_checks import ChannelChecks, further_arrays
 from credit_jax.data.dataset import stacked
-from credit_jax.data.opened_data import InputData, is_of_x, open_data, schemas_of
+from credit_jax.data.opened_data import (
+    InputData,
+    open_data,
+    schemas_of,
+)
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.data.schema import READ_ORDER, ChannelSchema
 from credit_jax.data.sources.file_source import FileSource
@@ -95,7 +100,8 @@ class ForecastData(InputData):
         lines = list[str | None]()
         for name, source in self.sources.items():
             # Further inputs are read at all of their times in each step.
-            clock, last = self.clocks[name], slice(-1 * is_of_x(source), None)
+            last = slice(-1 * (source.config.input == MAIN_INPUT), None)
+            clock = self.clocks[name]
             for kind in source.config.variables.by_type:
                 first = starts
                 if kind == PROGNOSTIC and states is not None:
@@ -336,7 +342,8 @@ class ForecastReader:
         perturb: Perturb | None = None,
     ) -> FirstStep:
         """Reads the states at some dates, each perturbed like that of its task."""
-        fields = stacked(self._initial(starts))
+        once = {t: self.data.initial(t, self.state) for t in dict.fromkeys(starts)}
+        fields = stacked([once[start] for start in starts])
         raw: FieldTree = {"input": fields, "input_times": np.array(starts)}
         done = self.pipeline.run(Phase.INITIAL, raw)
         aligned = self.pipeline.aligned(done, Phase.BEFORE_STEP)
@@ -362,13 +369,6 @@ class ForecastReader:
         return FirstStep({**arrays, **self._further(starts, 0)}, states)
 
     # Samples of one date whose states are arrays differ: a subclass reads those.
-    def _initial(
-        self, starts: Sequence[np.datetime64]
-    ) -> list[dict[str, SourceFields]]:
-        """Reads the fields of each date once."""
-        once = {t: self.data.initial(t, self.state) for t in dict.fromkeys(starts)}
-        return [once[start] for start in starts]
-
     def forcing(self, tasks: Sequence[Task], step: int) -> FieldTree:
         """Reads the input of the step after `step` for some tasks; see `forcing_at`."""
         return self.forcing_at(self._starts(tasks), step)

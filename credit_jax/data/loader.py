@@ -258,7 +258,7 @@ class Loader:
         """Whether a sample with an error is replaced by another."""
         if isinstance(error, OutlierError):
             return self.dataset.data.on_outlier == "skip"
-        return self.dataset.skips_bad
+        return self.dataset.data.on_bad_sample == "skip"
 
     def _good(self, index: int) -> int:
         """The index of the sample itself, or of the next good one in time."""

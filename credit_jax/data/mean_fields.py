@@ -138,10 +138,10 @@ def build_climatology(
             parts = by_key(dataset.target(int(index))).values()
             field = np.concatenate([*parts])
         except (ValueError, OSError):
-            if not dataset.skips_bad:
+            if dataset.data.on_bad_sample != "skip":
                 raise
             continue
-        if dataset.skips_bad and not np.isfinite(field).all():
+        if dataset.data.on_bad_sample == "skip" and not np.isfinite(field).all():
             continue
         if sums is None:
             sums = np.zeros((_NUM_BINS[by], *field.shape), dtype=np.float64)

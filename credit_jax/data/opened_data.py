@@ -57,7 +57,9 @@ class OpenedData:
     def x(self) -> dict[str, Source]:
         """The sources of x."""
         every = self.sources.items()
-        return {name: source for name, source in every if is_of_x(source)}
+        return {
+            name: source for name, source in every if source.config.input == MAIN_INPUT
+        }
 
     def only(self, names: Collection[str]) -> OpenedData:
         """Returns some of the sources, in the same calendar."""
@@ -188,11 +190,6 @@ class OpenedData:
         return [note for source in self.x.values() for note in source.notes()]
 
 
-def is_of_x(source: Source) -> bool:
-    """Whether a source is one of x, and not of a further input of the model."""
-    return source.config.input == MAIN_INPUT
-
-
 @dataclass(frozen=True)
 class InputData(OpenedData):
     """The data that x and the further inputs of a model are made of."""
@@ -302,7 +299,11 @@ def open_data(
             and `common_calendar`.
     """
     opened = {name: open_source(name, data, open_files) for name in data.source}
-    x = {name: source for name, source in opened.items() if is_of_x(source)}
+    x = {
+        name: source
+        for name, source in opened.items()
+        if source.config.input == MAIN_INPUT
+    }
     grid = GridCoordinates() if like is None or not shared_grid else like.grid
     sources, clocks = dict[str, Source](), dict[str, SourceClock]()
     for name, source in (x | opened).items():

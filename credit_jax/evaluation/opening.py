@@ -179,7 +179,22 @@ def score_files(
     try:
         for number, start in enumerate(files.starts):
             with activity(f"scoring start date {number + 1}/{len(files.starts)}"):
-                leads = _of_start(measure, reader, len(files.leads))
+                num_leads = len(files.leads)
+                copies, pending, leads = measure.num_starts, [], []
+                for lead in range(num_leads):
+                    forecast, references = next(reader)
+                    # Every data-parallel rank gets the same copy.
+                    copied = np.concatenate([forecast] * copies)
+                    fields = {
+                        name: np.concatenate([x] * copies)
+                        for name, x in references.items()
+                    }
+                    pending.append(
+                        measure(measure.place_forecast(copied), measure.place(fields))
+                    )
+                    while len(pending) > (lead < num_leads - 1):
+                        sums = measure.to_host(pending.pop(0))
+                        leads.append({name: x[0] for name, x in sums.items()})
             start_sums = ScoreSums.of_start(start, leads)
             total = start_sums if total is None else total.merge(start_sums)
             progress(number + 1)
@@ -219,20 +234,3 @@ def _read(
             references = comparison.at(valid_time(files, number, lead)) | persistence
             forecast = forecast[:num_members]
             yield forecast, {name: x[None] for name, x in references.items()}
-
-
-def _of_start(
-    measure: MeshSums, reader: ReadAhead, num_leads: int
-) -> list[dict[str, np.ndarray]]:
-    """The sums of each lead time; one is computed while that before is copied."""
-    copies, pending, by_lead = measure.num_starts, [], []
-    for lead in range(num_leads):
-        forecast, references = next(reader)
-        # Every data-parallel rank gets the same copy.
-        members = np.concatenate([forecast] * copies)
-        fields = {name: np.concatenate([x] * copies) for name, x in references.items()}
-        pending.append(measure(measure.place_forecast(members), measure.place(fields)))
-        while len(pending) > (lead < num_leads - 1):
-            sums = measure.to_host(pending.pop(0))
-            by_lead.append({name: x[0] for name, x in sums.items()})
-    return by_lead

@@ -257,7 +257,14 @@ def score_table(scores: xr.Dataset) -> Table:
     for name in dict.fromkeys(scores["variable"].values.tolist()):
         errors = squares.sel(variable=name).isel({LEAD: chosen})
         values = np.sqrt(np.stack([errors.sel({SYSTEM: k}).values for k in systems]))
-        heads = _heads(scores, name, len(systems))
+        is_variable = scores["variable"].values == name
+        units = ""
+        if "units" in scores.coords:
+            units = typeset_units(str(scores["units"].values[is_variable][0]))
+        count = f"{is_variable.sum()} levels" if is_variable.sum() > 1 else ""
+        parts = [name, *(part for part in (units, count) if part not in ("", "1"))]
+        rows = [*parts[: len(systems) - 1], ", ".join(parts[len(systems) - 1 :])]
+        heads = rows + [""] * (len(systems) - len(rows))
         for row, system in enumerate(systems):
             cells = [f"{float(f'{value:.3g}'):g}" for value in values[row]]  # 1040
             if row == 0 and len(systems) > 1:
@@ -270,15 +277,3 @@ def score_table(scores: xr.Dataset) -> Table:
             head = Text(printable(heads[row]))  # names of files, no markup
             table.add_row(head, system, *cells, end_section=last)
     return table
-
-
-def _heads(scores: xr.Dataset, variable: str, num_rows: int) -> list[str]:
-    """Variable, its units, and its number of levels if there are several, by row."""
-    is_variable = scores["variable"].values == variable
-    units = ""
-    if "units" in scores.coords:
-        units = typeset_units(str(scores["units"].values[is_variable][0]))
-    levels = f"{is_variable.sum()} levels" if is_variable.sum() > 1 else ""
-    parts = [variable, *(part for part in (units, levels) if part not in ("", "1"))]
-    rows = [*parts[: num_rows - 1], ", ".join(parts[num_rows - 1 :])]
-    return rows + [""] * (num_rows - len(rows))

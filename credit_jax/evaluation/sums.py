@@ -139,19 +139,6 @@ class ScoreDims:
             details = {"long_name": metric.long_name}
             arrays[name] = xr.DataArray(stacked, dims=metric.dims, attrs=details)
         sizes = xr.Dataset(arrays).sizes
-        coords = self._coordinates(systems)
-        coords[WAVENUMBER] = np.arange(sizes.get(WAVENUMBER, 0))
-        used = {k: v for k, v in coords.items() if k in sizes or isinstance(v, tuple)}
-        starts = np.sort(np.array(sums.starts))
-        about = {
-            "num_start_dates": len(starts),
-            "first_start_date": str(starts[0])[:16],
-            "last_start_date": str(starts[-1])[:16],
-            "num_members": self.num_members,
-        }
-        return xr.Dataset(arrays, used, {**about, **(attributes or {})})
-
-    def _coordinates(self, systems: Sequence[str]) -> dict[str, Any]:
         channels = self.channels
         labels = [channel.label for channel in channels]
         if len(set(labels)) < len(labels):
@@ -161,7 +148,7 @@ class ScoreDims:
             ]
         levels = [math.nan if c.level is None else c.level for c in channels]
         texts = ("units", "long_name", "level_units")
-        return {
+        coords = {
             SYSTEM: list(systems),
             CHANNEL: labels,
             "variable": (CHANNEL, [c.variable for c in channels]),
@@ -172,6 +159,16 @@ class ScoreDims:
             RANK: np.arange(self.num_members + 1),
             BAND: list(self.bands),
         }
+        coords[WAVENUMBER] = np.arange(sizes.get(WAVENUMBER, 0))
+        used = {k: v for k, v in coords.items() if k in sizes or isinstance(v, tuple)}
+        starts = np.sort(np.array(sums.starts))
+        about = {
+            "num_start_dates": len(starts),
+            "first_start_date": str(starts[0])[:16],
+            "last_start_date": str(starts[-1])[:16],
+            "num_members": self.num_members,
+        }
+        return xr.Dataset(arrays, used, {**about, **(attributes or {})})
 
 
 def _metrics(

@@ -274,7 +274,9 @@ class DatasetForecaster:
         assert latitude is not None, "checked above"
         assert longitude is not None, "checked above"
         available = latitude.values, longitude.values
-        indices = grid_indices(grid, available, _WHERE, self._origin)
+        indices = grid_indices(
+            grid, available, _WHERE, str(self.states.checkpoint.path)
+        )
         for index, axis in zip(indices, (latitude, longitude), strict=True):
             if index is not None:
                 array = array.isel({axis.dims[0]: index})
@@ -297,7 +299,13 @@ class DatasetForecaster:
             )
         available, errors = level_values(array[dim], _WHERE), []
         for levels in candidates:
-            arguments = levels, available, "level", _WHERE, self._origin
+            arguments = (
+                levels,
+                available,
+                "level",
+                _WHERE,
+                str(self.states.checkpoint.path),
+            )
             try:
                 order = indices_of(*arguments, some=True, of_run=True)
             except ValueError as error:
@@ -305,10 +313,6 @@ class DatasetForecaster:
             else:
                 return slice(None) if order is None else order
         raise errors[0]
-
-    @property
-    def _origin(self) -> str:
-        return str(self.states.checkpoint.path)
 
 
 def _name(key: str) -> str:

@@ -170,11 +170,6 @@ class ZarrStore(ForecastStore):
             arrays[name] = tensorstore.open(spec, write=True, open=True).result()
         return arrays
 
-    def _sizes(self) -> dict[str, int]:
-        sizes = {name: len(values) for name, (values, _) in self._coordinates().items()}
-        shape = len(self.outputs.latitude), self.outputs.longitude.shape[-1]
-        return sizes | dict(zip(self.outputs.space, shape, strict=True))
-
     def _coordinates(self) -> dict[str, tuple[np.ndarray, dict[str, Any]]]:
         """Values and attributes of every coordinate."""
         calendar = "standard"
@@ -209,7 +204,12 @@ class ZarrStore(ForecastStore):
         return np.array(values, np.int64), "seconds"
 
     def _variable(self, group: Any, variable: Variable) -> None:
-        dims, sizes = self.dims(variable), self._sizes()
+        sizes = {name: len(values) for name, (values, _) in self._coordinates().items()}
+        dims = len(self.outputs.latitude), self.outputs.longitude.shape[-1]
+        dims, sizes = (
+            self.dims(variable),
+            sizes | dict(zip(self.outputs.space, dims, strict=True)),
+        )
         shape = tuple(sizes[dim] for dim in dims)
         space = self.outputs.space
         full = (*space, variable.level_dim)

@@ -245,7 +245,11 @@ class AlmostFairCrps(_Crps):
     def spread(self, members: Members) -> PerSample:
         count = members.shape[1]
         factor = (1.0 - (1.0 - self.alpha) / count) / (count * (count - 1))
-        return factor * half_pair_sum_of_signs(members)
+        each = jnp.split(members, members.shape[1], axis=1)
+        signs = lax.stop_gradient(sum(jnp.sign(members - other) for other in each))
+        # The signs have sum 0; around their mean the members do not cancel.
+        centered = members - lax.stop_gradient(members.mean(axis=1, keepdims=True))
+        return factor * (centered * signs).sum(axis=1)
 
 
 @LOSSES.register("ring-crps")
@@ -281,19 +285,6 @@ def half_pair_sum(members: Members) -> PerSample:
     rank = 2.0 * jnp.arange(1, count + 1, dtype=members.dtype) - count - 1
     ordered = jnp.sort(members, axis=1)
     return (ordered * rank.reshape(1, -1, 1, 1, 1, 1)).sum(axis=1)
-
-
-def half_pair_sum_of_signs(members: Members) -> PerSample:
-    """`half_pair_sum` as `sum_i x_i s_i`, where `s_i = sum_j sign(x_i - x_j)`.
-
-    Its gradient is s: 0 between equal members, where that of sorted ones is of their
-    order.
-    """
-    each = jnp.split(members, members.shape[1], axis=1)
-    signs = lax.stop_gradient(sum(jnp.sign(members - other) for other in each))
-    # The signs have sum 0; around their mean the members do not cancel.
-    centered = members - lax.stop_gradient(members.mean(axis=1, keepdims=True))
-    return (centered * signs).sum(axis=1)
 
 
 def error_spread(tree: FieldTree, context: FieldContext) -> Scalar:

@@ -243,7 +243,37 @@ def match_channels(
     inputs, outputs = (_indices(base, current, which) for which in ("input", "target"))
     copied = dict[int, int]()
     if isinstance(new, CopyChannels):
-        copied = _copied(new.copied, base, current, outputs)
+        copied, problems, named = (
+            dict[int, int](),
+            list[str](),
+            _named(current, "target"),
+        )
+        fresh = [
+            name
+            for name, (_, indices) in named.items()
+            if None in outputs[indices.start : indices.stop]
+        ]
+        for target, source in new.copied.items():
+            to, origin = _channels(target, current), _channels(source, base)
+            if not to or any(outputs[channel] is not None for channel in to):
+                text = f"no new output; there are: {', '.join(fresh) or 'none'}"
+            elif not origin:
+                text = (
+                    f"{source!r} is no output of the base, which has "
+                    f"{', '.join(_named(base, 'target'))}; a level is 'T 500'"
+                )
+            elif len(origin) not in (1, len(to)):
+                text = (
+                    f"{len(to)} channels, {source!r} has {len(origin)}; name one of "
+                    f"its levels: '{source} LEVEL'"
+                )
+            else:
+                origin = origin * len(to) if len(origin) == 1 else origin
+                copied |= dict(zip(to, origin, strict=True))
+                continue
+            problems.append(f"{_KEY}.copy.{target}: {text}")
+        if problems:
+            raise ConfigError(problems)
     change = ChannelChange(
         tuple(inputs),
         tuple(outputs),
@@ -338,43 +368,6 @@ def _levels(base: ChannelGroup, current: ChannelGroup) -> dict[int, int]:
         indices_of(base.levels, current.levels, "level", *names, of_run=True)
         return in_order
     return dict(common_indices(current.levels, base.levels, "level", "the base"))
-
-
-def _copied(
-    new: Mapping[str, str],
-    base: ChannelSchema,
-    current: ChannelSchema,
-    outputs: Sequence[int | None],
-) -> dict[int, int]:
-    """New output -> output of the base, as `copy` names them."""
-    copied, problems, named = dict[int, int](), list[str](), _named(current, "target")
-    fresh = [
-        name
-        for name, (_, indices) in named.items()
-        if None in outputs[indices.start : indices.stop]
-    ]
-    for target, source in new.items():
-        to, origin = _channels(target, current), _channels(source, base)
-        if not to or any(outputs[channel] is not None for channel in to):
-            text = f"no new output; there are: {', '.join(fresh) or 'none'}"
-        elif not origin:
-            text = (
-                f"{source!r} is no output of the base, which has "
-                f"{', '.join(_named(base, 'target'))}; a level is 'T 500'"
-            )
-        elif len(origin) not in (1, len(to)):
-            text = (
-                f"{len(to)} channels, {source!r} has {len(origin)}; name one of its "
-                f"levels: '{source} LEVEL'"
-            )
-        else:
-            origin = origin * len(to) if len(origin) == 1 else origin
-            copied |= dict(zip(to, origin, strict=True))
-            continue
-        problems.append(f"{_KEY}.copy.{target}: {text}")
-    if problems:
-        raise ConfigError(problems)
-    return copied
 
 
 def _channels(text: str, schema: ChannelSchema) -> list[int]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -84,7 +84,8 @@ def plan_objective(
     files: WeightFiles,
 ) -> tuple[Objective, list[str]]:
     """Builds the losses and metrics of a config, and returns notes on them."""
-    loss, trainer, channels = config.loss, config.trainer, schema.target_counts
+    loss, trainer = config.loss, config.trainer
+    channels = {group.var_key: group.n_levels for group in schema.target}
     notes, problems = list[str](), list[str]()
     entries, is_physical = _scored_fields(config)
     if loss.is_base:
@@ -110,9 +111,6 @@ def plan_objective(
     if config.metrics is not None:
         mean_fields = _climatologies(config, schema, files)
 
-    def read_variances(section: WeightedSection) -> Callable[[str], dict[str, float]]:
-        return partial(files.variances, section, channels, notes=notes)
-
     @cache
     def metrics() -> Metrics:
         return build_metrics(
@@ -120,17 +118,28 @@ def plan_objective(
             channels,
             latitude=files.latitude(config, "metrics"),
             climatology=mean_fields,
-            variances=read_variances("metrics"),
+            variances=partial(files.variances, "metrics", channels, notes=notes),
         )
 
     def built(validation: bool) -> Loss:
         path = loss.scaler_file
+        levels: dict[str, Sequence[float] | None] = {}
+        for group in schema.target:
+            source = config.data.source.get(group.source)
+            values: Sequence[float] | None = group.levels
+            if values is None and group.var_key.split("/")[2] == "3d":
+                values = None if source is None else source.level_values
+                if values is None and files.open_files is None:
+                    values = range(1, group.n_levels + 1)
+            levels[group.var_key] = values
         return build_loss(
             loss,
             channels,
             latitude=files.latitude(config, "loss"),
-            variances=None if path is None else read_variances("loss")(path),
-            levels=_levels(config, schema, files),
+            variances=None
+            if path is None
+            else partial(files.variances, "loss", channels, notes=notes)(path),
+            levels=levels,
             tendencies=files.tendencies(config, channels),
             num_members=trainer.ensemble_size,
             validation=validation,
@@ -142,7 +151,16 @@ def plan_objective(
         """Names of the values of validation, among which the metric of the run is."""
         evaluated = ("loss", *metrics().names, *parts) if validates else ()
         trained = (*metrics().in_training().names, *parts)
-        _check_training_metric(trainer.training_metric, evaluated, trained)
+        available = ["train_loss", *(f"valid_{name}" for name in sorted(evaluated))]
+        if trainer.training_metric not in (
+            *available,
+            *(f"train_{name}" for name in trained),
+        ):
+            short = [name for name in available if "/" not in name]
+            raise ValueError(
+                f"trainer.training_metric: got {trainer.training_metric!r}, expected "
+                f"one of {', '.join(short)}, or one variable's, such as {available[-1]}"
+            )
         return evaluated
 
     _, training_loss, scores, valid_loss, evaluated, rollouts = together(
@@ -202,26 +220,6 @@ def _base_problems(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return problems
 
 
-def _levels(
-    config: Config, schema: ChannelSchema, files: WeightFiles
-) -> dict[str, Sequence[float] | None]:
-    """Values of the levels of each target variable, of its files or of the config.
-
-    Where no file is opened to find unknown ones, they are numbers, with which the
-    section is checked.
-    """
-    levels: dict[str, Sequence[float] | None] = {}
-    for group in schema.target:
-        source = config.data.source.get(group.source)
-        values: Sequence[float] | None = group.levels
-        if values is None and group.var_key.split("/")[2] == "3d":
-            values = None if source is None else source.level_values
-            if values is None and files.open_files is None:
-                values = range(1, group.n_levels + 1)
-        levels[group.var_key] = values
-    return levels
-
-
 def _climatologies(
     config: Config, schema: ChannelSchema, files: WeightFiles
 ) -> Climatologies:
@@ -244,19 +242,6 @@ def _climatologies(
         return read_fields(path, key, open_files, grid, levels)
 
     return mean_fields
-
-
-def _check_training_metric(
-    metric: str, evaluated: Sequence[str], trained: Sequence[str]
-) -> None:
-    """Checks that `trainer.training_metric` is a value that the run computes."""
-    available = ["train_loss", *(f"valid_{name}" for name in sorted(evaluated))]
-    if metric not in (*available, *(f"train_{name}" for name in trained)):
-        short = [name for name in available if "/" not in name]
-        raise ValueError(
-            f"trainer.training_metric: got {metric!r}, expected one of "
-            f"{', '.join(short)}, or one variable's, such as {available[-1]}"
-        )
 
 
 def _rollouts(

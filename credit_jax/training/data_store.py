@@ -405,7 +405,7 @@ def _groups_of(dataset: Dataset, prefix: str) -> Iterator[Group]:
             if kind == "static":
                 times = times[:1]
             else:
-                sure = times[:0] if dataset.skips_bad else times
+                sure = times[:0] if dataset.data.on_bad_sample == "skip" else times
                 present = list[np.datetime64]()
                 for time in np.setdiff1d(used, sure):
                     with suppress(BadSampleError):

@@ -171,14 +171,14 @@ class StepRecords:
 
     # -------------------------------------------------------------- one record
 
-    def _values(self) -> LogRecord:
+    def _write(self) -> None:
         updates = self._updates
         count = sum(update["count"] for update in updates)
         seconds = sum(update["seconds"] for update in updates)
         productive = sum(update["productive"] for update in updates)
         self._productive += productive
         summed = ("seconds", "count", "productive", "save_seconds")
-        others = [key for key in updates[-1] if key not in summed]
+        others = [name for name in updates[-1] if name not in summed]
         # Kilobytes on Linux, bytes on macOS.
         unit = 1 if sys.platform == "darwin" else 1024
         record: LogRecord = {
@@ -203,8 +203,8 @@ class StepRecords:
         if peak is not None and self._warm:
             full = max(seconds, 1e-9) * peak * len(self.work.devices)
             operations["mfu"] = flops / full
-        return {
-            **{key: float(np.mean([u[key] for u in updates])) for key in others},
+        self._last = record = self._place | {
+            **{name: float(np.mean([u[name] for u in updates])) for name in others},
             "step_seconds": seconds / len(updates),
             "save_seconds": sum(update["save_seconds"] for update in updates),
             "samples_per_second": count * self.work.samples / max(seconds, 1e-9),
@@ -213,9 +213,6 @@ class StepRecords:
             "productive_seconds": productive,
             "goodput": goodput,
         }
-
-    def _write(self) -> None:
-        self._last = record = self._place | self._values()
         self._updates.clear()
         finite = {
             key: value if math.isfinite(value) else None

@@ -68,7 +68,13 @@ def fit_tendencies(
     Raises:
         ValueError, OSError: the data are damaged, or a variable does not change.
     """
-    loader = open_single_steps(config)
+    data = config.data.model_copy(update={"forecast_len": 1})
+    loader = build_loader(
+        config.model_copy(update={"data": data}),
+        split="train",
+        keep_partial=True,
+        pipeline=build_pipeline(config.preblocks, config.postblocks),
+    )
     batches = loader.sampler.batches(0)[: config.trainer.batches_per_epoch or None]
     indices = np.sort(np.concatenate(batches)).tolist()
     display.start("fitting tendencies", total=len(indices))
@@ -93,17 +99,6 @@ def fit_tendencies(
         if path.exists():
             display.message(f"{path} is now {move_aside(path)}")
     display.message(f"Fitted to {count} samples: {path}")
-
-
-def open_single_steps(config: Config) -> Loader:
-    """The training samples with one step, all of them in the batches of an epoch."""
-    data = config.data.model_copy(update={"forecast_len": 1})
-    return build_loader(
-        config.model_copy(update={"data": data}),
-        split="train",
-        keep_partial=True,
-        pipeline=build_pipeline(config.preblocks, config.postblocks),
-    )
 
 
 def tendencies_of(
@@ -271,7 +266,7 @@ def fit_samples(
                     check_sample(sample)
                 read.append(sample)
             except (ValueError, OSError) as error:
-                if not dataset.skips_bad:
+                if dataset.data.on_bad_sample != "skip":
                     raise
                 lines.append(str(error))
         return (plan.collect(collate(read)) if read else {}), lines

@@ -116,7 +116,23 @@ class StoredArray:
                     f"{self._nbytes}"
                 )
             elif not (self._is_copied and self._copied(file, chunk, inside, out)):
-                self._converted(file, chunk, inside, out)
+                first = self._first_of_plane(inside)
+                rows, others = inside[first], self._chunks[first + 1 :]
+                indices = np.arange(self._chunks[first])[rows]
+                begin, end = int(indices.min()), int(indices.max()) + 1
+                plane = _scratch("raw", (end - begin, *others), self._dtype)
+                read = (
+                    *inside[:first],
+                    slice(begin, end),
+                    *(slice(0, n) for n in others),
+                )
+                is_slice = isinstance(rows, slice)
+                rows = slice(None, None, rows.step) if is_slice else rows - begin
+                for index, start in self._offsets(read, first, out.shape):
+                    read_into(file, chunk, start, [plane])
+                    self._decode(
+                        _taken(plane, (rows, *inside[first + 1 :])), out[index]
+                    )
         finally:
             os.close(file)
 
@@ -162,22 +178,6 @@ class StoredArray:
         for index in np.ndindex(shape[:first]):
             leading = zip(offsets, index, strict=False)
             yield index, behind + sum(int(offset[n]) for offset, n in leading)
-
-    def _converted(
-        self, file: int, chunk: Chunk, inside: tuple[Any, ...], out: np.ndarray
-    ) -> None:
-        """Reads to memory of this thread, from which values are converted."""
-        first = self._first_of_plane(inside)
-        rows, others = inside[first], self._chunks[first + 1 :]
-        indices = np.arange(self._chunks[first])[rows]
-        begin, end = int(indices.min()), int(indices.max()) + 1
-        plane = _scratch("raw", (end - begin, *others), self._dtype)
-        read = *inside[:first], slice(begin, end), *(slice(0, n) for n in others)
-        is_slice = isinstance(rows, slice)
-        rows = slice(None, None, rows.step) if is_slice else rows - begin
-        for index, start in self._offsets(read, first, out.shape):
-            read_into(file, chunk, start, [plane])
-            self._decode(_taken(plane, (rows, *inside[first + 1 :])), out[index])
 
     def _first_of_plane(self, inside: tuple[Any, ...]) -> int:
         """The first dim of what is converted at once, in the cache of the processor.
