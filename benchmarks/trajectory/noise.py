@@ -70,7 +70,7 @@ def noise_of(
     Returns:
         "train" and "valid", (batch, sample x member, channel, time, lat, lon) float32.
     """
-    trainer, config = setup.config.trainer, setup.model_def.config
+    trainer, config = setup.plan.config.trainer, setup.model.model_def.config
     members = setup.objective.rollout.num_members
     draw = jax.jit(partial(_draw, config, spread), static_argnums=1)
     train_keys = [

@@ -16,6 +16,7 @@ from benchmarks.meshes import num_devices, parse_mesh
 from benchmarks.trajectory.noise import with_noise
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import load_config
+from credit_jax.config.finetune import CurriculumStage
 from credit_jax.data import Batch
 from credit_jax.models.conversion import from_state_dict
 from credit_jax.parallel.mesh.device_mesh import DOMAIN, DP_REPLICATE, DP_SHARD, TP
@@ -24,7 +25,7 @@ from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, CsvLog, LogRow, read_log
 from credit_jax.training.loop import TrainingLoop
 from credit_jax.training.restore import RunStore, start_of_run
-from credit_jax.training.setup import Setup, prepare
+from credit_jax.training.setup import Setup, Stage, prepare
 from credit_jax.training.steps import CompiledSteps, Loggers
 from credit_jax.transforms import Rollout
 from tests.reference.start import start_of
@@ -66,19 +67,19 @@ def train_on(
     """
     setup = setup_on(config_path, mesh, spread)
     record = Record()
-    store = RunStore(CheckpointStore(folder), setup.model_def.param_specs)
+    store = RunStore(CheckpointStore(folder), setup.model.model_def.param_specs)
     display = Display(Console(quiet=True), silent=True)
-    state = start_of(setup, from_state_dict(setup.model_def, run.initial))
-    start = start_of_run(setup.config.trainer, store, state, resume=False)
+    state = start_of(setup, from_state_dict(setup.model.model_def, run.initial))
+    start = start_of_run(setup.plan.config.trainer, store, state, resume=False)
     steps = setup.steps(first_rate_at=start.progress.first_rate_at)
+    watched = _watched(steps, setup, run, record)
     loop = TrainingLoop(
-        setup.config.trainer,
-        _watched(steps, setup, run, record),
-        setup.train_loader,
+        [Stage(setup, CurriculumStage(), lambda **_: watched)],
         setup.valid_loader,
         Loggers(store, display, [CsvLog(folder / LOG_NAME)]),
+        start,
     )
-    outcome = loop.run(start)
+    outcome = loop.run()
     store.checkpoints.close()
     record.rows = read_log(folder / LOG_NAME)
     record.params = jax.device_get(outcome.state.params)

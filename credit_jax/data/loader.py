@@ -219,21 +219,10 @@ class Loader:
         batch = self.samples.read([good for _, good in pairs])
         return dataclasses.replace(batch, replaced=tuple(lines))
 
-    def inspect(self, batch: Batch) -> Batch:
-        """Looks at the samples of a raw batch that a step suspects, and notes outliers.
-
-        Returns:
-            The batch, with bad samples replaced where the data set skips them.
-
-        Raises:
-            ValueError, OSError: see `read`.
-        """
-        new = self._replaced(batch.indices.tolist())
-        return dataclasses.replace(new, replaced=batch.replaced + new.replaced)
-
-    def again(self, batch: Batch) -> Batch:
-        """Reads a batch again."""
-        new = self.read(batch.indices)
+    def again(self, batch: Batch, *, is_suspect: bool) -> Batch:
+        """Reads a batch again; of one that a step suspects it looks at each sample."""
+        indices = batch.indices.tolist()
+        new = self._replaced(indices) if is_suspect else self.read(indices)
         return dataclasses.replace(new, replaced=batch.replaced + new.replaced)
 
     def note(self, batch: Batch) -> None:

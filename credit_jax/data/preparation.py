@@ -4,7 +4,7 @@ The host reads fields into the arrays of a batch, `x_raw` and `y_raw`, whose cha
 are in the order of x and y. A step makes x and y of its shard by the preblocks that
 change each field by itself (`Pipeline.divided`), as the first thing in its program. It
 also finds what may be wrong with the values. A step that does is not taken, and the
-host reads the samples again (`Loader.inspect`), to say which value it is.
+host reads the samples again (`Loader.again`), to say which value it is.
 """
 
 from __future__ import annotations

@@ -105,6 +105,11 @@ class ChannelSchema:
         return {"input": inputs, "target": list(self.target)}
 
     @property
+    def target_counts(self) -> dict[str, int]:
+        """var_key -> number of channels, in the order of y."""
+        return {group.var_key: group.n_levels for group in self.target}
+
+    @property
     def names(self) -> dict[str, tuple[str, ...]]:
         """Names of the variables of "input" and "target", in channel order.
 

@@ -85,7 +85,7 @@ def plan_objective(
 ) -> tuple[Objective, list[str]]:
     """Builds the losses and metrics of a config, and returns notes on them."""
     loss, trainer = config.loss, config.trainer
-    channels = {group.var_key: group.n_levels for group in schema.target}
+    channels = schema.target_counts
     notes, problems = list[str](), list[str]()
     entries, is_physical = _scored_fields(config)
     if loss.is_base:

@@ -170,7 +170,7 @@ def validate(
             values = steps.evaluate(*weights, steps.place_valid(batch), noise)
             suspicion = int(values.pop(SUSPICION, 0))
             if suspicion > 1:
-                batch = loader.inspect(batch)
+                batch = loader.again(batch, is_suspect=True)
                 values = steps.evaluate(*weights, steps.place_valid(batch), noise)
                 values.pop(SUSPICION)
             elif suspicion:

@@ -101,11 +101,11 @@ def plan_held_out(setup: Setup) -> HeldOut:
         ConfigError: the transforms of the training cannot forecast.
         ValueError: no start date can be used.
     """
-    length = LENGTH
+    length, config = LENGTH, setup.plan.config
     # Training does not read the section, and `check` says what is wrong with it.
     with suppress(ValueError):
-        length = forecast_length(setup.config.inference or InferenceConfig(), LENGTH)
-    steps = max(1, int(duration(length) / setup.config.data.time_step))
+        length = forecast_length(config.inference or InferenceConfig(), LENGTH)
+    steps = max(1, int(duration(length) / config.data.time_step))
     try:
         return _plan_steps(setup, steps)
     except ValueError as error:
@@ -119,7 +119,7 @@ def plan_held_out(setup: Setup) -> HeldOut:
 
 def _plan_steps(setup: Setup, steps: int) -> HeldOut:
     """Plans forecasts of so many steps, or of fewer in a shorter period."""
-    config, loader = setup.config, setup.valid_loader
+    config, loader = setup.plan.config, setup.valid_loader
     assert loader is not None, "asked for by the caller"
     starts, steps = held_out_starts(loader.dataset, steps)
     starts, left_out = _usable(loader, starts, steps)
@@ -128,7 +128,7 @@ def _plan_steps(setup: Setup, steps: int) -> HeldOut:
     plan = plan_forecast(
         config.model_copy(update={"inference": None}),
         config.trainer.parallelism,
-        num_devices=setup.mesh.size,
+        num_devices=setup.model.mesh.size,
         init_times=[str(time) for time in starts],
         num_steps=steps,
         overrides={"data": config.validation_data},
@@ -198,13 +198,13 @@ class HeldOut:
         # The record of the forecast of the last start date.
         schedule = replace(plan.schedule, starts=plan.schedule.starts[-1:])
         identity = identity_of(replace(plan, schedule=schedule), model, "zarr")
-        provenance = {"config": dump_config(self.setup.config), REPORT: True}
+        provenance = {"config": dump_config(self.setup.plan.config), REPORT: True}
         provenance |= software()
         archive = Archive(folder, schedule, identity, provenance)
         forecaster = Forecaster(
             model, state.evaluation_params, state.evaluation_model_state
         )
-        config = self.setup.config
+        config = self.setup.plan.config
         store = ZarrStore(folder, self.outputs, archive.schedule, software())
         assert self.setup.valid_loader is not None, "asked for by the caller"
         seen = self.setup.valid_loader.seen_in(config.data)

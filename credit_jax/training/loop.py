@@ -10,9 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from credit_jax.checkpoint import Progress
@@ -23,7 +25,7 @@ from credit_jax.training.epoch_end import EpochNumbers, progress_after, validate
 from credit_jax.training.loggers import LogRow
 from credit_jax.training.restore import Start, last_epoch
 from credit_jax.training.rollout import SUSPICION
-from credit_jax.training.setup import Stage, entered, stage_at
+from credit_jax.training.setup import Stage, entered, stage_at, summary_of
 from credit_jax.training.signals import Agreement, StopRequests
 from credit_jax.training.state import TrainState
 from credit_jax.training.steps import (
@@ -67,75 +69,73 @@ class Outcome:
         return self.reason in (FINISHED, EARLY)
 
 
-@dataclass
 class TrainingLoop:
     """Trains from a start to the last epoch."""
 
-    # The parts of the run, one after the other; each begins with an epoch.
-    stages: Sequence[Stage]
-    valid_loader: Loader | None  # validation batches; None with `skip_validation`
-    loggers: Loggers  # logs and checkpoints
-    stop_at: float | None = None  # time limit, by `time.monotonic`; see `StopRequests`
-
-    # What a run is at, and what it counts; `run` sets them.
-    _state: TrainState = field(init=False)
-    _progress: Progress = field(init=False)
-    _micro_step: int = field(init=False)
-    _numbers: EpochNumbers = field(init=False)
-    _saves: SaveSchedule = field(init=False)
-    _requests: StopRequests = field(init=False)
-    _agreement: Agreement = field(init=False, default_factory=Agreement)
-    _num_started: int = field(init=False, default=0)  # updates, in this command
-    # Seconds of checkpoints up to the last epoch.
-    _saved: float = field(init=False, default=0.0)
     # The part of the run that trains now, its trainer section, batches and programs.
-    stage: Stage = field(init=False)
-    trainer: TrainerConfig = field(init=False)
-    train_loader: Loader = field(init=False)
-    steps: CompiledSteps = field(init=False)
-    # Updates that are started, with their samples, and whether the next one counts.
-    _pending: deque[tuple[dict[str, Any], Sequence[Batch]]] = field(
-        init=False, default_factory=deque
-    )
-    _proceed: Any = field(init=False, default=None)
+    stage: Stage
+    trainer: TrainerConfig
+    train_loader: Loader
+    steps: CompiledSteps
 
-    def run(self, start: Start) -> Outcome:
-        """Trains from `start` to the last epoch.
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        valid_loader: Loader | None,
+        loggers: Loggers,
+        start: Start,
+        stop_at: float | None = None,
+    ) -> None:
+        """Begins at a position.
 
-        Raises:
-            NonFiniteLossError: the loss is NaN or infinite.
+        Args:
+            stages: the parts of the run; each begins with an epoch.
+            valid_loader: validation batches; None with `skip_validation`.
+            loggers: logs and checkpoints.
+            start: the state and the position.
+            stop_at: time limit, by `time.monotonic`; see `StopRequests`.
         """
+        self.stages, self.valid_loader, self.loggers = stages, valid_loader, loggers
         self._state, self._progress = start.state, start.progress
         if self._progress.updates is None:
             updates = int(self._state.update_step)
             self._progress = dataclasses.replace(self._progress, updates=updates)
+        trainer = stages[0].setup.plan.config.trainer
+        self._last = last_epoch(trainer, start.progress.epoch)
         self._micro_step = start.micro_step
         self._numbers = EpochNumbers.of(start.progress)
-        trainer = self.stages[0].trainer
         self._saves = SaveSchedule(
             trainer.save_every_steps,
             trainer.save_every_minutes,
             leads=jax.process_index() == 0,
         )
-        first = start.progress.epoch
-        last = last_epoch(trainer, first)
+        self._requests, self._agreement = StopRequests(stop_at), Agreement()
+        self._num_started = 0  # updates, in this command
+        self._saved = 0.0  # seconds of checkpoints up to the last epoch
+        # Updates that are started, with their samples, and whether the next one counts.
+        self._pending = deque[tuple[dict[str, Any], Sequence[Batch]]]()
+        self._proceed: Any = None
+
+    def run(self) -> Outcome:
+        """Trains to the last epoch.
+
+        Raises:
+            NonFiniteLossError: the loss is NaN or infinite.
+        """
         reason: str | None = None
-        with self.loggers.display, StopRequests(self.stop_at) as requests:
-            self._requests, requests.has_work = requests, False
-            for epoch in range(first, last):
+        with self.loggers.display, self._requests as requests:
+            requests.has_work = False
+            for epoch in range(self._progress.epoch, self._last):
                 self._enter_stage()
-                with activity(f"epoch {epoch + 1}/{last}"):
-                    reason = self._train_epoch(epoch, last, requests)
-                    reason = reason or self._end_epoch(epoch, last)
-                if epoch + 1 < last:
+                with activity(f"epoch {epoch + 1}/{self._last}"):
+                    reason = self._train_epoch(epoch) or self._end_epoch(epoch)
+                if epoch + 1 < self._last:
                     reason = reason or requests.of_any_process()
                 if reason:
                     break
             with activity("writing the last checkpoint"):
                 self.loggers.store.checkpoints.wait()
         return Outcome(self._state, self._progress, reason or FINISHED)
-
-    # -------------------------------------------------------------- stages
 
     def _enter_stage(self) -> None:
         """Begins the stage that trains next, if it is another one than before."""
@@ -146,17 +146,18 @@ class TrainingLoop:
         self._progress = entered(self._progress, self.stages, index, self._micro_step)
         # The programs of the stage before go first.
         vars(self).pop("steps", None)
-        self.stage, self.trainer, self.train_loader = stage, stage.trainer, stage.loader
+        self.stage, config = stage, stage.setup.plan.config
+        self.trainer, self.train_loader = config.trainer, stage.setup.train_loader
         step = self._progress.schedule_step if len(self.stages) > 1 else 0
         self.steps = stage.steps(schedule_step=step)
         if self.loggers.records:
-            self.loggers.records.change_work(stage.work)
+            self.loggers.records.change_work(stage.setup.work)
         if len(self.stages) > 1:
-            end = "the end" if stage.until is None else stage.until
             self.loggers.display.message(
                 f"stage {index + 1}/{len(self.stages)}, from update "
-                f"{(self._progress.updates or 0) + 1} to {end}: {stage.summary}; "
-                f"{len(stage.loader.dataset)} samples"
+                f"{(self._progress.updates or 0) + 1} to "
+                f"{stage.section.until or 'the end'}: {summary_of(config)}; "
+                f"{len(self.train_loader.dataset)} samples"
             )
 
     @property
@@ -166,43 +167,48 @@ class TrainingLoop:
             return {}
         return {"stage": self.stages.index(self.stage) + 1}
 
-    def _label(self, epoch: int, last: int) -> str:
+    def _label(self, epoch: int) -> str:
         """The epoch and the stage for the display."""
         stage = "".join(
             f", stage {number}/{len(self.stages)}"
             for number in self._stage_number.values()
         )
-        return f"epoch {epoch + 1}/{last}{stage}"
+        return f"epoch {epoch + 1}/{self._last}{stage}"
 
     def _rate(self, epoch: int) -> np.float32 | None:
         """Learning rate of an update; None for that of the schedule of batches."""
         rate = self._progress.learning_rate
-        if rate is None and len(self.stages) > 1:
-            return self.stage.rate_of_epoch(epoch - self._progress.schedule_epoch)
+        schedule = self.trainer.schedule
+        if rate is None and len(self.stages) > 1 and schedule and schedule.by_epoch:
+            # Epochs of a curriculum have different numbers of batches, so that the
+            # number of batches does not give the epoch.
+            number = epoch - self._progress.schedule_epoch
+            rate = np.asarray(schedule.rate(self.trainer.learning_rate, number, jnp))
         return None if rate is None else np.float32(rate)
 
-    # ------------------------------------------------------------ training
-
-    def _train_epoch(self, epoch: int, last: int, requests: StopRequests) -> str | None:
+    def _train_epoch(self, epoch: int) -> str | None:
         """Trains the rest of an epoch; returns what stopped it, if anything."""
         done = self._progress.batches
         samples = self._samples_done
         cap = self.trainer.batches_per_epoch
         left = batches_left(self.train_loader, cap, samples)
-        if (updates := self.stage.updates_left(self._progress)) is not None:
+        until = self.stage.section.until
+        if until is not None and until.unit == "updates":
+            updates = until.number - (self._progress.updates or 0)
             left = min(left, updates * self.trainer.grad_accum_every)
         total, full = done + left, num_batches(self.train_loader, cap)
         self.loggers.display.start(
-            self._label(epoch, last),
+            self._label(epoch),
             total=total,
             done=done,
-            left=(last - epoch - 1) * full,
+            left=(self._last - epoch - 1) * full,
         )
         batches = itertools.islice(self.train_loader.epoch(epoch, samples), left)
         groups = grouped(batches, self.trainer.grad_accum_every)
         # Simulated devices share the cores: two programs at once block each other.
         ahead = 0 if jax.default_backend() == "cpu" else 2
-        self._resume_clock()
+        if self.loggers.records:
+            self.loggers.records.resume_clock()
         for group, seconds in with_wait(groups):
             self._numbers.waits.append(seconds)
             self._num_started += 1
@@ -215,7 +221,7 @@ class TrainingLoop:
             # All processes stop and save after the same update: saving is collective.
             decision = self._agreement.reached(
                 self._num_started,
-                requests.caught or (_SAVE if self._saves.due_by_clock else None),
+                self._requests.caught or (_SAVE if self._saves.due_by_clock else None),
             )
             if decision or self._saves.due_by_steps:
                 self._finish_updates(epoch)
@@ -267,8 +273,8 @@ class TrainingLoop:
             groups = [group, *(later for _, later in self._pending)]
             self._pending.clear()
             for number, batches in enumerate(groups):
-                read = self.train_loader.again if number else self.train_loader.inspect
                 self._proceed = None if number else self.steps.proceed(2)
+                read = partial(self.train_loader.again, is_suspect=not number)
                 self._start_update(epoch, [*map(read, batches)])
                 self._finish_updates(epoch)
 
@@ -377,9 +383,7 @@ class TrainingLoop:
             self.loggers.display.message(f"bad sample: {line}")
             self._numbers.num_bad += 1
 
-    # -------------------------------------------------------- end of epoch
-
-    def _end_epoch(self, epoch: int, last: int) -> str | None:
+    def _end_epoch(self, epoch: int) -> str | None:
         """Validates, logs and saves; returns "stopped early" if patience ran out."""
         began, waited = time.monotonic(), self._numbers.wait_percent
         waits = self._numbers.waits
@@ -390,7 +394,7 @@ class TrainingLoop:
             self._state,
             self.loggers.display,
             epoch=epoch,
-            last=last,
+            last=self._last,
             seen=self._report_bad,
         )
         rate = self._progress.learning_rate
@@ -400,7 +404,7 @@ class TrainingLoop:
         row: LogRow = {
             "epoch": epoch,
             **self._stage_number,
-            **self.stage.lengths,
+            **self.stage.setup.lengths,
             **self._numbers.row(valid, self.trainer.save_metric_vars),
             "lr": float(rate),
             "data_wait_seconds": float(np.mean(waits)) if waits else 0.0,
@@ -420,7 +424,7 @@ class TrainingLoop:
         for tracker in self.loggers.trackers:
             tracker.write_epoch(row)
         self._save()
-        self._announce(row, last, time.monotonic() - began)
+        self._announce(row, time.monotonic() - began)
         best, patience = self._progress.best_epoch, self.trainer.stopping_patience
         if best is None or epoch - best < patience or self.trainer.skip_validation:
             return None
@@ -432,28 +436,28 @@ class TrainingLoop:
 
     def _save(self) -> None:
         # A killed run resumes from this checkpoint and keeps the records up to it.
-        if self.loggers.records:
-            self.loggers.records.flush()
+        records = self.loggers.records
+        if records:
+            records.flush()
         with self._saves.saving(), activity(f"saving step {self._micro_step}"):
             self.loggers.store.save(self._micro_step, self._state, self._progress)
-        self._resume_clock()
+        if records:
+            records.resume_clock()
 
-    def _resume_clock(self) -> None:
-        if self.loggers.records:
-            self.loggers.records.resume_clock()
-
-    def _announce(self, row: LogRow, last: int, seconds: float) -> None:
+    def _announce(self, row: LogRow, seconds: float) -> None:
         displayed = [
             f"{name} {value:.5g}"
             for name, value in row.items()
-            if name not in self.stage.lengths and name != "epoch" and "/" not in name
+            if name not in self.stage.setup.lengths
+            and name != "epoch"
+            and "/" not in name
         ]
         best = " (best so far)" if self._progress.best_epoch == row["epoch"] else ""
         records = self.loggers.records
         for name, value in (records.shown if records else {}).items():
             displayed.append(f"{name} {value:.3g}")
         self.loggers.display.message(
-            f"{self._label(int(row['epoch']), last)} done{best}: "
+            f"{self._label(int(row['epoch']))} done{best}: "
             f"{'  '.join(displayed)}  validation {seconds:.1f} s"
         )
         if (percent := row["data_wait_percent"]) > MUCH_WAITING:

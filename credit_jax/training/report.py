@@ -98,7 +98,7 @@ def best_state(setup: Setup, folder: Path, state: TrainState) -> TrainState:
     store = CheckpointStore(folder)
     best = store.best_step()
     if best is not None and best != int(state.micro_step):
-        definition, names = setup.model_def, setup.schema.names
+        definition, names = setup.model.model_def, setup.plan.schema.names
         specs, low_rank = definition.param_specs, definition.low_rank
         run_store = RunStore(store, specs, names, low_rank=low_rank)
         state = run_store.restore_parts(best, state, optimizer=False, position=False)
@@ -123,7 +123,7 @@ def _maps(
     open_files = held_out.setup.plan.open_files
     files = open_forecasts(str(folder / FORECAST_FOLDER), open_files)
     last, images = len(files.leads) - 1, []
-    training = held_out.setup.config.data.ranges
+    training = held_out.setup.plan.config.data.ranges
     # The first, a middle and the last one; a forecast of one step needs only one map.
     count = min(len(names), MAX_MAPS if last else 1)
     for index in np.linspace(0, len(names) - 1, count).round():

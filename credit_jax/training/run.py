@@ -16,13 +16,13 @@ from credit_jax.checkpoint.artifact import Artifact
 from credit_jax.checkpoint.run import run_at
 from credit_jax.config import Config, dump_config, write_config
 from credit_jax.config.components import extensions
+from credit_jax.config.finetune import CurriculumStage
 from credit_jax.config.load import CONFIG_NAME, is_written_config
 from credit_jax.config.messages import counted
 from credit_jax.data.schema import SCHEMA_FILE
 from credit_jax.io.atomic import move_aside
 from credit_jax.io.errors import WriteError, writable_folder
 from credit_jax.io.folder_lock import folder_lock
-from credit_jax.models.flops import gradient_flops
 from credit_jax.packages.package import base_of_run
 from credit_jax.parallel.mesh.devices import training_devices
 from credit_jax.parallel.processes.coordinator import wait_for_all
@@ -48,7 +48,6 @@ from credit_jax.training.loop import NonFiniteLossError, Outcome, TrainingLoop
 from credit_jax.training.profile import Profile
 from credit_jax.training.records import (
     RECORDS_NAME,
-    MicroBatchWork,
     StepRecords,
     Tracker,
 )
@@ -60,7 +59,7 @@ from credit_jax.training.restore import (
     required_step,
     start_of_run,
 )
-from credit_jax.training.setup import Setup, Stage, prepare, summary_of
+from credit_jax.training.setup import Setup, Stage, prepare
 from credit_jax.training.steps import CompiledSteps, Loggers
 
 IF_ANY: Final = "if-any"
@@ -182,27 +181,28 @@ def train_model(
 
 def header(source: str, setup: Setup) -> list[str]:
     """Lines printed before a run: mesh, model, data."""
-    model, schema, loader = setup.model_def, setup.schema, setup.train_loader
-    devices = setup.mesh.devices.reshape(-1)
+    config = setup.plan.config
+    model, schema, loader = setup.model.model_def, setup.plan.schema, setup.train_loader
+    devices = setup.model.mesh.devices.reshape(-1)
     axes = setup.model.axes
     precision = setup.model.parallel_config.precision.compute.name
     valid = setup.valid_loader
-    ranks = 1 if setup.config.shares_batches else axes.num_data
+    ranks = 1 if config.shares_batches else axes.num_data
     held_out = ""
     if valid is not None:
-        seen = valid.seen_in(setup.config.data)
+        seen = valid.seen_in(config.data)
         subject = "for validation, not held out" if seen else "held out"
         held_out = f", {len(valid.dataset)} {subject}"
     return [
-        f"credit_jax  {source} -> {setup.config.save_loc}",
+        f"credit_jax  {source} -> {config.save_loc}",
         f"mesh   {axes.summary} on "
         f"{counted(len(devices), f'{devices[0].platform} device')}, {precision}",
-        f"model  {setup.config.model['type']}, {model.num_parameters:,} parameters, "
+        f"model  {config.model['type']}, {model.num_parameters:,} parameters, "
         f"{schema.num_input_channels} -> {schema.num_target_channels} channels on "
         f"{model.image_height} x {model.image_width} points",
         f"data   {counted(len(loader.dataset), 'sample')}{held_out}; "
         f"{setup.batches_per_epoch} batches of "
-        f"{setup.config.trainer.train_batch_size * ranks} an epoch",
+        f"{config.trainer.train_batch_size * ranks} an epoch",
     ]
 
 
@@ -238,7 +238,7 @@ def run_training(
         ValueError: all checkpoints are damaged, or they or the base do not fit the run.
         NonFiniteLossError: the loss or the gradient is NaN or infinite.
     """
-    trainer = setup.config.trainer
+    trainer = setup.plan.config.trainer
     folder.mkdir(parents=True, exist_ok=True)
     keep = {
         "num_latest": 2 if trainer.save_backup_weights else 1,
@@ -264,7 +264,7 @@ def run_training(
     if start.micro_step == 0 and (fresh or store.latest_step() is not None):
         store.close()
         wait_for_all("the checkpoint that the run begins with")
-        reads = files_of(dump_config(setup.config), source)
+        reads = files_of(dump_config(setup.plan.config), source)
         if jax.process_index() == 0 and (earlier := move_earlier_run(folder, reads)):
             display.message(f"The earlier run is now in {earlier}")
         wait_for_all("the folder of the run")
@@ -280,9 +280,9 @@ def run_training(
         display.message(f"note: {note}")
     loggers = _loggers(setup, folder, run_store, display, start, profile)
     stages = _stages(setup, first_rate_at=start.progress.first_rate_at)
-    loop = TrainingLoop(stages, setup.valid_loader, loggers, stop_at)
+    loop = TrainingLoop(stages, setup.valid_loader, loggers, start, stop_at)
     try:
-        outcome = loop.run(start)
+        outcome = loop.run()
     except BaseException as error:
         # Closing a store waits for all processes. The others do not reach that point,
         # unless all raise this error.
@@ -305,11 +305,6 @@ def run_training(
 
 def _stages(setup: Setup, *, first_rate_at: int | None) -> list[Stage]:
     """The parts of a run: the stages of its curriculum, or the run itself."""
-    if not setup.stages:
-        steps = partial(setup.steps, first_rate_at=first_rate_at)
-        lengths = _lengths(setup.config)
-        loader, work = setup.train_loader, _work(setup)
-        return [Stage(setup.config.trainer, loader, steps, work, lengths)]
     shared = setup.steps(first_rate_at=first_rate_at)
 
     def steps_of(stage: Setup, **counts: int) -> CompiledSteps:
@@ -317,28 +312,17 @@ def _stages(setup: Setup, *, first_rate_at: int | None) -> list[Stage]:
         steps = stage.steps(first_rate_at=first_rate_at, **counts)
         return replace(steps, fuse=shared.fuse, evaluate=shared.evaluate)
 
+    sections = setup.plan.config.trainer.curriculum or (CurriculumStage(),)
     return [
-        Stage(
-            stage.config.trainer,
-            stage.train_loader,
-            partial(steps_of, stage),
-            _work(stage),
-            _lengths(stage.config),
-            section.until,
-            sets_rate=section.learning_rate is not None,
-            sets_schedule=section.scheduler is not None,
-            summary=summary_of(stage.config),
-        )
-        for stage, section in zip(
-            setup.stages, setup.config.trainer.curriculum, strict=True
-        )
+        Stage(stage, section, partial(steps_of, stage))
+        for stage, section in zip(setup.stages or (setup,), sections, strict=True)
     ]
 
 
 def _run_store(setup: Setup, store: CheckpointStore) -> RunStore:
     origin = setup.train_loader.coordinates()
-    specs, names = setup.model_def.param_specs, setup.schema.names
-    record, low_rank = setup.plan.record, setup.model_def.low_rank
+    specs, names = setup.model.model_def.param_specs, setup.plan.schema.names
+    record, low_rank = setup.plan.record, setup.model.model_def.low_rank
     units = {key: unit for key, (unit, _) in setup.plan.units.items()}
     return RunStore(store, specs, names, origin, record, units, low_rank)
 
@@ -355,13 +339,13 @@ def _loggers(
         return Loggers(store, display)
     if (path := folder / CONFIG_NAME).exists() and not is_written_config(path):
         display.message(f"note: {path} of before is now {move_aside(path).name}")
-    write_config(setup.config, path)
-    setup.schema.save(folder / SCHEMA_FILE)
+    write_config(setup.plan.config, path)
+    setup.plan.schema.save(folder / SCHEMA_FILE)
     records = StepRecords(
-        folder / RECORDS_NAME, _work(setup), setup.config.trainer.log_every_steps
+        folder / RECORDS_NAME, setup.work, setup.plan.config.trainer.log_every_steps
     )
     records.open(start.micro_step or None)
-    trainer = setup.config.trainer
+    trainer = setup.plan.config.trainer
     trackers: list[Tracker] = [
         CsvLog(folder / LOG_NAME, keep_until=start.progress.epoch)
     ]
@@ -370,7 +354,8 @@ def _loggers(
     if trainer.use_wandb:
         trackers.append(
             GuardedTracker(
-                "wandb", lambda: WandbTracker(setup.config, folder, records.first_start)
+                "wandb",
+                lambda: WandbTracker(setup.plan.config, folder, records.first_start),
             )
         )
     if trainer.use_mlflow:
@@ -381,28 +366,3 @@ def _loggers(
     records.trackers = trackers
     profile = Profile(folder / "profile", *updates) if updates else None
     return Loggers(store, display, trackers, records, profile)
-
-
-def _work(setup: Setup) -> MicroBatchWork:
-    """The work of a micro-batch; a forward pass costs a third of a gradient."""
-    config, trainer = setup.config, setup.config.trainer
-    ranks = 1 if config.shares_batches else setup.model.axes.num_data
-    samples = trainer.train_batch_size * ranks
-    steps, counted = config.data.forecast_len, len(config.backprop_on_timestep)
-    passes = (counted + (steps - counted) / 3) * trainer.ensemble_size
-
-    def flops() -> float:
-        return samples * passes * gradient_flops(setup.model_def)
-
-    return MicroBatchWork(samples, flops, setup.mesh.devices.reshape(-1).tolist())
-
-
-def _lengths(config: Config) -> dict[str, int]:
-    lengths = {
-        "train_history_len": config.data.history_len,
-        "train_forecast_len": config.data.forecast_len,
-    }
-    if not config.trainer.skip_validation:
-        lengths["valid_history_len"] = config.validation_data.history_len
-        lengths["valid_forecast_len"] = config.validation_data.forecast_len
-    return lengths

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,16 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from credit_jax.checkpoint import PlateauState, Progress
 from credit_jax.checkpoint.artifact import Artifact
 from credit_jax.config import Config
-from credit_jax.config.finetune import Until
+from credit_jax.config.finetune import CurriculumStage
 from credit_jax.config.schedules import PlateauConfig
-from credit_jax.config.trainer import TrainerConfig
-from credit_jax.data import Batch, ChannelSchema, Loader
-from credit_jax.models.model_def import ModelDef
+from credit_jax.data import Batch, Loader
 from credit_jax.models.parallel_model import ParallelModel, place_weights
 from credit_jax.parallel.compiler import check_options, compile_program
 from credit_jax.parallel.mesh.credit import (
@@ -30,7 +28,7 @@ from credit_jax.parallel.mesh.credit import (
     shares_samples,
 )
 from credit_jax.parallel.params.precision import Precision
-from credit_jax.parallel.placement import LocalRows, place_batch, rows_of
+from credit_jax.parallel.placement import place_batch, rows_of
 from credit_jax.plan import Objective, RunPlan
 from credit_jax.plan.channels import ChannelMatch
 from credit_jax.training.optimizer import (
@@ -63,33 +61,17 @@ class Setup:
     # The setups of the stages of `trainer.curriculum`; () without one.
     stages: tuple[Setup, ...] = ()
 
-    @property
-    def config(self) -> Config:
-        return self.plan.config
-
     @cached_property
     def valid_model(self) -> ParallelModel:
         """The model of the validation: float32 where training is float16 by `amp`.
 
         CREDIT validates without autocast; the formats of `fsdp2_mp_policy` stay.
         """
-        if not self.config.trainer.trains_in_autocast:
+        if not self.plan.config.trainer.trains_in_autocast:
             return self.model
-        precision = Precision(matmul=self.config.trainer.matmul_precision)
+        precision = Precision(matmul=self.plan.config.trainer.matmul_precision)
         parallel_config = replace(self.model.parallel_config, precision=precision)
         return replace(self.model, parallel_config=parallel_config)
-
-    @property
-    def mesh(self) -> Mesh:
-        return self.model.parallel_config.mesh
-
-    @property
-    def model_def(self) -> ModelDef:
-        return self.model.model_def
-
-    @property
-    def schema(self) -> ChannelSchema:
-        return self.plan.schema
 
     @property
     def objective(self) -> Objective:
@@ -100,22 +82,23 @@ class Setup:
     @property
     def batches_per_epoch(self) -> int:
         """Micro-batches of one training epoch."""
-        return num_batches(self.train_loader, self.config.trainer.batches_per_epoch)
+        cap = self.plan.config.trainer.batches_per_epoch
+        return num_batches(self.train_loader, cap)
 
     @cached_property
     def optimizer(self) -> optax.GradientTransformation:
-        return build_optimizer(self.config.trainer)
+        return build_optimizer(self.plan.config.trainer)
 
     @cached_property
     def loss_optimizer(self) -> optax.GradientTransformation | None:
         """The optimizer of the parameters of the loss; None if it has none."""
-        learns = self.config.loss.learns
-        return build_loss_optimizer(self.config.trainer) if learns else None
+        learns = self.plan.config.loss.learns
+        return build_loss_optimizer(self.plan.config.trainer) if learns else None
 
     @cached_property
     def schedule(self) -> optax.Schedule:
         return build_schedule(
-            self.config.trainer, batches_per_epoch=self.batches_per_epoch
+            self.plan.config.trainer, batches_per_epoch=self.batches_per_epoch
         )
 
     def steps(
@@ -126,7 +109,7 @@ class Setup:
         Args:
             first_rate_at, schedule_step: see `Progress`.
         """
-        trainer = self.config.trainer
+        trainer = self.plan.config.trainer
         first_rate = trainer.learning_rate if trainer.sets_first_rate else None
         counted = counted_from(self.schedule, schedule_step)
         rate = with_first_rate_at(counted, first_rate_at, first_rate)
@@ -152,17 +135,17 @@ class Setup:
                 self.objective.evaluate,
                 rollout=replace(self.objective.valid_rollout, prepare=prepare),
             )
-            evaluate = compile_program(eval_step, self.mesh)
+            evaluate = compile_program(eval_step, self.model.mesh)
         train = compile_program(
             train_step,
-            self.mesh,
+            self.model.mesh,
             donate_argnums=0,
             options=trainer.compiler.options,
             group_halos=trainer.compiler.group_halos,
         )
 
         def proceed(value: int) -> Any:
-            sharding = NamedSharding(self.mesh, PartitionSpec())
+            sharding = NamedSharding(self.model.mesh, PartitionSpec())
             return jax.make_array_from_callback((), sharding, lambda _: np.int32(value))
 
         back = int(trainer.schedule is not None and trainer.schedule.by_epoch)
@@ -170,7 +153,7 @@ class Setup:
         return CompiledSteps(
             train=train,
             proceed=proceed,
-            fuse=compile_program(self.valid_model.fuse_spectral_norm, self.mesh),
+            fuse=compile_program(self.valid_model.fuse_spectral_norm, self.model.mesh),
             evaluate=evaluate,
             place_train=self.place_train,
             place_valid=self.place_valid,
@@ -183,7 +166,7 @@ class Setup:
         stacked = jax.tree.map(
             lambda *x: x[0][None] if len(x) == 1 else np.stack(x), *arrays
         )
-        return self._placed(stacked, shared=self.config.shares_batches)
+        return self._placed(stacked, shared=self.plan.config.shares_batches)
 
     def place_valid(self, batch: Batch) -> dict[str, Any]:
         """One batch on the mesh."""
@@ -192,20 +175,43 @@ class Setup:
     def _placed(
         self, arrays: dict[str, Any], *, shared: bool = False
     ) -> dict[str, Any]:
-        ranks = None if shared else local_dp_ranks(self.mesh)
-        options = {"local_dp_ranks": ranks, "shared": shared, "rows": self._rows}
-        return place_batch(arrays, self.mesh, **options)
+        mesh, rows = self.model.mesh, None
+        if self.train_loader.rows is not None:
+            rows = rows_of(mesh, self.model.model_def.image_height)
+        ranks = None if shared else local_dp_ranks(mesh)
+        return place_batch(arrays, mesh, local_dp_ranks=ranks, shared=shared, rows=rows)
 
-    @cached_property
-    def _rows(self) -> LocalRows | None:
-        """The rows of the loaders' batches; None if these have all rows."""
-        if self.train_loader.rows is None:
-            return None
-        return rows_of(self.mesh, self.model_def.image_height)
+    @property
+    def work(self) -> MicroBatchWork:
+        """The work of a micro-batch; a forward pass costs a third of a gradient."""
+        config, trainer = self.plan.config, self.plan.config.trainer
+        ranks = 1 if config.shares_batches else self.model.axes.num_data
+        samples = trainer.train_batch_size * ranks
+        steps, counted = config.data.forecast_len, len(config.backprop_on_timestep)
+        passes = (counted + (steps - counted) / 3) * trainer.ensemble_size
+        return MicroBatchWork(
+            samples,
+            lambda: samples * passes * gradient_flops(self.model.model_def),
+            self.model.mesh.devices.reshape(-1).tolist(),
+        )
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """`train_history_len` and the like, constant columns of the log."""
+        config = self.plan.config
+        sections = {"train": config.data}
+        if not config.trainer.skip_validation:
+            sections["valid"] = config.validation_data
+        return {
+            f"{split}_{key}": getattr(data, key)
+            for split, data in sections.items()
+            for key in ("history_len", "forecast_len")
+        }
 
     def match_channels(self, base: Artifact) -> ChannelMatch | None:
         """See `Artifact.match`."""
-        return base.match(self.schema, self.config, self.plan.units, self.model_def)
+        plan = self.plan
+        return base.match(plan.schema, plan.config, plan.units, self.model.model_def)
 
     def fresh_state(self, base: Artifact | None = None) -> TrainState:
         """The state before the first update, with new weights from `seed`.
@@ -216,23 +222,23 @@ class Setup:
         Raises:
             ValueError: see `Artifact.match` and `Artifact.weights_for`.
         """
-        key, weights = jax.random.key(self.config.seed), None
+        key, weights = jax.random.key(self.plan.config.seed), None
         match = None if base is None else self.match_channels(base)
         if base is not None:
-            arrays = base.weights_for(self.model_def, match)
+            arrays = base.weights_for(self.model.model_def, match)
             weights = place_weights(self.model, *arrays)
         state = init_state(
             self.model,
             self.optimizer,
             key,
             weights=weights,
-            ema=self.config.trainer.use_ema,
+            ema=self.plan.config.trainer.use_ema,
             loss_state=init_loss_state(self.objective.loss, self.loss_optimizer),
         )
-        finetune = self.config.trainer.finetune
+        finetune = self.plan.config.trainer.finetune
         if base is None or finetune is None or not finetune.moments:
             return state
-        return with_moments(state, base.moments_for(self.model_def, match))
+        return with_moments(state, base.moments_for(self.model.model_def, match))
 
 
 def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
@@ -283,46 +289,21 @@ def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
 class Stage:
     """A part of a run with one training program; a run without curriculum has one."""
 
-    trainer: TrainerConfig
-    loader: Loader
+    setup: Setup
+    section: CurriculumStage  # of the config; without a curriculum it gives no key
     # Makes the compiled functions from `schedule_step` of `Progress`; called when the
     # stage begins.
     steps: Callable[..., CompiledSteps]
-    work: MicroBatchWork
-    # `train_history_len` and the like, constant columns of the log.
-    lengths: dict[str, int] = field(default_factory=dict)
-    until: Until | None = None  # end of the stage; None for the last one
-    # Whether the stage gives a learning rate, a schedule.
-    sets_rate: bool = False
-    sets_schedule: bool = False
-    summary: str = ""  # the stage in words
-
-    def updates_left(self, progress: Progress) -> int | None:
-        """Updates until the stage ends; None if it does not end by updates."""
-        if self.until is None or self.until.unit != "updates":
-            return None
-        return self.until.number - (progress.updates or 0)
-
-    def rate_of_epoch(self, epoch: int) -> np.float32 | None:
-        """Learning rate of an epoch of a schedule by epoch; None under others.
-
-        Epochs of a curriculum have different numbers of batches, so that the number of
-        batches does not give the epoch.
-        """
-        schedule, base = self.trainer.schedule, self.trainer.learning_rate
-        if schedule is None or not schedule.by_epoch:
-            return None
-        return np.float32(np.asarray(schedule.rate(base, epoch, jnp)))
 
 
 def stage_at(stages: Sequence[Stage], progress: Progress) -> int:
     """Index of the stage that trains next from a position."""
     for index, stage in enumerate(stages):
-        if stage.until is None:
+        if (until := stage.section.until) is None:
             return index
-        by_updates = stage.until.unit == "updates"
+        by_updates = until.unit == "updates"
         done = (progress.updates or 0) if by_updates else progress.epoch
-        if done < stage.until.number:
+        if done < until.number:
             return index
     raise AssertionError("`check_order` lets the last stage end with the run")
 
@@ -345,18 +326,19 @@ def entered(
     """
     if len(stages) == 1:
         return progress
-    trainer, previous = stages[index].trainer, progress.stage
+    trainer, previous = stages[index].setup.plan.config.trainer, progress.stage
     first = 0 if previous is None or previous > index else previous + 1
-    passed = stages[first : index + 1]
+    passed = [stage.section for stage in stages[first : index + 1]]
     changes: dict[str, Any] = {"stage": index}
-    if any(stage.sets_schedule for stage in passed):
+    begins = any(section.scheduler is not None for section in passed)
+    if begins:
         start = {"schedule_epoch": progress.epoch, "schedule_step": micro_step}
         changes |= {"plateau": None, **start}
     if passed and previous is not None and trainer.training_metric.startswith("train_"):
         best = ("best_metric", "best_epoch", "best_step")
         changes |= dict.fromkeys(("plateau", *best))
     after = dataclasses.replace(progress, **changes)
-    begins = any(stage.sets_rate or stage.sets_schedule for stage in passed)
+    begins = begins or any(section.learning_rate is not None for section in passed)
     rate = None
     if trainer.keeps_rate:
         rate = after.learning_rate

@@ -60,7 +60,7 @@ class JaxRun:
     @property
     def is_wide(self) -> bool:
         """Whether both sides compute in float64, see `credit_driver`."""
-        return self.setup.config.model["type"] in WIDE
+        return self.setup.plan.config.model["type"] in WIDE
 
     def fresh_state(self) -> Any:
         """Returns the state of a new run, in float32."""
@@ -69,9 +69,9 @@ class JaxRun:
     def start(self, folder: Path) -> Any:
         """Returns the state that `--resume` restores."""
         self.store = CheckpointStore(folder)
-        runs = RunStore(self.store, self.setup.model_def.param_specs)
+        runs = RunStore(self.store, self.setup.model.model_def.param_specs)
         fresh = self.fresh_state()
-        return start_of_run(self.setup.config.trainer, runs, fresh, resume=True)
+        return start_of_run(self.setup.plan.config.trainer, runs, fresh, resume=True)
 
     def train(
         self, state: Any, epoch: int, x: np.ndarray | None = None
@@ -84,7 +84,7 @@ class JaxRun:
             x: inputs of the batches of CREDIT, which must be ours.
         """
         losses: list[float] = []
-        config = self.setup.config
+        config = self.setup.plan.config
         size, num_forecasts = config.trainer.grad_accum_every, config.data.forecast_len
         # With x and y made on the host, whose bits are CREDIT's, also where it is wide.
         loader = replace(self.setup.train_loader, is_raw=False)
@@ -107,7 +107,7 @@ class JaxRun:
     def save(self, folder: Path, state: Any, progress: Any) -> None:
         """Writes a checkpoint as the training loop does."""
         store = CheckpointStore(folder)
-        runs = RunStore(store, self.setup.model_def.param_specs)
+        runs = RunStore(store, self.setup.model.model_def.param_specs)
         runs.save(int(state.micro_step), state, progress)
         store.close()
 

@@ -26,10 +26,10 @@ def start_of(setup: Setup, weights: Any) -> TrainState:
     """
     params, model_state = jax.device_put(weights)
     further = {
-        "ema": setup.config.trainer.use_ema,
+        "ema": setup.plan.config.trainer.use_ema,
         "loss_state": init_loss_state(setup.objective.loss, setup.loss_optimizer),
     }
     key = jax.random.key(SEED)
     state = state_of(setup.model, params, model_state, setup.optimizer, key, **further)
     specs = state_specs(setup.model, setup.optimizer, **further)
-    return place_state(state, specs, setup.mesh)
+    return place_state(state, specs, setup.model.mesh)

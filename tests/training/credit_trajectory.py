@@ -62,7 +62,7 @@ def train_as_credit(config_path: Path, mesh: str, run: Any) -> Trajectory:
     """
     setup = _prepare(config_path, mesh)
     steps = setup.steps()
-    state = start_of(setup, from_state_dict(setup.model_def, run.initial))
+    state = start_of(setup, from_state_dict(setup.model.model_def, run.initial))
     batches = setup.train_loader.epoch(0)
     on_host = replace(setup.train_loader, is_raw=False)
     infos = []

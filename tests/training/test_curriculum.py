@@ -200,9 +200,9 @@ def test_stages_of_a_base_with_adapters(
     section = {"from": str(make_base(world, tmp_path / "base")), "lora": lora}
     run = {**RUN, "trainer__finetune": section | {"train": ["dense/bias"]}}
     setup = make(**run)
-    base = base_of_run(setup.config)
+    base = base_of_run(setup.plan.config)
     assert base is not None
-    before, _ = base.weights_for(setup.model_def, None)
+    before, _ = base.weights_for(setup.model.model_def, None)
     straight, _ = go(setup, tmp_path / "straight", base=base)
     stopped, text = go(make("one", (1, 0), **run), tmp_path / "run", base=base)
     assert stopped.reason == "SIGTERM", text

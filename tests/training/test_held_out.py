@@ -50,7 +50,7 @@ def test_errors_of_one_step(world, tmp_path, monkeypatch):
     """The scores equal those of the loader's samples, in physical units."""
     setup = setup_of(world, tmp_path)
     loader = dataclasses.replace(setup.valid_loader, is_raw=False)
-    places = setup.schema.target_slices()
+    places = setup.plan.schema.target_slices()
     # No sample has its truth at the input time of the first sample.
     starts = loader.dataset.starts[1:]
     monkeypatch.setattr(held_out, "held_out_starts", lambda *_: (starts, 1))

@@ -100,7 +100,7 @@ def go(setup, tmp_path, *, resume=False, base=None):
 
 
 def run_store(setup, folder):
-    return RunStore(CheckpointStore(folder), setup.model_def.param_specs)
+    return RunStore(CheckpointStore(folder), setup.model.model_def.param_specs)
 
 
 def terminate_before(step):
@@ -336,7 +336,9 @@ def test_a_nan_loss_stops_the_run(make, tmp_path):
     assert "the loss is nan at step 8 (epoch 2, batch 2, samples of " in text
     assert f"The newest checkpoint is {tmp_path}/checkpoints/6;" in text
     store = run_store(setup, tmp_path)
-    start = start_of_run(setup.config.trainer, store, setup.fresh_state(), resume=True)
+    start = start_of_run(
+        setup.plan.config.trainer, store, setup.fresh_state(), resume=True
+    )
     leaves = jax.tree.leaves(start.state.params)
     assert all(np.isfinite(leaf).all() for leaf in leaves)
     store.checkpoints.close()
@@ -393,7 +395,9 @@ def test_weights_alone(make, tmp_path):
     trained, _ = go(make(trainer__epochs=1), tmp_path)
     setup = make(trainer__load_weights=True)
     store = run_store(setup, tmp_path)
-    start = start_of_run(setup.config.trainer, store, setup.fresh_state(), resume=False)
+    start = start_of_run(
+        setup.plan.config.trainer, store, setup.fresh_state(), resume=False
+    )
     for path, value in trained.state.params.items():
         assert np.array_equal(start.state.params[path], value), path
         assert np.array_equal(start.state.ema[path], trained.state.ema[path]), path
@@ -462,7 +466,7 @@ def test_schedules_by_epoch_log_the_rate_of_the_epoch(make, tmp_path):
     go(setup, tmp_path)
     rows = read_log(tmp_path / "training_log.csv")
     assert setup.notes["rates"][::6] == pytest.approx([row["lr"] for row in rows])
-    assert rows[0]["lr"] == pytest.approx(setup.config.trainer.learning_rate)
+    assert rows[0]["lr"] == pytest.approx(setup.plan.config.trainer.learning_rate)
 
 
 @pytest.mark.slow
@@ -475,7 +479,7 @@ def test_what_the_load_keys_take(make, tmp_path):
     def begin(**keys):
         keys = {f"trainer__{key}": value for key, value in keys.items()}
         setup = make(trainer__load_weights=True, **constant | keys)
-        trainer = setup.config.trainer
+        trainer = setup.plan.config.trainer
         start = start_of_run(trainer, store, setup.fresh_state(), resume=False)
         count = int(start.state.opt_state["adam"].count)
         counts = (count, int(start.state.micro_step), int(start.state.update_step))
@@ -513,7 +517,7 @@ def test_update_learning_rate_sets_the_first_rate_of_a_run(make, tmp_path):
     go(setup, tmp_path)
     other = make(**keys)
     go(other, tmp_path / "other")
-    rate = setup.config.trainer.learning_rate
+    rate = setup.plan.config.trainer.learning_rate
     assert setup.notes["rates"][0] == pytest.approx(rate)
     assert other.notes["rates"][0] == 0.0
     assert setup.notes["rates"][1:] == other.notes["rates"][1:]

@@ -263,7 +263,7 @@ def test_trains_as_credit(
         ways["dp 2 x tp 2 x domain 2"] = MESH
     for where, degrees in ways.items():
         setup = prepare_on(path, degrees)
-        start = from_state_dict(setup.model_def, run.initial)
+        start = from_state_dict(setup.model.model_def, run.initial)
         losses, norms, log, params = train(setup, start, run)
         what = f"{name}, {where}"
         assert_close(losses, run.loss, LOSS, f"{what}: losses")
@@ -272,7 +272,7 @@ def test_trains_as_credit(
             assert_close(log[score], logged[score], VALIDATION, f"{what}: {score}")
         valid = log["valid_loss"]
         assert_close(valid, run.valid_loss[0], VALIDATION, f"{what}: validation")
-        final, _ = from_state_dict(setup.model_def, run.final)
+        final, _ = from_state_dict(setup.model.model_def, run.final)
         moved, should = (_change(end, start[0]) for end in (params, final))
         assert_close(moved, should, CHANGE, f"{what}: change of the parameters")
 
@@ -303,7 +303,7 @@ def test_learned_variances_train_as_credit(
     run = credit.credit_train(path, folder)
     theirs = read_log(folder / "run" / "training_log.csv")[-1]
     setup = prepare_on(path, ONE_DEVICE)
-    start = from_state_dict(setup.model_def, run.initial)
+    start = from_state_dict(setup.model.model_def, run.initial)
     losses, norms, log, params = train(setup, start, run)
     assert_close(losses, run.loss, LOSS, "learnable: losses")
     assert_close(norms, run.gradient_norm, NORM, "learnable: gradient norms")
@@ -311,7 +311,7 @@ def test_learned_variances_train_as_credit(
     assert len(parts) == 2 * len(SCALED)
     for name in (*parts, "valid_loss"):
         assert_close(log[name], theirs[name], 3e-6, f"learnable: {name}")
-    final, _ = from_state_dict(setup.model_def, run.final)
+    final, _ = from_state_dict(setup.model.model_def, run.final)
     moved, should = (_change(end, start[0]) for end in (params, final))
     assert_close(moved, should, CHANGE, "learnable: change of the parameters")
 

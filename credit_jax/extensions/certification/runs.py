@@ -201,8 +201,8 @@ class CertifiedSetup(Setup):
                 self.model,
                 self.optimizer,
                 placed_weights(self.model, self.start),
-                seed=self.config.seed,
-                ema=self.config.trainer.use_ema,
+                seed=self.plan.config.seed,
+                ema=self.plan.config.trainer.use_ema,
                 loss_state=init_loss_state(self.objective.loss, self.loss_optimizer),
             )
         return wide(state) if self.is_wide else state
