@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import NoneType
-from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -149,7 +149,8 @@ class StrictModel(BaseModel):
 
     - `ignored`: keys that CREDIT accepts and that have no effect in credit_jax, each
       with the reason; `parse` lists them all in one warning;
-    - `unavailable`: keys that CREDIT reads and that are an error in credit_jax.
+    - `unavailable`: keys that CREDIT reads and that are an error in credit_jax;
+    - `conflicts`: what is wrong with its keys together.
 
     Unknown keys are errors. If `passes_over` is true, because CREDIT ignores unknown
     keys in that section, those that resemble no known key are ignored with a warning.
@@ -203,6 +204,16 @@ class StrictModel(BaseModel):
     def _meant(cls, names: Iterable[str]) -> list[str]:
         """The known keys that somebody reads, of which others may be misspelt."""
         return [key for key in names if cls.ignored.get(key) != NEVER_READ]
+
+    def conflicts(self) -> Iterator[str]:
+        """Yields why its keys do not go together, the first of which is the error."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        for line in self.conflicts():
+            raise ValueError(line)
+        return self
 
     def without_effect(self) -> dict[str, str]:
         """Keys of this section whose values have no effect, each with the reason."""

@@ -1,10 +1,11 @@
 """The whole config, and the consistency checks between its sections."""
 
+from collections.abc import Iterator
 from datetime import date, timedelta
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator
 
 from credit_jax.config.assimilation import AssimilationConfig, OptimizeConfig
 from credit_jax.config.base import LocalPath, StrictModel, parse
@@ -68,14 +69,12 @@ class DemoConfig(StrictModel):
         names += ["static.nc", "mean.nc", "std.nc"]
         return [f"{self.out}/{name}" for name in names]
 
-    @model_validator(mode="after")
-    def _has_training_days(self) -> "DemoConfig":
+    def conflicts(self) -> Iterator[str]:
         if self.held_out_days >= self.days:
-            raise ValueError(
+            yield (
                 f"held_out_days {self.held_out_days} of days {self.days} leave no day "
                 "for training"
             )
-        return self
 
 
 class Config(StrictModel):

@@ -1,10 +1,10 @@
 """The `data:` section: sources, dates, and the length of a sample."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import pandas as pd
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from credit_jax.config.credit_keys import IGNORED_DATA
 from credit_jax.config.dates import Calendar, Dates, Timestep, date_label, duration
@@ -90,6 +90,8 @@ class DataConfig(_Window):
     on_outlier: Literal["note", "raise", "skip"] = "note"
     time_encoding: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
+    needs_dates: ClassVar[bool] = True
+
     @property
     def time_step(self) -> pd.Timedelta:
         """The time step of the model."""
@@ -102,35 +104,25 @@ class DataConfig(_Window):
             raise ValueError(f"must be [smallest, largest], got {list(value)}")
         return value
 
-    @model_validator(mode="after")
-    def _has_dates(self) -> "DataConfig":
-        if self.date_ranges is None and not (self.start_datetime and self.end_datetime):
-            raise ValueError(
-                "no dates; expected start_datetime and end_datetime, or date_ranges"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _predicts(self) -> "DataConfig":
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
+        ends = self.start_datetime and self.end_datetime
+        if self.needs_dates and self.date_ranges is None and not ends:
+            yield ("no dates; expected start_datetime and end_datetime, or date_ranges")
         if not any(source.variables.predicted for source in self.source.values()):
-            raise ValueError(
+            yield (
                 "no source has prognostic or diagnostic variables: nothing is "
                 "predicted; name some in the variables of a source"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _encodes_times(self) -> "DataConfig":
         inputs = [k for k, source in self.source.items() if source.input != MAIN_INPUT]
         available = (INPUT_TIMES, TARGET_TIME, *inputs)
         for name, times in self.time_encoding.items():
             unknown = [time for time in times if time not in available]
             if unknown or not times:
-                raise ValueError(
+                yield (
                     f"time_encoding.{name} has {', '.join(unknown) or 'no times'}; "
                     f"expected some of {', '.join(available)}"
                 )
-        return self
 
     def sources_of(self, name: str = MAIN_INPUT) -> dict[str, SourceConfig]:
         """The sources of one input of the model, by name."""

@@ -1,10 +1,11 @@
 """Dates, time steps and calendars of the data section and its sources."""
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pandas as pd
-from pydantic import AfterValidator, BeforeValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator
 
 from credit_jax.config.base import StrictModel
 from credit_jax.config.messages import got
@@ -136,11 +137,9 @@ class Dates(StrictModel):
     end_datetime: Date | None = None
     date_ranges: tuple[tuple[Date, Date], ...] | None = None
 
-    @model_validator(mode="after")
-    def _one_kind_of_dates(self) -> "Dates":
+    def conflicts(self) -> Iterator[str]:
         if self.date_ranges is not None and (self.start_datetime or self.end_datetime):
-            raise ValueError(
+            yield (
                 "date_ranges cannot be combined with start_datetime and end_datetime; "
                 "use one or the other"
             )
-        return self

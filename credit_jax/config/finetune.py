@@ -1,11 +1,11 @@
 """The sections `trainer.finetune` and `trainer.curriculum`: runs from weights."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from credit_jax.config.base import LocalPath, StrictModel, parse
 from credit_jax.config.data import MAX_TIMES, BackpropSteps
@@ -96,19 +96,17 @@ class FinetuneConfig(StrictModel):
     def _patterns(cls, value: object) -> object:
         return list_of_patterns(value)
 
-    @model_validator(mode="after")
-    def _one_list(self) -> "FinetuneConfig":
+    def conflicts(self) -> Iterator[str]:
         if self.freeze and self.train:
-            raise ValueError(
+            yield (
                 "freeze and train are both given; expected one of them: train is the "
                 "list of all that is not frozen"
             )
         if self.freeze and self.lora:
-            raise ValueError(
+            yield (
                 "freeze is given beside lora, which freezes all parameters of the base "
                 "but those of train; expected one of them"
             )
-        return self
 
 
 def finetune_of(written: Mapping[str, Any]) -> FinetuneConfig | None:

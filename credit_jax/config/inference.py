@@ -5,18 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-import pandas as pd
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
     field_validator,
-    model_validator,
 )
 
 from credit_jax.config.base import LocalPath, StrictModel
 from credit_jax.config.data import MAX_TIMES, DataConfig
-from credit_jax.config.dates import Date, duration
+from credit_jax.config.dates import Date, Timestep
 from credit_jax.config.messages import got
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 from credit_jax.config.yaml_file import read_yaml
@@ -28,16 +25,6 @@ GROUPS = {
     **dict.fromkeys(("1y", "y", "year", "yearly"), "year"),
     "full": "full",
 }
-
-
-def _check_duration(value: str) -> str:
-    try:
-        length = duration(value)
-    except ValueError:
-        length = pd.Timedelta(0)
-    if not length > pd.Timedelta(0):
-        raise ValueError(f"must be a positive duration such as '10d', got {got(value)}")
-    return value
 
 
 def _check_group(value: Any) -> Any:
@@ -57,7 +44,6 @@ def _lower(value: Any) -> Any:
     return value.lower().strip() if isinstance(value, str) else value
 
 
-Duration = Annotated[str, AfterValidator(_check_duration)]
 GroupBy = Annotated[
     Literal["day", "month", "year", "full"], BeforeValidator(_check_group)
 ]
@@ -72,10 +58,10 @@ class BatchForecastConfig(StrictModel):
         init_interval: time between start dates ("12h").
     """
 
-    forecast_length: Duration
+    forecast_length: Timestep
     first_init_date: Date
     last_init_date: Date
-    init_interval: Duration
+    init_interval: Timestep
 
 
 class SingleForecastConfig(StrictModel):
@@ -87,7 +73,7 @@ class SingleForecastConfig(StrictModel):
     """
 
     start_datetime: Date | None = None
-    forecast_length: Duration | None = None
+    forecast_length: Timestep | None = None
 
     ignored: ClassVar = {"init_data": "CREDIT reserves it and reads nothing of it"}
 
@@ -140,7 +126,7 @@ class OutputConfig(StrictModel):
     """
 
     format: Annotated[Literal["netcdf", "zarr"], BeforeValidator(_lower)] = "netcdf"
-    output_interval: Duration | None = None
+    output_interval: Timestep | None = None
     group_by: GroupBy | None = None
     variables: (
         tuple[Annotated[VariableChoice, BeforeValidator(_variable)], ...] | None
@@ -181,9 +167,7 @@ class InferenceDataConfig(DataConfig):
 
     forecast_len: int = Field(default=1, ge=0, le=MAX_TIMES)
 
-    @model_validator(mode="after")
-    def _has_dates(self) -> "InferenceDataConfig":
-        return self
+    needs_dates: ClassVar = False
 
 
 class InferenceConfig(StrictModel):

@@ -138,17 +138,25 @@ def config_of(
     Raises:
         ConfigError: the config or an override has problems; all are listed.
     """
-    written = apply_overrides(mapping, overrides)
-    for name, keys in absent.items():
-        section = written.get(name)
-        if section is None or isinstance(section, Mapping):
-            written[name] = {**keys, **(section or {})}
+    written = _with_defaults(apply_overrides(mapping, overrides), absent)
     problems = [line for text in overrides for line in _unread(text)]
     if problems:
         raise ConfigError(problems, "overrides")
     if forecasts:
         written = for_forecasts(written)
     return build_config(written, source=source, training=not forecasts)
+
+
+def _with_defaults(
+    mapping: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """A config with the keys of some sections that it lacks."""
+    filled = dict(mapping)
+    for name, keys in sections.items():
+        section = filled.get(name)
+        if section is None or isinstance(section, Mapping):
+            filled[name] = {**keys, **(section or {})}
+    return filled
 
 
 def forecasts_alone(mapping: Mapping[str, Any]) -> bool:
@@ -166,11 +174,7 @@ def for_forecasts(mapping: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         mapping: the content of a YAML file; it is not modified.
     """
-    filled = dict(mapping)
-    for name, keys in _NO_TRAINING.items():
-        section = filled.get(name)
-        if section is None or isinstance(section, Mapping):
-            filled[name] = {**keys, **(section or {})}
+    filled = _with_defaults(mapping, _NO_TRAINING)
     data = filled.get("data")
     if not isinstance(data, Mapping):
         return filled

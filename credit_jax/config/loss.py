@@ -1,8 +1,9 @@
 """The `loss:` section, in CREDIT's two styles, and the `metrics:` section."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from credit_jax.config.base import StrictModel
 
@@ -115,15 +116,13 @@ class LossConfig(StrictModel):
 
     ignored: ClassVar = {"use_vgg": "CREDIT does not read it"}
 
-    @model_validator(mode="after")
-    def _tendencies_are_normalized(self) -> "LossConfig":
+    def conflicts(self) -> Iterator[str]:
         if self.is_base and self.tendency_weights is not None:
-            raise ValueError(
+            yield (
                 "tendency_weights are for losses of the model's normalized output; "
                 "type: base scores physical units, take var_weighting and "
                 "variable_weights"
             )
-        return self
 
     def step_weights(self, num_steps: int) -> tuple[float, ...] | None:
         """Weight of the loss of each step of a forecast; None if all count alike."""

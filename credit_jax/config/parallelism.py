@@ -1,6 +1,6 @@
 """`trainer.parallelism` and `trainer.fsdp`: degrees of the mesh, parameter sharding."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -88,8 +88,7 @@ class ParallelismConfig(StrictModel):
             raise ValueError(f"must be at least 1, or -1 (the rest), got {got(value)}")
         return value
 
-    @model_validator(mode="after")
-    def _agrees(self) -> "ParallelismConfig":
+    def conflicts(self) -> Iterator[str]:
         problems = data_problems(self.data, self.dp_replicate, self.dp_shard)
         if self.cp is not None and self.cp != self.domain:
             problems.append(
@@ -104,8 +103,7 @@ class ParallelismConfig(StrictModel):
             names={"tp": "tensor"},
         )
         if problems:
-            raise ValueError("; and ".join(problems))
-        return self
+            yield "; and ".join(problems)
 
 
 def parse_parallelism(text: str) -> ParallelismConfig:

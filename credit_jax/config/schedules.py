@@ -4,9 +4,10 @@
 `1 + cos(pi t / T)` cancels, an error of 1e-3 of the rate in the last 500th of a run.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from credit_jax.config.base import StrictModel
 
@@ -107,14 +108,12 @@ class CosineAnnealingRestartsConfig(Schedule):
     ignored: ClassVar = _COUNTED
     reaches_loss: ClassVar = False
 
-    @model_validator(mode="after")
-    def _warmup_fits(self) -> "CosineAnnealingRestartsConfig":
+    def conflicts(self) -> Iterator[str]:
         if self.warmup_steps >= self.first_cycle_steps:
-            raise ValueError(
+            yield (
                 f"warmup_steps {self.warmup_steps} must be less than "
                 f"first_cycle_steps {self.first_cycle_steps}"
             )
-        return self
 
     def rate(self, base: float, count: Any, xp: Any) -> Any:
         """Linear from `min_lr` to the top of a cycle, then half a cosine down again.

@@ -1,9 +1,10 @@
 """The `trainer:` section: parallelism, optimizer, schedule, epochs, checkpoints."""
 
 import math
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from credit_jax.config.base import StrictModel
 from credit_jax.config.credit_keys import IGNORED_TRAINER
@@ -253,38 +254,26 @@ class TrainerConfig(StrictModel):
         check_order(value)
         return value
 
-    @model_validator(mode="after")
-    def _schedule_is_said(self) -> "TrainerConfig":
+    def conflicts(self) -> Iterator[str]:
         if self.use_scheduler and self.scheduler is None:
-            raise ValueError(
-                "use_scheduler is true without a scheduler section; add it"
-            )
+            yield ("use_scheduler is true without a scheduler section; add it")
         if self.scheduler and "use_scheduler" not in self.model_fields_set:
-            raise ValueError(
+            yield (
                 "there is a scheduler section, but use_scheduler is not given; "
                 "write use_scheduler: true (or false)"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _begins_once(self) -> "TrainerConfig":
         if self.finetune is not None and self.load_weights:
-            raise ValueError(
+            yield (
                 "load_weights is true beside finetune: the run would begin with the "
                 "weights of save_loc and with those of finetune.from; expected one. "
                 "--resume goes on with a run that was begun by finetune"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _float8_is_wide_elsewhere(self) -> "TrainerConfig":
         policy = self.mp_policy
         if self.fp8 and policy is not None and policy.param_dtype == "float16":
-            raise ValueError(
+            yield (
                 "fp8 is true, but amp computes in float16; expected bfloat16 "
                 "(fsdp2_mp_policy: {param_dtype: bfloat16}) or float32 (amp: false)"
             )
-        return self
 
     @property
     def mp_policy(self) -> PrecisionPolicy | None:

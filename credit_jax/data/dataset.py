@@ -84,7 +84,7 @@ class Dataset(InputData):
         Raises:
             ValueError, OSError: a time is missing, or a file cannot be read.
         """
-        start, out = self.starts_at(step)[index], out or {}
+        start, out = self.step_starts[step][index], out or {}
         kinds, first = (READ_ORDER, 0) if step == 0 else (READ_ORDER[:1], -1)
         inputs = self.read(
             kinds,
@@ -103,28 +103,25 @@ class Dataset(InputData):
         out: SourceFields | None = None,
     ) -> dict[str, SourceFields]:
         """Reads the target of a step of a sample, in channel order."""
-        start = self.starts_at(step)[index]
+        start = self.step_starts[step][index]
         return self.read(
             OUTPUT_TYPES, lambda _, clock: clock.target_times(start), rows, out
         )
 
-    def starts_at(self, step: int) -> np.ndarray:
-        """(samples,) datetime64[ns], the last input time of a step of each sample."""
-        return self._starts[step]
-
     @cached_property
-    def _starts(self) -> list[np.ndarray]:
+    def step_starts(self) -> list[np.ndarray]:
+        """Of each step (samples,) datetime64[ns], the last input times."""
         return [self.shifted(self.starts, step) for step in range(self.num_steps)]
 
     def target_time(self, index: int, step: int = 0) -> np.datetime64:
         """Time of the target of a step, datetime64[ns]."""
-        return self.time(self.starts_at(step)[index], 1)
+        return self.time(self.step_starts[step][index], 1)
 
     def window(self, name: str, field_type: str) -> np.ndarray:
         """(samples, times) at which the samples read a field type of a source."""
         clock, windows = self.clocks[name], []
         for step in range(self.num_steps):
-            starts = self.starts_at(step)
+            starts = self.step_starts[step]
             if self.sources[name].config.input != MAIN_INPUT or (
                 field_type != "diagnostic" and step == 0
             ):

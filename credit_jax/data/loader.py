@@ -133,7 +133,7 @@ class Loader:
     def seen_in(self, training: DataConfig) -> str:
         """How many dates of the samples are in a training period; "" if none is."""
         steps = range(self.dataset.num_steps)
-        starts = [self.dataset.starts_at(step) for step in steps]
+        starts = [self.dataset.step_starts[step] for step in steps]
         targets = self.dataset.shifted(starts[-1], 1)
         return in_training(
             np.unique(np.concatenate([*starts, targets])), training.ranges

@@ -191,7 +191,7 @@ class SampleReader:
             fields |= fields_of_rollout(physical, forcing) if forcing else {}
         dataset, further = self.dataset, dict[str, np.ndarray]()
         if dataset.further_names:
-            starts = [dataset.starts_at(k)[index] for k in range(dataset.num_steps)]
+            starts = [dataset.step_starts[k][index] for k in range(dataset.num_steps)]
             options = {"noted": self._checks.noted, "thorough": thorough}
             further = further_arrays(dataset, starts, self.pipeline, **options)
         return {

@@ -101,7 +101,7 @@ def best_state(setup: Setup, folder: Path, state: TrainState) -> TrainState:
         definition, names = setup.model.model_def, setup.plan.schema.names
         specs, low_rank = definition.param_specs, definition.low_rank
         run_store = RunStore(store, specs, names, low_rank=low_rank)
-        state = run_store.restore_parts(best, state, optimizer=False, position=False)
+        state = run_store.restore(best, state, optimizer=False, position=False)
     store.close()
     return state
 

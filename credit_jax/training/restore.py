@@ -137,22 +137,19 @@ class RunStore:
         self.checkpoints.check_fits(step, items)
         check_channels(self.checkpoints, step, self.channels, self.units)
 
-    def restore_all(self, step: int, state: TrainState) -> TrainState:
-        """The state in a checkpoint.
-
-        Args:
-            step: step of the checkpoint.
-            state: a fresh state, with the shapes and shardings of the result.
-        """
-        return self.restore_parts(step, state, optimizer=True, position=True)
-
-    def restore_parts(
-        self, step: int, state: TrainState, *, optimizer: bool, position: bool
+    def restore(
+        self,
+        step: int,
+        state: TrainState,
+        *,
+        optimizer: bool = True,
+        position: bool = True,
     ) -> TrainState:
         """`state` with the weights, the average and further parts of a checkpoint.
 
         Args:
-            step, state: as for `restore_all`.
+            step: step of the checkpoint.
+            state: a fresh state, with the shapes and shardings of the result.
             optimizer: whether to take the state of the optimizer, and the trained
                 parameters of the loss.
             position: whether to take the micro-batches seen and the loss scale.
@@ -260,11 +257,11 @@ def start_of_run(
     saved = store.checkpoints.progress(step)
     if resume:
         progress = _with_rate(saved, trainer, optimizer=saved, schedule=saved)
-        return Start(store.restore_all(step, state), progress, step)
+        return Start(store.restore(step, state), progress, step)
     progress = saved if trainer.reload_epoch else fresh
     everything = trainer.load_optimizer or trainer.load_scaler or trainer.load_scheduler
     position = everything and progress.epoch > 0
-    state = store.restore_parts(
+    state = store.restore(
         step, state, optimizer=trainer.load_optimizer, position=position
     )
     if not position:

@@ -175,7 +175,7 @@ def test_a_checkpoint_keeps_a_frozen_parameter(tmp_path: Path) -> None:
     frozen = _start()[0][FROZEN]
     other = _model("dp2_tp2_domain2")
     fresh = init_state(other, optimizer, jax.random.key(9), ema=True)
-    back = RunStore(checkpoints, TOY.param_specs).restore_all(4, fresh)
+    back = RunStore(checkpoints, TOY.param_specs).restore(4, fresh)
     assert np.array_equal(back.params[FROZEN], frozen)
     adam = optax.tree.get(back.opt_state, "mu")
     assert set(adam) == set(fresh.params) - {FROZEN}
@@ -209,7 +209,7 @@ def test_an_average_has_its_own_running_statistics(tmp_path: Path) -> None:
             wanted = np.trunc(value) if key.endswith("count") else value
             assert np.array_equal(taken[key], wanted), key
     fresh = init_state(other, optimizer, jax.random.key(9), ema=True)
-    back = store.restore_all(4, fresh).ema_stats
+    back = store.restore(4, fresh).ema_stats
     assert_trees_close(_flat(back), averaged, 0, "restored")
     converted = read_run(tmp_path, TOY).ema_stats
     assert_trees_close(_flat(converted), averaged, 0, "in the bridge")

@@ -154,7 +154,7 @@ def test_checkpoints_know_nothing_of_parameters_over_domain(tmp_path: Any) -> No
     for step, (written, like) in enumerate([(shared, alone), (alone, shared)]):
         runs.save(step, written, Progress())
         runs.checkpoints.wait()
-        found = runs.restore_all(step, jax.tree.map(jnp.zeros_like, like))
+        found = runs.restore(step, jax.tree.map(jnp.zeros_like, like))
         for name in ("params", "model_state", "opt_state"):
             made, expected = (getattr(state, name) for state in (found, written))
             chex.assert_trees_all_equal(jax.device_get(made), jax.device_get(expected))

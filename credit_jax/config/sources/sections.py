@@ -1,8 +1,9 @@
 """The sections of the sources of files, of ERA5 in clouds, and of solar radiation."""
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from credit_jax.config.messages import got
 from credit_jax.config.sources.source import SourceConfig
@@ -26,15 +27,14 @@ class RemoteConfig(SourceConfig):
 
     ignored: ClassVar = {"mode": "the store's address says where it is"}
 
-    @model_validator(mode="after")
-    def _has_no_paths(self) -> "RemoteConfig":
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
         with_path = [k for k, field in self.variables.by_type.items() if field.path]
         if with_path:
-            raise ValueError(
+            yield (
                 f"variables.{with_path[0]}.path: {self.dataset_type} reads one store; "
                 "name a copy of it with store, or take dataset_type: local"
             )
-        return self
 
 
 class ArcoConfig(RemoteConfig):
@@ -109,21 +109,18 @@ class LocalConfig(SourceConfig):
         """See `SourceConfig.file_templates`."""
         return {k: str(f.path) for k, f in self.variables.by_type.items()}
 
-    @model_validator(mode="after")
-    def _has_paths(self) -> "LocalConfig":
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
         without_path = [
             k for k, field in self.variables.by_type.items() if field.path is None
         ]
         if without_path:
-            raise ValueError(
-                f"variables.{without_path[0]}.path: missing; it names the files"
-            )
+            yield (f"variables.{without_path[0]}.path: missing; it names the files")
         if self.variables.has_levels and self.levels and not self.level_coord:
-            raise ValueError(
+            yield (
                 "vars_3D with levels needs level_coord, the name of the level "
                 "coordinate"
             )
-        return self
 
 
 class TisrConfig(SourceConfig):
@@ -146,25 +143,20 @@ class TisrConfig(SourceConfig):
         "device": "it is computed on the CPU, by the threads that read",
     }
 
-    @model_validator(mode="after")
-    def _computes(self) -> "TisrConfig":
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
         fields = self.variables.by_type
         only = fields.get("dynamic_forcing")
         if len(fields) != 1 or only is None or only.vars_2D != ("tisr",):
-            raise ValueError(
+            yield (
                 "tisr has one variable, dynamic_forcing: {vars_2D: [tisr]}, and no "
                 "other field types"
             )
         if only.vars_3D:
-            raise ValueError("tisr has no levels: remove dynamic_forcing.vars_3D")
-        return self
-
-    @model_validator(mode="after")
-    def _has_one_grid(self) -> "TisrConfig":
+            yield "tisr has no levels: remove dynamic_forcing.vars_3D"
         specs = [self.lat_spec is not None, self.lon_spec is not None]
         if any(specs) != all(specs) or any(specs) == bool(self.latlon_grid_path):
-            raise ValueError(
+            yield (
                 "needs one grid: latlon_grid_path, or both lat_spec and lon_spec "
                 "([first, last, number])"
             )
-        return self

@@ -5,7 +5,7 @@ from itertools import product
 from typing import Any, ClassVar, Literal
 
 import pandas as pd
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from credit_jax.config.base import StrictModel
 from credit_jax.config.credit_keys import NEVER_READ
@@ -44,15 +44,13 @@ class FieldConfig(StrictModel):
 
     ignored: ClassVar = {"filename_time_format": NEVER_READ}
 
-    @model_validator(mode="after")
-    def _has_variables(self) -> "FieldConfig":
+    def conflicts(self) -> Iterator[str]:
         names = self.vars_3D + self.vars_2D
         if not names:
-            raise ValueError("must name at least one variable in vars_3D or vars_2D")
+            yield "must name at least one variable in vars_3D or vars_2D"
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"must name a variable once, got {twice} twice")
-        return self
+            yield f"must name a variable once, got {twice} twice"
 
 
 class VariablesConfig(StrictModel):
@@ -158,38 +156,28 @@ class SourceConfig(Dates):
         """Path templates of files that must exist before a run, by field type."""
         return {}
 
-    @model_validator(mode="after")
-    def _forces_alone(self) -> "SourceConfig":
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
         kinds = [kind for kind in self.variables.by_type if kind != "dynamic_forcing"]
         if self.input != MAIN_INPUT and kinds:
-            raise ValueError(
+            yield (
                 f"variables.{kinds[0]}: a source of input {self.input!r} is read at "
                 "every step and never predicted; put its variables into dynamic_forcing"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _has_a_next_time(self) -> "SourceConfig":
-        if self.temporal_mode != "next":
-            return self
         day: Any = pd.Timedelta("1D")
-        if self.time_step is None or day % self.time_step:
-            raise ValueError(
+        is_next = self.temporal_mode == "next"
+        if is_next and (self.time_step is None or day % self.time_step):
+            yield (
                 f"temporal_mode: next needs a timestep of the source that divides a "
                 f"day, such as 3h; got {self.timestep}"
             )
-        if self.input == MAIN_INPUT:
-            raise ValueError(
+        if is_next and self.input == MAIN_INPUT:
+            yield (
                 "temporal_mode: next is for sources of another input of the model than "
                 f"{MAIN_INPUT}; name it with the key input"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _one_cycle(self) -> "SourceConfig":
         if self.temporal_mode == "cyclic" and self.date_ranges is not None:
-            raise ValueError(
+            yield (
                 "temporal_mode: cyclic cannot be combined with date_ranges; "
                 "start_datetime and end_datetime are those of its one year"
             )
-        return self

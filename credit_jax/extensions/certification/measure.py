@@ -216,7 +216,7 @@ def _train(
             store.save(1, state, Progress())
         else:
             with run_store(reference, model) as earlier:
-                state = earlier.restore_all(1, fresh)
+                state = earlier.restore(1, fresh)
             begun = checkpointed(state)
         for index in range(1, len(batches)):
             state, loss = update(state, index)

@@ -507,7 +507,7 @@ FAULTS = {
     "noise after a resume": (
         "ddp2",
         restore.RunStore,
-        "restore_all",
+        "restore",
         other_key,
         "loss of each update",
     ),
@@ -627,7 +627,7 @@ FAULTS = {
     "wrong resume position": (
         "fsdp2",
         restore.RunStore,
-        "restore_all",
+        "restore",
         wrong_position,
         "restored",
     ),

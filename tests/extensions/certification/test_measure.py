@@ -75,11 +75,11 @@ def broken(subject, mesh, folder, target, name, fault):
     return {check.quantity: check.where for check in checks if not check.passed}
 
 
-def with_empty_moments(restore_all):
+def with_empty_moments(restore):
     """A checkpoint whose moments are not read."""
 
     def faulty(store, step, state):
-        restored = restore_all(store, step, state)
+        restored = restore(store, step, state)
         return replace(restored, stored_opt_state=state.stored_opt_state)
 
     return faulty
@@ -88,9 +88,7 @@ def with_empty_moments(restore_all):
 def test_a_moment_that_is_not_restored(tmp_path):
     """The first check that fails is the cause; what follows is wrong with it."""
     subject = subject_of_model(MODEL_DEF, x64=True)
-    wrong = broken(
-        subject, "fsdp2", tmp_path, RunStore, "restore_all", with_empty_moments
-    )
+    wrong = broken(subject, "fsdp2", tmp_path, RunStore, "restore", with_empty_moments)
     first, *others = wrong
     assert first == "checkpoint restored here"
     assert wrong[first].startswith("optimizer/")

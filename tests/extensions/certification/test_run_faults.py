@@ -222,12 +222,12 @@ FAULTS = {
     "a raw batch": ("domain2", (Preparation, "__call__", rolled_rows), (LOGS, "")),
     "moments anew": (
         "fsdp2",
-        (RunStore, "restore_all", with_empty_moments),
+        (RunStore, "restore", with_empty_moments),
         (STATE, "optimizer"),
     ),
     "an average anew": (
         "ddp2",
-        (RunStore, "restore_all", average_begins_anew),
+        (RunStore, "restore", average_begins_anew),
         (STATE, "average"),
     ),
     "sums in 16 bits": (

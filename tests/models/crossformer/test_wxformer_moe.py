@@ -117,7 +117,7 @@ def test_a_checkpoint_goes_to_another_ep(tmp_path: Any) -> None:
     store = RunStore(checkpoints, one_layer.param_specs)
     store.save(1, state, Progress(epoch=1))
     checkpoints.wait()
-    found = store.restore_all(1, state_on(1, ep=4)).params
+    found = store.restore(1, state_on(1, ep=4)).params
     for path, ours in found.items():
         assert np.array_equal(ours, saved[path]), path
     assert {shard.data.shape[0] for shard in found["up"].addressable_shards} == {1}
