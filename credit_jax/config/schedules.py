@@ -121,7 +121,14 @@ class CosineAnnealingRestartsConfig(Schedule):
         The rate of the very first micro-batch is `min_lr`; `base` is not used, as in
         CREDIT.
         """
-        starts, lengths, warmup = *self._cycles(), self.warmup_steps
+        # Start and length of each cycle; the last length repeats.
+        starts, lengths, warmup = [0], [self.first_cycle_steps], self.warmup_steps
+        while starts[-1] + lengths[-1] < _MOST:
+            following = int((lengths[-1] - warmup) * self.cycle_mult) + warmup
+            if following == lengths[-1]:
+                break
+            starts.append(starts[-1] + lengths[-1])
+            lengths.append(min(following, _MOST))
         starts, lengths = (xp.asarray(x, xp.int32) for x in (starts, lengths))
         row = xp.searchsorted(starts, count, side="right") - 1
         length = lengths[row]
@@ -133,18 +140,6 @@ class CosineAnnealingRestartsConfig(Schedule):
         low = self.min_lr
         rate = low + (top - low) * xp.where(index < warmup, warm, fall)
         return xp.where(count == 0, low, rate)
-
-    def _cycles(self) -> tuple[list[int], list[int]]:
-        """Start and length of each cycle; the last length repeats."""
-        starts, lengths = [0], [self.first_cycle_steps]
-        while starts[-1] + lengths[-1] < _MOST:
-            fall = int((lengths[-1] - self.warmup_steps) * self.cycle_mult)
-            following = fall + self.warmup_steps
-            if following == lengths[-1]:
-                break
-            starts.append(starts[-1] + lengths[-1])
-            lengths.append(min(following, _MOST))
-        return starts, lengths
 
 
 class CosineAnnealingConfig(Schedule):

@@ -2,7 +2,6 @@
 
 from credit_jax.data.dataset import Dataset, Sample, open_dataset
 from credit_jax.data.loader import Loader, Split, build_loader, splits
-from credit_jax.data.mean_fields import Climatology, build_climatology
 from credit_jax.data.sample_reader import Batch
 from credit_jax.data.sampler import Sampler
 from credit_jax.data.schema import ChannelGroup, ChannelSchema
@@ -11,13 +10,11 @@ __all__ = [
     "Batch",
     "ChannelGroup",
     "ChannelSchema",
-    "Climatology",
     "Dataset",
     "Loader",
     "Sample",
     "Sampler",
     "Split",
-    "build_climatology",
     "build_loader",
     "open_dataset",
     "splits",

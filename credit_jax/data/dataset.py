@@ -20,6 +20,7 @@ from credit_jax.data.sources.source import BadSampleError, SourceFields
 from credit_jax.io.activity import activity
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.coordinates import Coordinates
+from credit_jax.transforms import Grid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,6 +222,16 @@ def open_dataset(
             "all of them"
         )
     return dataclasses.replace(dataset, starts=starts[keep])
+
+
+def regridded_axes(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
+    """(lat,) and (lon,) degrees of the fields that a regrid block makes."""
+    if grid.latitude is None or grid.longitude is None:
+        raise ValueError(
+            "the weight file of the regrid block gives no latitudes and longitudes of "
+            "rows and columns, with which fields are returned and weighed"
+        )
+    return grid.latitude, grid.longitude
 
 
 def collate(samples: Sequence[Sample]) -> dict[str, Any]:

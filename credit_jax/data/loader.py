@@ -17,7 +17,7 @@ from credit_jax.config import Config
 from credit_jax.config.data import DataConfig, in_training
 from credit_jax.config.dates import duration
 from credit_jax.data.channel_checks import names_outliers
-from credit_jax.data.dataset import Dataset, open_dataset
+from credit_jax.data.dataset import Dataset, open_dataset, regridded_axes
 from credit_jax.data.preparation import Preparation
 from credit_jax.data.sample_reader import Batch, SampleReader
 from credit_jax.data.sampler import Sampler
@@ -114,13 +114,7 @@ class Loader:
     def _degrees(self, kind: str) -> np.ndarray:
         if self.pipeline.grid is None:
             return self.dataset.degrees(kind)
-        values = getattr(self.pipeline.grid, kind)
-        if values is None:
-            raise ValueError(
-                "the weight file of the regrid block gives no latitudes and longitudes "
-                "of rows and columns"
-            )
-        return values
+        return regridded_axes(self.pipeline.grid)[kind == "longitude"]
 
     def coordinates(self) -> Coordinates:
         """The coordinates of x and y, of the sources, and the calendar."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -88,79 +87,25 @@ def read_fields(
     return fields
 
 
-By = Literal["all", "season", "month"]
-
-_NUM_BINS = {"all": 1, "season": 4, "month": 12}
-
-
-@dataclasses.dataclass(frozen=True)
-class Climatology:
-    """Mean fields for each part of the year.
-
-    Attributes:
-        by: "all" (one mean), "season" (December to February, March to May, ...) or
-            "month".
-        mean: (part, channel, 1, lat, lon) in physical units, channels in the order of
-            `schema.target`; a part without samples has the mean of all.
-        counts: (part,) number of samples of each part.
-    """
-
-    by: By
-    mean: Float[np.ndarray, "part channel 1 lat lon"]
-    counts: np.ndarray
-
-    def at(self, times: np.ndarray) -> Float[np.ndarray, "time channel 1 lat lon"]:
-        """The mean fields for some times, datetime64."""
-        return self.mean[part_of_year(times, self.by)]
-
-
-def build_climatology(
-    dataset: Dataset, by: By = "all", max_samples: int = 1000
-) -> Climatology:
-    """Averages the targets of a data set over time, at each point.
-
-    Args:
-        dataset: the data of the training period.
-        by: parts of the year that are averaged separately.
-        max_samples: number of evenly spaced samples that are used of a larger data set.
-
-    Raises:
-        ValueError, OSError: a sample cannot be read; for a data set that skips bad
-            samples, no sample can be used.
-    """
+def mean_targets(
+    dataset: Dataset, max_samples: int = 1000
+) -> Float[np.ndarray, "channel 1 lat lon"]:
+    """Averages the targets of evenly spaced samples, of all that can be used."""
     count = min(len(dataset), max_samples)
-    chosen = np.linspace(0, len(dataset) - 1, count).round().astype(int)
-    sums: np.ndarray | None = None
-    counts = np.zeros(_NUM_BINS[by], dtype=np.int64)
-    for index in chosen:
-        time = dataset.target_time(int(index))
+    total: np.ndarray | None = None
+    used = 0
+    for index in np.linspace(0, len(dataset) - 1, count).round().astype(int):
         try:
-            parts = by_key(dataset.target(int(index))).values()
-            field = np.concatenate([*parts])
+            field = np.concatenate([*by_key(dataset.target(int(index))).values()])
         except (ValueError, OSError):
             if dataset.data.on_bad_sample != "skip":
                 raise
             continue
         if dataset.data.on_bad_sample == "skip" and not np.isfinite(field).all():
             continue
-        if sums is None:
-            sums = np.zeros((_NUM_BINS[by], *field.shape), dtype=np.float64)
-        part = part_of_year(np.array([time]), by)[0]
-        sums[part] += field
-        counts[part] += 1
-    if sums is None:
+        total = np.zeros(field.shape) if total is None else total
+        total += field
+        used += 1
+    if total is None:
         raise ValueError(f"climatology: none of {count} samples can be used")
-    everything = sums.sum(axis=0) / counts.sum()
-    shape = (-1, 1, 1, 1, 1)
-    means = np.where(
-        counts.reshape(shape) > 0,
-        sums / np.maximum(counts, 1).reshape(shape),
-        everything,
-    )
-    return Climatology(by, means.astype(np.float32), counts)
-
-
-def part_of_year(times: np.ndarray, by: By) -> np.ndarray:
-    """(time,) index of the part of the year of each time, from 0."""
-    month = times.astype("datetime64[M]").astype(np.int64) % 12
-    return {"all": month * 0, "season": (month + 1) % 12 // 3, "month": month}[by]
+    return (total / used).astype(np.float32)

@@ -14,7 +14,6 @@ from jaxtyping import Float
 
 from credit_jax.config.dates import date_label
 from credit_jax.data.calendars import time_range
-from credit_jax.data.mean_fields import part_of_year
 from credit_jax.data.opened_data import NamedData
 from credit_jax.evaluation.grid_file import GridFile
 from credit_jax.evaluation.references import Reference, open_dataset, open_reference
@@ -52,27 +51,24 @@ class FileClimatology:
     ) -> Float[np.ndarray, "channel lat lon"]:
         variables = self.file.variables
         selected = {k if k in variables else k + _MEAN: v for k, v in selection.items()}
-        return self.file.channels(self._indices(pd.Timestamp(time)), selected)
-
-    def _indices(self, time: Any) -> dict[str, int]:
-        """Positions of the fields of a time, by dim."""
         # The label is that of its month and day, and the last hour at or before it. In
         # a file of 365 days 29 February is 28 February, and all later days are one
         # less.
+        stamp: Any = pd.Timestamp(time)
         indices = {}
         for dim, labels in self.labels.items():
-            day = time.day_of_year
-            if time.is_leap_year and labels.max() < _DAYS_OF_LEAP_YEAR:
-                day -= time.month > _FEBRUARY or (time.month, time.day) == _LEAP_DAY
-            value = {HOUR: time.hour, DAY: day, MONTH: time.month}[dim]
+            day = stamp.day_of_year
+            if stamp.is_leap_year and labels.max() < _DAYS_OF_LEAP_YEAR:
+                day -= stamp.month > _FEBRUARY or (stamp.month, stamp.day) == _LEAP_DAY
+            value = {HOUR: stamp.hour, DAY: day, MONTH: stamp.month}[dim]
             matches = labels <= value if dim == HOUR else labels == value
             if not matches.any():
                 raise ValueError(
                     f"{self.file.where}: has no {dim} {value} of "
-                    f"{time.isoformat()[:16]}; it has {_listed(labels)}"
+                    f"{stamp.isoformat()[:16]}; it has {_listed(labels)}"
                 )
             indices[dim] = int(np.argmax(np.where(matches, labels, -1)))
-        return indices
+        return self.file.channels(indices, selected)
 
     @cached_property
     def labels(self) -> dict[str, np.ndarray]:
@@ -222,5 +218,7 @@ def _mean(total: Any, count: Any) -> np.ndarray:
 
 def _part(time: np.datetime64, by_hour: bool) -> tuple[int, int]:
     """Season of a time, and its hour or 0."""
-    season = int(part_of_year(np.array([time]), "season")[0])
-    return season, int(time.astype("datetime64[h]").astype(int) % 24) * by_hour
+    month = int(time.astype("datetime64[M]").astype(int) % 12)
+    return (month + 1) % 12 // 3, int(
+        time.astype("datetime64[h]").astype(int) % 24
+    ) * by_hour

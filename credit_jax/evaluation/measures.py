@@ -100,7 +100,12 @@ def area_sums(
     if weights.bands is not None:
         systems = {FORECAST: forecast, TRUTH: truth[:, None], **systems}
         for name, fields in systems.items():
-            sums |= _spectra(name, fields, weights)
+            power, whole = _power(fields)
+            full = whole.all(axis=1)
+            of_name = _band_sums(name, _power(fields.mean(axis=1))[0], full, weights)
+            if fields.shape[1] > 1:
+                of_name |= _band_sums(MEMBERS, power.mean(axis=1), full, weights)
+            sums |= of_name
     rows = (axes.domain,) if axes.domain else ()
     parts = [pvary(part, rows) for part in sums.values()]
     return dict(zip(sums, psum_each(parts, [rows] * len(parts)), strict=True))
@@ -173,15 +178,6 @@ def _anomalies(
         f"{name}/truth": jnp.square(of_truth),
         f"{name}/anomaly_weight": jnp.ones_like(of_truth),
     }
-
-
-def _spectra(name: str, fields: Ensemble, weights: PointWeights) -> AreaSums:
-    power, finite = _power(fields)
-    full = finite.all(axis=1)
-    sums = _band_sums(name, _power(fields.mean(axis=1))[0], full, weights)
-    if fields.shape[1] > 1:
-        sums |= _band_sums(MEMBERS, power.mean(axis=1), full, weights)
-    return sums
 
 
 def _band_sums(

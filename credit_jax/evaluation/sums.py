@@ -182,40 +182,39 @@ def _metrics(
             for key, array in sums.items()
             if key.startswith(f"{system}/")
         }
-        for name, values in _of_system(of_system, num_members, num_starts).items():
+        found = {}
+        if "weight" in of_system:
+            weight = of_system["weight"]
+            found["rmse"] = np.sqrt(of_system["squared"] / weight)
+            found["mae"] = of_system["absolute"] / weight
+            found["bias"] = of_system["plain"] / weight
+            missing = 1 - weight / num_starts
+            # Weights are rounded to float32, so that their sum is not quite 1.
+            missing[np.abs(missing) < _ROUNDING] = 0.0
+            missing[..., (weight == 0).all(axis=(0, 1))] = np.nan  # empty regions
+            found["missing"] = missing
+            if "variance" in of_system:
+                found["crps"] = of_system["crps"] / weight
+                found["spread"] = np.sqrt(of_system["variance"] / weight)
+                factor = np.sqrt((num_members + 1) / num_members)
+                found["spread_skill_ratio"] = factor * found["spread"] / found["rmse"]
+                found["rank_histogram"] = of_system["rank"] / weight[..., None]
+        if "anomaly_weight" in of_system:
+            found["activity"] = np.sqrt(
+                of_system["anomaly"] / of_system["anomaly_weight"]
+            )
+            if "product" in of_system:
+                found["acc"] = of_system["product"] / np.sqrt(
+                    of_system["anomaly"] * of_system["truth"]
+                )
+        if "power_weight" in of_system:
+            found["energy_spectrum"] = (
+                of_system["power"] / of_system["power_weight"][..., None]
+            )
+        for name, values in found.items():
             metrics[name][system] = values
     if metrics["spread"]:
         # The CRPS of a deterministic forecast is its mean absolute error.
         for system in {PERSISTENCE, CLIMATOLOGY} & metrics["mae"].keys():
             metrics["crps"][system] = metrics["mae"][system]
     return {name: by_system for name, by_system in metrics.items() if by_system}
-
-
-def _of_system(
-    q: Mapping[str, np.ndarray], num_members: int, num_starts: int
-) -> dict[str, np.ndarray]:
-    """The metrics of a system from its quantities (`measures`)."""
-    metrics = {}
-    if "weight" in q:
-        weight = q["weight"]
-        metrics["rmse"] = np.sqrt(q["squared"] / weight)
-        metrics["mae"] = q["absolute"] / weight
-        metrics["bias"] = q["plain"] / weight
-        missing = 1 - weight / num_starts
-        # Weights are rounded to float32, so that their sum is not quite 1.
-        missing[np.abs(missing) < _ROUNDING] = 0.0
-        missing[..., (weight == 0).all(axis=(0, 1))] = np.nan  # empty regions
-        metrics["missing"] = missing
-        if "variance" in q:
-            metrics["crps"] = q["crps"] / weight
-            metrics["spread"] = np.sqrt(q["variance"] / weight)
-            factor = np.sqrt((num_members + 1) / num_members)
-            metrics["spread_skill_ratio"] = factor * metrics["spread"] / metrics["rmse"]
-            metrics["rank_histogram"] = q["rank"] / weight[..., None]
-    if "anomaly_weight" in q:
-        metrics["activity"] = np.sqrt(q["anomaly"] / q["anomaly_weight"])
-        if "product" in q:
-            metrics["acc"] = q["product"] / np.sqrt(q["anomaly"] * q["truth"])
-    if "power_weight" in q:
-        metrics["energy_spectrum"] = q["power"] / q["power_weight"][..., None]
-    return metrics

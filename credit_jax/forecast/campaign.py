@@ -259,15 +259,7 @@ class Campaign:
         schedule, inputs = self.plan.schedule, iter(inputs)
         first: FirstStep = next(inputs)
         if self.store.first_step == 0:
-            results.take_initial(
-                {
-                    key: first.fields[key]
-                    if levels is None
-                    else first.fields[key][:, list(levels)]
-                    for key, levels in self.outputs.selection.items()
-                    if key in first.fields
-                }
-            )
+            results.take_initial(self.outputs.chosen(first.fields))
         start = 0.0
 
         def forcing() -> Iterator[Any]:

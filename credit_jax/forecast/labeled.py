@@ -22,7 +22,6 @@ from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.forecast.stepping import (
-    LatLon,
     StateBatch,
     StateForecaster,
     load_forecaster,
@@ -145,10 +144,7 @@ class DatasetForecaster:
                 grid = states.latitude, states.longitude
                 arguments = config, counts, levels, states.reader, grid, data.calendar
                 outputs = Outputs.of(*arguments).over(states.checkpoint.described)
-            chosen = {
-                key: fields[key] if levels is None else fields[key][:, list(levels)]
-                for key, levels in outputs.selection.items()
-            }
+            chosen = outputs.chosen(fields)
             times, parts = [data.time(start, number)], []
             for member in range(members or 1):
                 of_member = [{key: x[member] for key, x in chosen.items()}]
@@ -240,7 +236,26 @@ class DatasetForecaster:
             )
         if array.dtype.kind not in "biuf":
             raise ValueError(f"{_WHERE}: {name} holds {array.dtype}; expected numbers")
-        array, space = self._on_grid(array, self.states.grids[group.source])
+        grid = self.states.grids[group.source]
+        ndim = grid[0].ndim
+        latitude, longitude = horizontal(array.to_dataset(), _WHERE, ndim)
+        axes = {"latitude": latitude, "longitude": longitude}
+        missing = [kind for kind, axis_values in axes.items() if axis_values is None]
+        if missing:
+            raise ValueError(
+                f"{_WHERE}: {array.name} has no coordinate {' and '.join(missing)}; "
+                f"its coordinates are {', '.join(map(str, array.coords)) or 'none'}"
+            )
+        assert latitude is not None, "checked above"
+        assert longitude is not None, "checked above"
+        available = latitude.values, longitude.values
+        indices = grid_indices(
+            grid, available, _WHERE, str(self.states.checkpoint.path)
+        )
+        for index, axis in zip(indices, (latitude, longitude), strict=True):
+            if index is not None:
+                array = array.isel({axis.dims[0]: index})
+        space = latitude.dims[0], longitude.dims[-1]
         deep = [dim for dim in array.dims if dim not in (TIME, *space)]
         has_levels = "/3d/" in group.var_key
         if len(deep) != int(has_levels):
@@ -257,30 +272,6 @@ class DatasetForecaster:
         if change != (1.0, 0.0):
             values = np.multiply(values, change[0], dtype=float) + change[1]
         return np.asarray(values if deep else values[None], np.float32)
-
-    def _on_grid(
-        self, array: xr.DataArray, grid: LatLon
-    ) -> tuple[xr.DataArray, tuple[Any, Any]]:
-        """A variable with rows and columns in order, and the names of these dims."""
-        ndim = grid[0].ndim
-        latitude, longitude = horizontal(array.to_dataset(), _WHERE, ndim)
-        axes = {"latitude": latitude, "longitude": longitude}
-        missing = [kind for kind, values in axes.items() if values is None]
-        if missing:
-            raise ValueError(
-                f"{_WHERE}: {array.name} has no coordinate {' and '.join(missing)}; "
-                f"its coordinates are {', '.join(map(str, array.coords)) or 'none'}"
-            )
-        assert latitude is not None, "checked above"
-        assert longitude is not None, "checked above"
-        available = latitude.values, longitude.values
-        indices = grid_indices(
-            grid, available, _WHERE, str(self.states.checkpoint.path)
-        )
-        for index, axis in zip(indices, (latitude, longitude), strict=True):
-            if index is not None:
-                array = array.isel({axis.dims[0]: index})
-        return array, (latitude.dims[0], longitude.dims[-1])
 
     def _levels(self, array: xr.DataArray, dim: Any, group: ChannelGroup) -> Any:
         """Positions of the levels of a state along a dim."""

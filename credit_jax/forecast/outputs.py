@@ -12,6 +12,7 @@ import numpy as np
 from credit_jax.config.inference import OutputConfig, read_attributes
 from credit_jax.config.messages import nearest
 from credit_jax.data.calendars import STANDARD
+from credit_jax.data.dataset import regridded_axes
 from credit_jax.data.forecast_data import ForecastReader
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.models.parallel_model import ParallelModel
@@ -100,6 +101,14 @@ class Outputs:
         """Key -> positions of levels, for `ForecastStep`."""
         return {variable.key: variable.chosen for variable in self.variables}
 
+    def chosen(self, fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Those of whole fields (batch, level, lat, lon) that are written."""
+        return {
+            key: fields[key] if levels is None else fields[key][:, list(levels)]
+            for key, levels in self.selection.items()
+            if key in fields
+        }
+
     def attributes_of(self, variable: Variable) -> dict[str, Any]:
         """CF attributes of a variable: those of the config come first."""
         return {
@@ -156,12 +165,7 @@ def outputs_of(plan: ForecastPlan, model: ParallelModel) -> Outputs:
     if grid is None:
         latitude, longitude = reader.data.latitude_longitude()
     else:
-        latitude, longitude = grid.latitude, grid.longitude
-    if latitude is None or longitude is None:
-        raise ValueError(
-            "the weight file of the regrid block gives no latitudes and longitudes "
-            "of rows and columns, which forecasts are written with"
-        )
+        latitude, longitude = regridded_axes(grid)
     levels = levels_of(plan.config, plan.schema)
     grid, calendar = (latitude, longitude), plan.schedule.calendar
     return Outputs.of(plan.inference.output, shapes, levels, reader, grid, calendar)

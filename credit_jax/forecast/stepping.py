@@ -20,6 +20,7 @@ from credit_jax.config.dates import date_label
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.data import ChannelSchema
+from credit_jax.data.dataset import regridded_axes
 from credit_jax.data.forecast_data import (
     DIAGNOSTIC,
     ForecastData,
@@ -328,16 +329,12 @@ def _located(
     tree_schema, like = opened.schema.as_read(), checkpoint.coordinates
     origin, new = str(checkpoint.path), pipeline.grid
     if new is not None:
-        if new.latitude is None or new.longitude is None:
-            raise ValueError(
-                f"{origin}: the weight file of the regrid block gives no latitudes and "
-                "longitudes of rows and columns, which forecasts are returned with"
-            )
+        space = regridded_axes(new)
         # Where files have none, the first grid among the recorded sources.
         grid = opened.coordinates().grid
         for axes in like.sources.values() if like else ():
             grid = grid.over(axes.grid)
-        return pipeline.at(tree_schema, grid), (new.latitude, new.longitude)
+        return pipeline.at(tree_schema, grid), space
     if isinstance(checkpoint, Package):
         latitude, longitude = read_grid(checkpoint.path / GRID)
     elif like is not None and like.latitude is not None:

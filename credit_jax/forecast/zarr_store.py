@@ -77,35 +77,35 @@ class ZarrStore(ForecastStore):
         try:
             with new_folder(self.path) as partial, warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Consolidated metadata")
-                self._create(partial)
+                form: Any = self.zarr_format
+                attributes = {"Conventions": "CF-1.11", **self.attributes}
+                options: dict[str, Any] = {
+                    "zarr_format": form,
+                    "attributes": attributes,
+                }
+                group = zarr.open_group(str(partial), mode="w", **options)
+                for name, (values, attributes) in self._coordinates().items():
+                    dims = self.outputs.space if values.ndim == 2 else (name,)
+                    # Readers of Zarr v2 take the fill value for a missing one, which a
+                    # coordinate does not have: so it has no fill value there, and all
+                    # chunks are written.
+                    array = group.create_array(
+                        name,
+                        shape=values.shape,
+                        chunks=values.shape,
+                        dtype=values.dtype,
+                        fill_value=None if self.zarr_format == 2 else 0,
+                        config={"write_empty_chunks": True},
+                        **self._named(dims, attributes),
+                    )
+                    array[...] = values
+                for variable in self.outputs.variables:
+                    self._variable(group, variable)
+                zarr.consolidate_metadata(str(partial), zarr_format=form)
         except OSError:
             # Another process of the same campaign may have been first.
             if not self.path.exists():
                 raise
-
-    def _create(self, folder: Path) -> None:
-        form: Any = self.zarr_format
-        attributes = {"Conventions": "CF-1.11", **self.attributes}
-        options: dict[str, Any] = {"zarr_format": form, "attributes": attributes}
-        group = zarr.open_group(str(folder), mode="w", **options)
-        for name, (values, attributes) in self._coordinates().items():
-            dims = self.outputs.space if values.ndim == 2 else (name,)
-            # Readers of Zarr v2 take the fill value for a missing one, which a
-            # coordinate does not have: so it has no fill value there, and all chunks
-            # are written.
-            array = group.create_array(
-                name,
-                shape=values.shape,
-                chunks=values.shape,
-                dtype=values.dtype,
-                fill_value=None if self.zarr_format == 2 else 0,
-                config={"write_empty_chunks": True},
-                **self._named(dims, attributes),
-            )
-            array[...] = values
-        for variable in self.outputs.variables:
-            self._variable(group, variable)
-        zarr.consolidate_metadata(str(folder), zarr_format=form)
 
     def writer(self, task: Task) -> ZarrWriter:
         """Returns a writer of one forecast."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from credit_jax.config import Config
 from credit_jax.config.trainer import TrainerConfig
-from credit_jax.models.common.config import Geometry, ModelConfig, StageGeometry
+from credit_jax.models.common.config import ModelConfig, StageGeometry
 from credit_jax.models.crossformer.crossformer import WXFormerMoEConfig
 from credit_jax.models.flops import gradient_flops
 from credit_jax.models.model_def import ModelDef
@@ -212,7 +212,19 @@ def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
         remainder = between if mode == "full" else block - again
         saved += 2 * between + stage.depth * remainder
     saved += largest
-    saved += _edges(model_def, geometry, axes)
+    domain = axes.num_domain
+    rows, lon = geometry.padded
+    frames_in = model_def.input_channels * model_def.frames
+    frames_out = model_def.output_channels * model_def.output_frames
+    total = -(-rows // domain) * lon * frames_in
+    width = geometry.stages[-1].channels
+    for stage in reversed(geometry.stages[:-1]):
+        width = width // 2
+        points = -(-stage.height // domain) * stage.width
+        total += points * (8 * width + stage.channels)
+    rows, lon = geometry.decoded
+    total += -(-rows // domain) * lon * 2 * frames_out
+    saved += total
     return int(WORKSPACE * _item(config) * _samples(config) * saved)
 
 
@@ -247,23 +259,6 @@ def _expert_width(config: ModelConfig, stage: StageGeometry, axes: MeshAxes) -> 
     choices = group * config.moe_top_k * (2 * channels + units)
     shared = (config.moe_shared_experts - 1) * units
     return 2 // config.moe_frequency * (group * channels + choices + shared)
-
-
-def _edges(model_def: ModelDef, geometry: Geometry, axes: MeshAxes) -> int:
-    """Values that the padded input, the decoder and the output save."""
-    domain = axes.num_domain
-    rows, lon = geometry.padded
-    frames_in = model_def.input_channels * model_def.frames
-    frames_out = model_def.output_channels * model_def.output_frames
-    total = -(-rows // domain) * lon * frames_in
-    width = geometry.stages[-1].channels
-    for stage in reversed(geometry.stages[:-1]):
-        width = width // 2
-        points = -(-stage.height // domain) * stage.width
-        total += points * (8 * width + stage.channels)
-    rows, lon = geometry.decoded
-    total += -(-rows // domain) * lon * 2 * frames_out
-    return total
 
 
 # The compiled model, and operations of the gradient of one sample of it, without

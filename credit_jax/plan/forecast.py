@@ -323,19 +323,15 @@ def _located(
             axes, origin = pipeline.grid, "the regrid block of preblocks"
         trained, grid = (like.latitude, like.longitude), (axes.latitude, axes.longitude)
         check_shared_grid(trained, grid, origin, like.where)
-        _check_levels_of(like, schema)
+        for group in schema.input:
+            recorded = like.sources.get(group.source)
+            if recorded is None or len(recorded.levels or ()) != group.n_levels:
+                continue
+            if "/3d/" in group.var_key:
+                of_data = f"the data ({group.var_key})"
+                pair = recorded.levels, group.levels
+                indices = indices_of(*pair, "level", of_data, like.where, of_run=True)
+                check_order(
+                    [indices], f"the levels {listed(group.levels)}", of_data, like.where
+                )
     return pipeline.at(tree_schema, data.grid)
-
-
-def _check_levels_of(like: Coordinates, schema: ChannelSchema) -> None:
-    """Checks that the input of the model is at the levels of the run."""
-    for group in schema.input:
-        trained = like.sources.get(group.source)
-        if trained is None or len(trained.levels or ()) != group.n_levels:
-            continue
-        if "/3d/" in group.var_key:
-            origin, pair = f"the data ({group.var_key})", (trained.levels, group.levels)
-            indices = indices_of(*pair, "level", origin, like.where, of_run=True)
-            check_order(
-                [indices], f"the levels {listed(group.levels)}", origin, like.where
-            )

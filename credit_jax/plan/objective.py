@@ -28,8 +28,8 @@ from jaxtyping import Array, Float
 
 from credit_jax.config import Config
 from credit_jax.config.base import check_problems, together
-from credit_jax.data import ChannelSchema, Loader, build_climatology
-from credit_jax.data.mean_fields import read_fields
+from credit_jax.data import ChannelSchema, Loader
+from credit_jax.data.mean_fields import mean_targets, read_fields
 from credit_jax.io.errors import errors_of
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.losses import (
@@ -231,7 +231,7 @@ def _climatologies(
         if path is None:
             # That of the training period, in the units that metrics score.
             assert loader is not None, "a plan that is executed has its data open"
-            mean = build_climatology(loader.dataset).mean[:, :, 0]
+            mean = mean_targets(loader.dataset)[None, :, 0]
             if not _scored_fields(config)[1]:
                 mean = loader.units.normalize(mean)
             return {key: mean[0, part] for key, part in schema.target_slices().items()}

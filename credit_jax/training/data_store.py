@@ -447,7 +447,24 @@ class _Writer:
         if self.bits == 16:
             if not self._record("statistics", "statistics", self._statistics):
                 return False
-            packings = self._packings()
+            merged: dict[str, dict[str, tuple[MeanAndVariance, Extremes]]] = {}
+            for group, record in self._records("statistics"):
+                for name, lists in record.items():
+                    part = {k: np.array(v, np.float64) for k, v in lists.items()}
+                    moments = MeanAndVariance(
+                        part["count"], part["mean"], part["squares"]
+                    )
+                    ends = Extremes(part["count"], part["low"], part["high"])
+                    by_name = merged.setdefault(group.path, {})
+                    if name in by_name:
+                        earlier = by_name[name]
+                        moments = earlier[0].merged(moments)
+                        ends = earlier[1].merged(ends)
+                    by_name[name] = moments, ends
+            packings = {
+                path: {name: Packing.of(*both) for name, both in by_name.items()}
+                for path, by_name in merged.items()
+            }
         if not self.store.exists():
             try:
                 with new_folder(self.store) as partial:
@@ -517,25 +534,6 @@ class _Writer:
             values = vars(moments) | {"low": ends.low, "high": ends.high}
             statistics[name] = {k: value.tolist() for k, value in values.items()}
         return statistics
-
-    def _packings(self) -> dict[str, dict[str, Packing]]:
-        """Path of a group -> variable -> its packing, by the statistics of all jobs."""
-        merged: dict[str, dict[str, tuple[MeanAndVariance, Extremes]]] = {}
-        for group, record in self._records("statistics"):
-            for name, lists in record.items():
-                part = {k: np.array(v, np.float64) for k, v in lists.items()}
-                moments = MeanAndVariance(part["count"], part["mean"], part["squares"])
-                ends = Extremes(part["count"], part["low"], part["high"])
-                by_name = merged.setdefault(group.path, {})
-                if name in by_name:
-                    earlier = by_name[name]
-                    moments = earlier[0].merged(moments)
-                    ends = earlier[1].merged(ends)
-                by_name[name] = moments, ends
-        return {
-            path: {name: Packing.of(*both) for name, both in by_name.items()}
-            for path, by_name in merged.items()
-        }
 
     def _create(
         self, folder: Path, packings: Mapping[str, Mapping[str, Packing]]

@@ -206,7 +206,24 @@ def adamw(
             itself.
         learning_rate: constant; None takes the extra argument of `update`.
     """
-    rate = scale_by_rate_argument()
+
+    def by_argument(
+        updates: PyTree[Array],
+        state: Any,
+        params: PyTree[Array] | None = None,
+        *,
+        learning_rate: Float[Array, ""] | None = None,
+        **extra_args: Any,
+    ) -> tuple[PyTree[Array], Any]:
+        del params, extra_args
+        if learning_rate is None:
+            raise ValueError(
+                "the optimizer got no learning rate; pass `schedule` to "
+                "make_train_step, or `learning_rate=` to its update"
+            )
+        return jax.tree.map(lambda u: -learning_rate * u, updates), state
+
+    rate = optax.GradientTransformationExtraArgs(optax.init_empty_state, by_argument)
     if learning_rate is not None:
         rate = optax.scale(-learning_rate)
     clips = max_norm is None or max_norm > 0
@@ -247,28 +264,6 @@ def clip_by_global_norm(
         largest = norm if max_norm is None else max_norm
         factor = jnp.minimum(1.0, largest / (norm + CLIP_EPSILON))
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), state
-
-    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
-
-
-def scale_by_rate_argument() -> optax.GradientTransformationExtraArgs:
-    """Multiplies by minus the extra argument `learning_rate` of `update`."""
-
-    def update(
-        updates: PyTree[Array],
-        state: Any,
-        params: PyTree[Array] | None = None,
-        *,
-        learning_rate: Float[Array, ""] | None = None,
-        **extra_args: Any,
-    ) -> tuple[PyTree[Array], Any]:
-        del params, extra_args
-        if learning_rate is None:
-            raise ValueError(
-                "the optimizer got no learning rate; pass `schedule` to "
-                "make_train_step, or `learning_rate=` to its update"
-            )
-        return jax.tree.map(lambda u: -learning_rate * u, updates), state
 
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 

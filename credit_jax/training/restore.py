@@ -39,6 +39,7 @@ from credit_jax.training.state import LossState, TrainState
 _OPTIONAL = frozenset({EMA, EMA_STATS, LOSS_SCALE, LOSS})
 # Fields of a state in the item of the optimizer, beside its own state.
 _COUNTS = ("micro_step", "update_step", "key")
+_STORED = {"opt_state": "stored_opt_state"}
 
 
 @dataclass(frozen=True)
@@ -164,23 +165,11 @@ class RunStore:
         for optional in _OPTIONAL.difference(stored):
             targets.pop(optional, None)
         items = self.without_sums(self.checkpoints.restore(step, targets))
-        fields = self._fields(state, items)
-        if not position:
-            fields.pop("micro_step", None)
-        elif not optimizer:
-            fields["micro_step"] = self._count(step, "micro_step", state)
-        if EMA in items and not optimizer and OPTIMIZER in stored:
-            fields["update_step"] = self._count(step, "update_step", state)
-        return dataclasses.replace(state, **fields)
-
-    def _fields(self, state: TrainState, items: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields of a state from the items of a checkpoint, packed."""
-        weights, optimizer = items[WEIGHTS], dict(items.get(OPTIMIZER, {}))
+        weights, of_optimizer = items[WEIGHTS], items.get(OPTIMIZER, {})
         fields: dict[str, Any] = {
             "stored_params": weights["params"],
             "model_state": {name: weights[name] for name in COLLECTIONS},
-            **({"stored_opt_state": optimizer.pop("opt_state")} if optimizer else {}),
-            **optimizer,
+            **{_STORED.get(name, name): x for name, x in of_optimizer.items()},
         }
         if state.stored_ema is not None:
             # An average that begins in this run begins with the restored weights.
@@ -195,7 +184,13 @@ class RunStore:
             fields["loss_scale"] = LossScale(**items[LOSS_SCALE])
         if LOSS in items:
             fields["loss_state"] = LossState(**items[LOSS])
-        return fields
+        if not position:
+            fields.pop("micro_step", None)
+        elif not optimizer:
+            fields["micro_step"] = self._count(step, "micro_step", state)
+        if EMA in items and not optimizer and OPTIMIZER in stored:
+            fields["update_step"] = self._count(step, "update_step", state)
+        return dataclasses.replace(state, **fields)
 
     def _count(self, step: int, name: str, state: TrainState) -> jax.Array:
         """A count stored with the optimizer, with the sharding of that of `state`."""

@@ -195,7 +195,17 @@ def _fit_blocks(
         collected = fit_samples(
             plan, dataset, batches, display, num_threads=num_threads
         )
-        moved = write_fits(plan, collected)
+        moved = []
+        with ExitStack() as stack:
+            for path, fit in plan.fits.items():
+                files = [
+                    stack.enter_context(new_file(file)) for file in fit.fitted_files
+                ]
+                with errors_of(path):
+                    fit.write(collected[path], files, plan.facts[path])
+            for fit in plan.fits.values():
+                files = [file for file in fit.fitted_files if file.exists()]
+                moved += [(file, move_aside(file)) for file in files]
         for _, name, statistics in results(plan, collected):
             display.message(f"  {name}: {statistics.summary()}")
         for old, new in moved:
@@ -327,23 +337,3 @@ def results(
     for path in plan.fits:
         for name, statistics in leaves(collected[path]):
             yield path, name, statistics
-
-
-def write_fits(
-    plan: FitPlan, collected: dict[str, Collected]
-) -> list[tuple[Path, Path]]:
-    """Writes all files; they get their final names after all have been written.
-
-    Returns:
-        Pairs of old and new path of existing files, which are renamed.
-    """
-    moved = []
-    with ExitStack() as stack:
-        for path, fit in plan.fits.items():
-            files = [stack.enter_context(new_file(file)) for file in fit.fitted_files]
-            with errors_of(path):
-                fit.write(collected[path], files, plan.facts[path])
-        for fit in plan.fits.values():
-            files = [file for file in fit.fitted_files if file.exists()]
-            moved += [(file, move_aside(file)) for file in files]
-    return moved

@@ -182,7 +182,7 @@ def test_the_first_step_waits_for_no_climatology(
     world, tmp_path, monkeypatch, tiny_model
 ):
     """Validation reads it later; the metrics are known before."""
-    monkeypatch.setattr("credit_jax.plan.objective.build_climatology", forbidden)
+    monkeypatch.setattr("credit_jax.plan.objective.mean_targets", forbidden)
     metrics = {"type": "combined", "args": {"metrics": {"acc": {}}}}
     config = tiny_config(world, tmp_path, metrics=metrics)
     plan = plan_run(load_config(write_yaml(tmp_path / "c.yml", config)))
