@@ -23,10 +23,9 @@ from credit_jax.parallel.mesh.device_mesh import DOMAIN, DP_REPLICATE, DP_SHARD,
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, CsvLog, LogRow, read_log
-from credit_jax.training.loop import TrainingLoop
+from credit_jax.training.loop import Loggers, TrainingLoop
 from credit_jax.training.restore import RunStore, start_of_run
-from credit_jax.training.setup import Setup, Stage, prepare
-from credit_jax.training.steps import CompiledSteps, Loggers
+from credit_jax.training.setup import CompiledSteps, Setup, Stage, prepare
 from credit_jax.transforms import Rollout
 from tests.reference.start import start_of
 from tests.reference.training import CreditRun

@@ -24,8 +24,8 @@ from credit_jax.cli.commands import (
 from credit_jax.io.errors import WriteError
 from credit_jax.parallel.compiler import compile_sooner
 from credit_jax.parallel.processes.watch import RESUME
+from credit_jax.training.loggers import parse_updates
 from credit_jax.training.loop import NonFiniteLossError
-from credit_jax.training.profile import parse_updates
 from credit_jax.training.run import train_model
 
 

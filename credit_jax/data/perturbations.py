@@ -25,7 +25,7 @@ from pydantic import Field
 
 from credit_jax.config import StrictModel, parse
 from credit_jax.config.components import Registry
-from credit_jax.config.inference import Duration
+from credit_jax.config.dates import Timestep
 from credit_jax.data.forecast_data import FirstStep, ForecastReader, Perturb
 from credit_jax.data.schedule import ForecastSchedule, Task, steps_of
 from credit_jax.physics.harmonics import legendre_functions
@@ -324,7 +324,7 @@ class Lagged(Perturbation):
         lag: time between the start dates of the members ("6h").
     """
 
-    lag: Duration = "6h"
+    lag: Timestep = "6h"
 
     runs_model: ClassVar = True
 

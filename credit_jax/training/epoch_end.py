@@ -22,8 +22,8 @@ from credit_jax.nn.context import Noise
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LogRow, logged_metrics
 from credit_jax.training.rollout import SUSPICION
+from credit_jax.training.setup import CompiledSteps, num_batches
 from credit_jax.training.state import TrainState
-from credit_jax.training.steps import CompiledSteps, num_batches
 
 
 def progress_after(

@@ -21,21 +21,22 @@ from credit_jax.checkpoint import Progress
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
 from credit_jax.io.activity import activity
+from credit_jax.training.display import Display
 from credit_jax.training.epoch_end import EpochNumbers, progress_after, validate
-from credit_jax.training.loggers import LogRow
-from credit_jax.training.restore import Start, last_epoch
+from credit_jax.training.loggers import LogRow, Profile
+from credit_jax.training.records import StepRecords, Tracker
+from credit_jax.training.restore import RunStore, Start, last_epoch
 from credit_jax.training.rollout import SUSPICION
-from credit_jax.training.setup import Stage, entered, stage_at, summary_of
+from credit_jax.training.setup import (
+    CompiledSteps,
+    Stage,
+    entered,
+    num_batches,
+    stage_at,
+    summary_of,
+)
 from credit_jax.training.signals import Agreement, StopRequests
 from credit_jax.training.state import TrainState
-from credit_jax.training.steps import (
-    CompiledSteps,
-    Loggers,
-    batches_left,
-    grouped,
-    num_batches,
-    with_wait,
-)
 
 FINISHED, EARLY = "finished", "stopped early"
 # Columns of the log that depend on the clock.
@@ -51,6 +52,27 @@ TIME_COLUMNS = frozenset(
 _SAVE = "save"
 # Share of the time, %, that updates wait for data, above which the log says what to do.
 MUCH_WAITING = 5.0
+
+
+@dataclass(frozen=True)
+class Loggers:
+    """Everything that a run writes to."""
+
+    store: RunStore  # checkpoints of the model
+    display: Display  # progress on the console
+    # Of the rows of epochs, the CSV file first; the first process alone has them.
+    trackers: Sequence[Tracker] = ()
+    records: StepRecords | None = None  # of steps, which the trackers get, too
+    profile: Profile | None = None  # trace of some updates; None for none
+
+    def close(self) -> None:
+        """Ends the trace and the logs; the checkpoints stay open."""
+        if self.profile:
+            self.profile.close()
+            if note := self.profile.note:
+                self.display.message(note)
+        if self.records:
+            self.records.close()
 
 
 @dataclass(frozen=True)
@@ -466,6 +488,37 @@ class TrainingLoop:
                 f"raise trainer.thread_workers ({self.trainer.thread_workers}) or "
                 f"trainer.prefetch_factor ({self.trainer.prefetch_factor})."
             )
+
+
+def batches_left(loader: Loader, cap: int, done: int) -> int:
+    """Batches of an epoch after some of its samples; see `num_batches`.
+
+    Args:
+        loader: loader of the training.
+        cap: batches of a whole epoch, if it is not 0.
+        done: samples of all data-parallel ranks.
+    """
+    left, size = loader.sampler.batches_left(done), loader.sampler.samples_per_batch
+    return min(left, max(cap * size - done, 0) // size) if cap else left
+
+
+def grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+    """Yields the micro-batches of each update; the last group may be smaller."""
+    while group := list(itertools.islice(batches, size)):
+        yield group
+
+
+def with_wait(
+    groups: Iterator[list[Batch]],
+) -> Iterator[tuple[list[Batch], float]]:
+    """Yields each group with the seconds that the step waited for it."""
+    while True:
+        began = time.monotonic()
+        with activity("reading a batch"):
+            group = next(groups, None)
+        if group is None:
+            return
+        yield group, time.monotonic() - began
 
 
 class NonFiniteLossError(RuntimeError):

@@ -41,11 +41,11 @@ from credit_jax.training.loggers import (
     CsvLog,
     GuardedTracker,
     MlflowTracker,
+    Profile,
     TensorBoard,
     WandbTracker,
 )
-from credit_jax.training.loop import NonFiniteLossError, Outcome, TrainingLoop
-from credit_jax.training.profile import Profile
+from credit_jax.training.loop import Loggers, NonFiniteLossError, Outcome, TrainingLoop
 from credit_jax.training.records import (
     RECORDS_NAME,
     StepRecords,
@@ -59,8 +59,7 @@ from credit_jax.training.restore import (
     required_step,
     start_of_run,
 )
-from credit_jax.training.setup import Setup, Stage, prepare
-from credit_jax.training.steps import CompiledSteps, Loggers
+from credit_jax.training.setup import CompiledSteps, Setup, Stage, prepare
 
 IF_ANY: Final = "if-any"
 _NO_LOCKS = (

@@ -46,7 +46,34 @@ from credit_jax.training.state import (
     with_moments,
 )
 from credit_jax.training.step import make_eval_step, make_train_step
-from credit_jax.training.steps import CompiledSteps, num_batches
+
+
+@dataclass(frozen=True)
+class CompiledSteps:
+    """The compiled functions of a run."""
+
+    # (state, placed micro-batches, learning rate or None for that of the schedule,
+    # whether to proceed) -> (state, {"loss": (k,), "grad_norm", "learning_rate",
+    # "measured", "proceed"}), see `make_train_step`.
+    train: Callable[..., tuple[TrainState, dict[str, Any]]]
+    # 1 or 2 -> whether the first update is to proceed, on the mesh.
+    proceed: Callable[[int], Any]
+    # (params, model_state) -> the same with spectral norm fused into params, for many
+    # forwards (`ParallelModel.fuse_spectral_norm`).
+    fuse: Callable[[Any, Any], tuple[Any, Any]]
+    # (params, model_state, placed batch, noise) -> {"loss", "rmse", ...}; None where
+    # nothing is validated.
+    evaluate: Callable[..., dict[str, Any]] | None
+    # Micro-batches of one update -> arrays on the mesh.
+    place_train: Callable[[Sequence[Batch]], Any]
+    place_valid: Callable[[Batch], Any]  # one batch -> arrays on the mesh
+    # Micro-batches seen at the end of an epoch -> learning rate that CREDIT logs then.
+    learning_rate: Callable[[int], float]
+
+
+def num_batches(loader: Loader, cap: int) -> int:
+    """Batches of an epoch: all of the loader's, or at most `cap` if it is not 0."""
+    return min(cap, loader.num_batches) if cap else loader.num_batches
 
 
 @dataclass(frozen=True)

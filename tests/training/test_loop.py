@@ -20,13 +20,18 @@ from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
 from credit_jax.training.epoch_end import is_better
 from credit_jax.training.loggers import read_log
-from credit_jax.training.loop import EARLY, FINISHED, TIME_COLUMNS, NonFiniteLossError
+from credit_jax.training.loop import (
+    EARLY,
+    FINISHED,
+    TIME_COLUMNS,
+    NonFiniteLossError,
+    grouped,
+)
 from credit_jax.training.records import read_records
 from credit_jax.training.restore import RunStore, start_of_run
 from credit_jax.training.run import run_training
-from credit_jax.training.setup import Setup, prepare
+from credit_jax.training.setup import CompiledSteps, Setup, prepare
 from credit_jax.training.signals import StopRequests
-from credit_jax.training.steps import CompiledSteps, grouped
 from tests.support import assert_close
 from tests.training.tiny import tiny_config
 

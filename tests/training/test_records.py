@@ -21,11 +21,12 @@ from credit_jax.training.loggers import (
     CsvLog,
     GuardedTracker,
     MlflowTracker,
+    Profile,
     TensorBoard,
     logged_metrics,
+    parse_updates,
     read_log,
 )
-from credit_jax.training.profile import Profile, parse_updates
 from credit_jax.training.records import (
     MicroBatchWork,
     StepRecords,

@@ -12,8 +12,7 @@ from pydantic import Field
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from credit_jax.config import not_available
-from credit_jax.config.dates import duration_text
-from credit_jax.config.inference import Duration
+from credit_jax.config.dates import Timestep, duration_text
 from credit_jax.config.messages import counted
 from credit_jax.data.perturbations import SECTION, Changes, Members, Scaled
 from credit_jax.data.schedule import ForecastSchedule, Task, steps_of
@@ -259,7 +258,7 @@ class Singular(Scaled):
     """
 
     vectors: int = Field(default=5, ge=1)
-    lead: Duration = "48h"
+    lead: Timestep = "48h"
     norm: Literal["deviation", "energy"] = "deviation"
 
     runs_model: ClassVar = True

@@ -41,12 +41,11 @@ from credit_jax.parallel.params.precision import Precision
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME
-from credit_jax.training.loop import TIME_COLUMNS
+from credit_jax.training.loop import TIME_COLUMNS, grouped
 from credit_jax.training.records import RECORDS_NAME, read_records
 from credit_jax.training.run import run_training
-from credit_jax.training.setup import Setup, prepare
+from credit_jax.training.setup import CompiledSteps, Setup, prepare
 from credit_jax.training.state import TrainState, init_loss_state
-from credit_jax.training.steps import CompiledSteps, grouped
 
 _EPOCHS = 2
 # What a run of a certificate does not: its weights are given, its logs are read here.
