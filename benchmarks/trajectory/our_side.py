@@ -73,7 +73,7 @@ def train_on(
     steps = setup.steps(first_rate_at=start.progress.first_rate_at)
     watched = _watched(steps, setup, run, record)
     loop = TrainingLoop(
-        [Stage(setup, CurriculumStage(), lambda **_: watched)],
+        [Stage(setup, CurriculumStage.model_validate({}), lambda **_: watched)],
         setup.valid_loader,
         Loggers(store, display, [CsvLog(folder / LOG_NAME)]),
         start,

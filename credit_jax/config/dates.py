@@ -88,11 +88,6 @@ def date_label(date: Any) -> pd.Timestamp:
     return stamp.tz_convert(None) if stamp.tz is not None else stamp
 
 
-def _date_text(value: Any) -> Any:
-    """Converts a date object, which other YAML readers make, to text."""
-    return value.isoformat() if hasattr(value, "isoformat") else value
-
-
 def _check_date(value: str) -> str:
     try:
         date_label(value)
@@ -125,7 +120,9 @@ def _check_calendar(value: str) -> str:
     return CALENDARS[name]
 
 
-Date = Annotated[str, BeforeValidator(_date_text), AfterValidator(_check_date)]
+# Other YAML readers make objects of dates.
+_TEXT = BeforeValidator(lambda x: x.isoformat() if hasattr(x, "isoformat") else x)
+Date = Annotated[str, _TEXT, AfterValidator(_check_date)]
 Timestep = Annotated[str, AfterValidator(_check_timestep)]
 Calendar = Annotated[str, AfterValidator(_check_calendar)]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from credit_jax.config.base import LocalPath, StrictModel, parse
 from credit_jax.config.data import MAX_TIMES, BackpropSteps
@@ -28,6 +28,16 @@ class CopyChannels(StrictModel):
 NewChannels = Literal["zero", "mean"] | CopyChannels
 
 
+def _check_patterns(value: object) -> object:
+    """Refuses a text, whose characters would be patterns."""
+    if isinstance(value, str):
+        raise ValueError(f"must be a list of patterns, got {got(value)}")
+    return value
+
+
+Patterns = Annotated[tuple[str, ...], BeforeValidator(_check_patterns)]
+
+
 class LoraConfig(StrictModel):
     """Low-rank adapters of frozen matrices (LoRA): W + alpha / rank * A B.
 
@@ -40,19 +50,7 @@ class LoraConfig(StrictModel):
 
     rank: int = Field(ge=1)
     alpha: float = Field(gt=0)
-    targets: tuple[str, ...] = Field(min_length=1)
-
-    @field_validator("targets", mode="before")
-    @classmethod
-    def _patterns(cls, value: object) -> object:
-        return list_of_patterns(value)
-
-
-def list_of_patterns(value: object) -> object:
-    """Refuses a text, whose characters would be patterns."""
-    if isinstance(value, str):
-        raise ValueError(f"must be a list of patterns, got {got(value)}")
-    return value
+    targets: Patterns = Field(min_length=1)
 
 
 class FinetuneConfig(StrictModel):
@@ -84,17 +82,12 @@ class FinetuneConfig(StrictModel):
 
     base: LocalPath = Field(alias="from", min_length=1)
     weights: Literal["average", "last"] | None = None
-    freeze: tuple[str, ...] = ()
-    train: tuple[str, ...] = ()
+    freeze: Patterns = ()
+    train: Patterns = ()
     lora: LoraConfig | None = None
     new_channels: NewChannels | None = None
     moments: bool = False
     new_grid: bool = False
-
-    @field_validator("freeze", "train", mode="before")
-    @classmethod
-    def _patterns(cls, value: object) -> object:
-        return list_of_patterns(value)
 
     def conflicts(self) -> Iterator[str]:
         if self.freeze and self.train:
@@ -210,14 +203,10 @@ class CurriculumStage(StrictModel):
         return {name: value for name, value in values.items() if value is not None}
 
 
-def check_order(stages: tuple[CurriculumStage, ...]) -> None:
-    """Checks that the stages follow each other, and that the last one has no end.
-
-    Raises:
-        ValueError: they do not.
-    """
+def _check_order(stages: tuple[CurriculumStage, ...]) -> Any:
+    """Checks that stages follow each other, and that the last one has no end."""
     if not stages:
-        return
+        return stages
     *ends, last = (stage.until for stage in stages)
     if last is not None:
         raise ValueError(
@@ -242,3 +231,7 @@ def check_order(stages: tuple[CurriculumStage, ...]) -> None:
                 f"stage {number} ends at {after}, not after the stage before, at "
                 f"{previous}; until counts from the start of the run and must increase"
             )
+    return stages
+
+
+Stages = Annotated[tuple[CurriculumStage, ...], AfterValidator(_check_order)]

@@ -36,14 +36,6 @@ def _check_group(value: Any) -> Any:
     return name
 
 
-def _variable(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
-def _lower(value: Any) -> Any:
-    return value.lower().strip() if isinstance(value, str) else value
-
-
 GroupBy = Annotated[
     Literal["day", "month", "year", "full"], BeforeValidator(_check_group)
 ]
@@ -125,11 +117,21 @@ class OutputConfig(StrictModel):
         max_pending: steps that may wait to be written; null is two per writer.
     """
 
-    format: Annotated[Literal["netcdf", "zarr"], BeforeValidator(_lower)] = "netcdf"
+    format: Annotated[
+        Literal["netcdf", "zarr"],
+        BeforeValidator(lambda x: x.lower().strip() if isinstance(x, str) else x),
+    ] = "netcdf"
     output_interval: Timestep | None = None
     group_by: GroupBy | None = None
     variables: (
-        tuple[Annotated[VariableChoice, BeforeValidator(_variable)], ...] | None
+        tuple[
+            Annotated[
+                VariableChoice,
+                BeforeValidator(lambda x: {"name": x} if isinstance(x, str) else x),
+            ],
+            ...,
+        ]
+        | None
     ) = None
     metadata: str | None = None
     encoding: dict[str, Any] = Field(default_factory=dict)

@@ -12,12 +12,11 @@ BASE, RING = "base", "ring-crps"
 SCALED = ("inverse_variance", "learnable")
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, int | float) else value
-
-
 # One number, or one for each level.
-TermWeights = Annotated[tuple[float, ...], BeforeValidator(_as_list)]
+TermWeights = Annotated[
+    tuple[float, ...],
+    BeforeValidator(lambda value: [value] if isinstance(value, int | float) else value),
+]
 
 
 # A factor of each step relative to the one before, or one weight for each step.

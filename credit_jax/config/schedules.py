@@ -11,13 +11,11 @@ from pydantic import BeforeValidator, Field
 
 from credit_jax.config.base import StrictModel
 
-
-def _only(value: Any) -> Any:
-    """Unpacks a list of one number, which PyTorch accepts for one parameter group."""
-    return value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
-
-
 _COUNTED = {"last_epoch": "the checkpoint knows where the schedule stands"}
+# A list of one number, which PyTorch accepts for one parameter group, is that number.
+_ONE = BeforeValidator(
+    lambda x: x[0] if isinstance(x, list | tuple) and len(x) == 1 else x
+)
 # Largest number of micro-batches that a schedule counts, of int32.
 _MOST = 2**31 - 1
 
@@ -215,7 +213,7 @@ class PlateauConfig(Schedule):
     threshold: float = 1e-4
     threshold_mode: Literal["rel", "abs"] = "rel"
     cooldown: int = Field(0, ge=0)
-    min_lr: Annotated[float, BeforeValidator(_only)] = Field(0.0, ge=0)
+    min_lr: Annotated[float, _ONE] = Field(0.0, ge=0)
     eps: float = Field(1e-8, ge=0)
 
     ignored: ClassVar = {"verbose": "PyTorch's schedule has no such argument any more"}

@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from credit_jax.config.base import StrictModel
 from credit_jax.config.credit_keys import IGNORED_TRAINER
 from credit_jax.config.data import BackpropSteps
 from credit_jax.config.dates import Timestep
-from credit_jax.config.finetune import CurriculumStage, FinetuneConfig, check_order
+from credit_jax.config.finetune import FinetuneConfig, Stages
 from credit_jax.config.messages import got
 from credit_jax.config.parallelism import FsdpConfig, ParallelismConfig
 from credit_jax.config.schedules import ScheduleConfig
@@ -174,7 +174,10 @@ class TrainerConfig(StrictModel):
     matmul_precision: MatmulPrecision = "highest"
     fp8: bool = False
     float8: Float8Config = Float8Config()
-    activation_checkpoint: Literal["none", "full", "selective"] = "none"
+    activation_checkpoint: Annotated[
+        Literal["none", "full", "selective"],
+        BeforeValidator(lambda x: {True: "full", False: "none"}.get(x, x)),
+    ] = "none"
     unroll_blocks: int = Field(16, ge=0)
     compiler: CompilerConfig = CompilerConfig()
     train_batch_size: int = Field(ge=1)
@@ -196,7 +199,7 @@ class TrainerConfig(StrictModel):
     use_scheduler: bool = False
     scheduler: ScheduleConfig | None = Field(None, discriminator="scheduler_type")
     finetune: FinetuneConfig | None = None
-    curriculum: tuple[CurriculumStage, ...] = ()
+    curriculum: Stages = ()
     load_weights: bool = False
     load_optimizer: bool = False
     load_scaler: bool = False
@@ -229,13 +232,6 @@ class TrainerConfig(StrictModel):
     passes_over: ClassVar = True
     ignored: ClassVar = IGNORED_TRAINER
 
-    @field_validator("activation_checkpoint", mode="before")
-    @classmethod
-    def _remat_of_bool(cls, value: Any) -> Any:
-        return (
-            {True: "full", False: "none"}[value] if isinstance(value, bool) else value
-        )
-
     @field_validator("grad_max_norm", mode="before")
     @classmethod
     def _norm(cls, value: Any) -> Any:
@@ -247,12 +243,6 @@ class TrainerConfig(StrictModel):
             text = f"must be a number of at least 0, or 'dynamic', got {got(value)}"
             raise ValueError(text)
         return value if value == "dynamic" else number
-
-    @field_validator("curriculum")
-    @classmethod
-    def _in_order(cls, value: tuple[CurriculumStage, ...]) -> Any:
-        check_order(value)
-        return value
 
     def conflicts(self) -> Iterator[str]:
         if self.use_scheduler and self.scheduler is None:

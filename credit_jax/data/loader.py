@@ -70,11 +70,6 @@ class Loader:
     is_raw: bool = False
     shapes: Mapping[str, Any] | None = None
 
-    @property
-    def num_batches(self) -> int:
-        """Number of batches of an epoch."""
-        return self.sampler.num_batches
-
     @cached_property
     def samples(self) -> SampleReader:
         """Reads the samples, as the batches have them."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.data import INPUT_TIMES, TARGET_TIME, DataConfig
@@ -49,11 +48,6 @@ class OpenedData:
     calendar: str  # of the start times, in which steps are counted
 
     @property
-    def timestep(self) -> pd.Timedelta:
-        """Time between two steps of the model."""
-        return self.data.time_step
-
-    @property
     def x(self) -> dict[str, Source]:
         """The sources of x."""
         every = self.sources.items()
@@ -68,7 +62,7 @@ class OpenedData:
 
     def shifted(self, times: np.ndarray, step: int) -> np.ndarray:
         """Returns the times `step` steps of the model later."""
-        return shift_all(times, step * self.timestep, self.calendar)
+        return shift_all(times, step * self.data.time_step, self.calendar)
 
     def time(self, start: np.datetime64, step: int) -> np.datetime64:
         """The time `step` steps of the model after a start."""

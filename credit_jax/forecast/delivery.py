@@ -132,7 +132,7 @@ class Share:
         return frozenset(self._positions(writing_dp_ranks(self.mesh)))
 
     def _positions(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
-        each = self.size // self._axes.num_data
+        each = self.size // MeshAxes.from_mesh(self.mesh).num_data
         return tuple(r * each + i for r in ranks for i in range(each))
 
     def with_all_rows(self, outputs: StepFields) -> StepFields:
@@ -153,10 +153,6 @@ class Share:
         return {k: _local(x)[:, :, 0, : self.num_rows] for k, x in outputs.items()}
 
     @cached_property
-    def _axes(self) -> MeshAxes:
-        return MeshAxes.from_mesh(self.mesh)
-
-    @cached_property
     def non_finite(self) -> Callable[[StepFields], dict[str, Array]]:
         """Fields -> (batch,) counts of values that are NaN or infinite, everywhere."""
 
@@ -173,7 +169,9 @@ class Share:
 
     @cached_property
     def _gather(self) -> Any:
-        sharding = NamedSharding(self.mesh, PartitionSpec(batch_spec(self._axes)[0]))
+        sharding = NamedSharding(
+            self.mesh, PartitionSpec(batch_spec(MeshAxes.from_mesh(self.mesh))[0])
+        )
 
         def full(outputs: StepFields) -> StepFields:
             return {

@@ -108,7 +108,7 @@ class StateForecaster:
     @property
     def timestep(self) -> np.timedelta64:
         """Time between two states."""
-        return self.reader.data.timestep.to_timedelta64()
+        return self.reader.data.data.time_step.to_timedelta64()
 
     def forecast(
         self, state: State, times: np.ndarray, members: Sequence[int] | None = None
@@ -308,7 +308,7 @@ def load_forecaster(
     grids = _grids(checkpoint, opened, pipeline, (latitude, longitude), unread)
     checkpoint = checkpoint.of_data(schema, opened.further, latitude, longitude)
     no_dates = np.array([], "datetime64[ns]")
-    schedule = ForecastSchedule(no_dates, 1, opened.timestep, opened.calendar)
+    schedule = ForecastSchedule(no_dates, 1, opened.data.time_step, opened.calendar)
     reader = ForecastReader(state, pipeline, schedule, schema)
     units = checkpoint.units, reader.units
     for line in check_forecast_units(*units, inference, str(checkpoint.path)):

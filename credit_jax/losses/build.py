@@ -147,7 +147,7 @@ class BaseLoss(WeightArgs, CompositeLoss):
     @property
     def parameters(self) -> Mapping[str, np.ndarray]:
         """Logarithm of each target's variance, float32, if `learnable`; else empty."""
-        if not self._learns:
+        if self.var_weighting != "learnable":
             return {}
         variances = self._scored.variances or {}
         initial = [
@@ -161,7 +161,7 @@ class BaseLoss(WeightArgs, CompositeLoss):
         prediction, target, context = self._scored.pair(tree, context)
         layout = context.layout
         computed = [key for key in layout.keys if key not in self._scored.channels]
-        if self._learns and computed:
+        if self.var_weighting == "learnable" and computed:
             raise ValueError(
                 f"{SECTION}.var_weighting: learnable has parameters for the targets of "
                 f"the data alone, but postblocks compute {', '.join(computed)}; set "
@@ -190,17 +190,13 @@ class BaseLoss(WeightArgs, CompositeLoss):
         """Computes the weighted mean over variables."""
         scores = jnp.stack([*parts.values()])
         keys = [name.removeprefix(PART) for name in parts]
-        if not self._learns:
+        if self.var_weighting != "learnable":
             return self._scored.mean(scores, keys)
         initial = self.parameters[LOG_VARIANCE]
         logs = context.loss_parameters.get(LOG_VARIANCE, initial)
         multipliers = self.variable_weights
         factors = np.asarray([multipliers.get(key, 1.0) for key in keys], np.float32)
         return (factors * jnp.exp(-logs) * scores + 0.5 * logs).mean()
-
-    @property
-    def _learns(self) -> bool:
-        return self.var_weighting == "learnable"
 
 
 def _groups(

@@ -121,7 +121,7 @@ def _batches(stage: Config, loader: Loader | None, dp_size: int) -> int:
     trainer = stage.trainer
     ranks = 1 if stage.shares_batches else dp_size
     if loader is not None:
-        batches = loader.num_batches
+        batches = loader.sampler.num_batches
     else:
         batches = -(-num_samples(stage.data) // ranks) // trainer.train_batch_size
     return min(batches, trainer.batches_per_epoch or batches)

@@ -152,11 +152,6 @@ class Group:
     times: np.ndarray  # (time,) labels; of static fields the one at which they are read
     missing: tuple[str, ...]  # labels that the source leaves out of samples
 
-    @property
-    def is_static(self) -> bool:
-        """Whether the fields have no time."""
-        return self.field_type == "static"
-
     @cached_property
     def variables(self) -> dict[str, tuple[str, int]]:
         """Name of a variable -> its key, and the number of its levels; 0 without."""
@@ -336,7 +331,7 @@ def _open_groups(
                 missing = sorted({*earlier.missing, *group.missing})
                 group = dataclasses.replace(
                     earlier,
-                    times=times[:1] if group.is_static else times,
+                    times=times[:1] if group.field_type == "static" else times,
                     missing=tuple(missing),
                 )
             groups[group.path] = group
@@ -517,7 +512,7 @@ class _Writer:
 
     def _statistics(self, group: Group, number: int) -> dict[str, Any]:
         """Statistics of the levels of each variable in a shard."""
-        if group.is_static:
+        if group.field_type == "static":
             return {}
         statistics = {}
         for name, field in group.read(number, self.num_threads).items():
@@ -558,7 +553,7 @@ class _Writer:
                 dims = {group.level_dim: levels} if levels else {}
                 chunks = shape = {**dims, **sizes}
                 about, shards = attributes.get(key, {}), None
-                if not group.is_static:
+                if group.field_type != "static":
                     time = source.config.time_coord
                     shape = {time: len(group.times), **shape}
                     chunks = {time: 1, **chunks}
@@ -626,13 +621,17 @@ class _Writer:
             spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}}
             array = tensorstore.open(spec, write=True, open=True).result()
             start = number * group.shard_times
-            part = field[0] if group.is_static else field
-            part_of = ... if group.is_static else slice(start, start + len(field))
+            part = field[0] if group.field_type == "static" else field
+            part_of = (
+                ...
+                if group.field_type == "static"
+                else slice(start, start + len(field))
+            )
             writes.append((path, part.ndim, array[part_of].write(part)))
         files = {}
         for path, ndim, write in writes:
             write.result()
-            first = [0] if group.is_static else [number]
+            first = [0] if group.field_type == "static" else [number]
             file = path.joinpath("c", *map(str, first + [0] * (ndim - 1)))
             if file.exists():  # no file of a shard that is nothing but NaN
                 name = file.relative_to(self.store).as_posix()
@@ -702,7 +701,7 @@ def _coordinates(group: Group) -> xr.Dataset:
     source, grid = group.source, group.grid
     config, axes = source.config, source.axes()
     coordinates: dict[str, Any] = {}
-    if not group.is_static:
+    if group.field_type != "static":
         dates = as_dates(group.times, source.calendar)
         times = group.times if source.calendar == STANDARD else dates
         coordinates[config.time_coord] = (config.time_coord,), times
@@ -729,6 +728,6 @@ def _coordinates(group: Group) -> xr.Dataset:
             "and of a coordinate, and a store has one array of a name; rename it in "
             "the files"
         )
-    absent = group.missing and not group.is_static
+    absent = group.missing and group.field_type != "static"
     missing = {"missing_dates": [*group.missing]} if absent else {}
     return xr.Dataset(coords=coordinates, attrs=missing)

@@ -111,11 +111,6 @@ class EpochNumbers:
     # Time at which the first update was finished, by `time.monotonic`.
     since: float | None = None
 
-    @staticmethod
-    def of(progress: Progress) -> EpochNumbers:
-        """Restores the numbers from a position within an epoch, where a run resumes."""
-        return EpochNumbers(list(progress.epoch_losses), dict(progress.epoch_sums))
-
     def add(self, losses: np.ndarray, measured: Mapping[str, Any]) -> None:
         """Adds the losses of an update and what else was measured, (k,) arrays."""
         self.losses += losses.tolist()

@@ -125,7 +125,10 @@ class TrainingLoop:
         trainer = stages[0].setup.plan.config.trainer
         self._last = last_epoch(trainer, start.progress.epoch)
         self._micro_step = start.micro_step
-        self._numbers = EpochNumbers.of(start.progress)
+        progress = self._progress  # within an epoch where a run resumes there
+        self._numbers = EpochNumbers(
+            list(progress.epoch_losses), dict(progress.epoch_sums)
+        )
         self._saves = SaveSchedule(
             trainer.save_every_steps,
             trainer.save_every_minutes,

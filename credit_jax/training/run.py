@@ -311,7 +311,9 @@ def _stages(setup: Setup, *, first_rate_at: int | None) -> list[Stage]:
         steps = stage.steps(first_rate_at=first_rate_at, **counts)
         return replace(steps, fuse=shared.fuse, evaluate=shared.evaluate)
 
-    sections = setup.plan.config.trainer.curriculum or (CurriculumStage(),)
+    sections = setup.plan.config.trainer.curriculum or (
+        CurriculumStage.model_validate({}),
+    )
     return [
         Stage(stage, section, partial(steps_of, stage))
         for stage, section in zip(setup.stages or (setup,), sections, strict=True)

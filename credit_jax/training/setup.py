@@ -20,6 +20,7 @@ from credit_jax.config import Config
 from credit_jax.config.finetune import CurriculumStage
 from credit_jax.config.schedules import PlateauConfig
 from credit_jax.data import Batch, Loader
+from credit_jax.models.flops import gradient_flops
 from credit_jax.models.parallel_model import ParallelModel, place_weights
 from credit_jax.parallel.compiler import check_options, compile_program
 from credit_jax.parallel.mesh.credit import (
@@ -73,7 +74,7 @@ class CompiledSteps:
 
 def num_batches(loader: Loader, cap: int) -> int:
     """Batches of an epoch: all of the loader's, or at most `cap` if it is not 0."""
-    return min(cap, loader.num_batches) if cap else loader.num_batches
+    return min(cap, loader.sampler.num_batches) if cap else loader.sampler.num_batches
 
 
 @dataclass(frozen=True)
@@ -332,7 +333,7 @@ def stage_at(stages: Sequence[Stage], progress: Progress) -> int:
         done = (progress.updates or 0) if by_updates else progress.epoch
         if done < until.number:
             return index
-    raise AssertionError("`check_order` lets the last stage end with the run")
+    raise AssertionError("`CurriculumStage.until` lets the last stage end with the run")
 
 
 def entered(

@@ -194,7 +194,9 @@ def check_state(state: Any, specs: TrainState) -> None:
             "init_state(model, optimizer, key), or that of the step before"
         )
     # As in every step but a wrong one: paths as text take longer than a small update.
-    if jax.tree.structure(state) == jax.tree.structure(specs, is_leaf=_is_spec):
+    if jax.tree.structure(state) == jax.tree.structure(
+        specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
+    ):
         return
     problems = name_problems(_paths(state), _paths(specs))
     if state.packing != specs.packing:
@@ -209,12 +211,10 @@ def check_state(state: Any, specs: TrainState) -> None:
 
 def _paths(tree: Any) -> dict[str, Any]:
     """Path -> array of a state, or its spec."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_spec)
+    leaves = jax.tree_util.tree_leaves_with_path(
+        tree, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
+    )
     return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
-
-
-def _is_spec(leaf: Any) -> bool:
-    return isinstance(leaf, PartitionSpec)
 
 
 def init_state(

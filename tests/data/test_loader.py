@@ -32,7 +32,7 @@ def same(ours, theirs):
 def test_shapes(world):
     loader = load(world, ranks=(0, 1), dp_size=2)
     batches = list(loader.epoch(0))
-    assert len(batches) == loader.num_batches == 16 // 3
+    assert len(batches) == loader.sampler.num_batches == 16 // 3
     assert batches[0].x.shape == (6, 7, 1, 6, 10)
     assert batches[0].y.shape == (6, 6, 1, 6, 10)
     step = np.timedelta64(6, "h")
@@ -162,7 +162,7 @@ def test_windows_read_each_field_once(world, monkeypatch, history, window, most)
         for batch in default.epoch(0)
         for time, x, y in zip(batch.input_times, batch.x, batch.y, strict=True)
     }
-    assert len(batches) == default.num_batches
+    assert len(batches) == default.sampler.num_batches
     for batch in batches:
         for time, x, y in zip(batch.input_times, batch.x, batch.y, strict=True):
             if str(time) in expected:

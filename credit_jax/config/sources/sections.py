@@ -152,7 +152,7 @@ class TisrConfig(SourceConfig):
                 "tisr has one variable, dynamic_forcing: {vars_2D: [tisr]}, and no "
                 "other field types"
             )
-        if only.vars_3D:
+        elif only.vars_3D:
             yield "tisr has no levels: remove dynamic_forcing.vars_3D"
         specs = [self.lat_spec is not None, self.lon_spec is not None]
         if any(specs) != all(specs) or any(specs) == bool(self.latlon_grid_path):

@@ -103,7 +103,7 @@ def _first_updates(setup: Setup) -> dict[str, Any]:
     """Fields of `Measured` of the first update of each stage, from the same state."""
     losses, numbers = [], dict[str, Any]()
     for stage in setup.stages or (setup,):
-        trainer, steps = stage.config.trainer, stage.steps()
+        trainer, steps = stage.plan.config.trainer, stage.steps()
         rate = np.float32(trainer.learning_rate) if trainer.keeps_rate else None
         group = next(grouped(stage.train_loader.epoch(0), trainer.grad_accum_every))
         placed = steps.place_train(group)
