@@ -134,11 +134,7 @@ class OptimizeConfig(StrictModel):
     max_norm: NonNegativeFloat | Literal["dynamic"] = 0.0
 
     def windows(self, num_steps: int) -> list[int]:
-        """Steps of each window of a forecast.
-
-        Raises:
-            ValueError: the first one is longer than the forecast.
-        """
+        """Steps of each window of a forecast."""
         if self.starting_window > num_steps:
             raise ValueError(
                 f"optimize_ic.starting_window: {self.starting_window} steps are more "

@@ -89,11 +89,7 @@ def check_problems(lines: Iterable[str]) -> None:
 
 
 def together(*parts: Callable[[], Any]) -> list[Any]:
-    """Calls functions that do not depend on each other, and returns their results.
-
-    Raises:
-        ConfigError: lists the errors of the user of all of them.
-    """
+    """Calls functions that do not depend on each other, and returns their results."""
     problems, results = list[str](), []
     for part in parts:
         try:
@@ -264,16 +260,7 @@ def parse(
 def not_available(
     subject: str, value: object, available: Iterable[object]
 ) -> ValueError:
-    """Makes the error for a value that is not available.
-
-    Args:
-        subject: kind of the value, such as "preblock type".
-        value: the value.
-        available: the values that are available.
-
-    Returns:
-        A ValueError that names the value, the available ones, and the nearest of them.
-    """
+    """Makes the error for a value that is not available."""
     names = [str(name) for name in available]
     text = f"{subject} {got(value)} is not available; there are: {', '.join(names)}"
     return ValueError(text + hint(value, names))

@@ -51,12 +51,7 @@ UnreadFile: TypeAlias = Annotated[str, FileOf(is_read=False)]
 def file_fields(
     section: type[StrictModel], *keys: str
 ) -> Iterator[tuple[tuple[str, ...], FileOf]]:
-    """Yields the keys of the fields of a class that are paths of files.
-
-    Args:
-        section: the class.
-        keys: keys of the class itself, which come first.
-    """
+    """Yields the keys of the fields of a class that are paths of files."""
     for name, field in section.model_fields.items():
         path = (*keys, field.alias or name)
         union = [field.annotation, *get_args(field.annotation)]
@@ -72,12 +67,7 @@ def file_fields(
 def files_within(
     section: type[StrictModel], written: Mapping[str, Any]
 ) -> Iterator[tuple[tuple[str, ...], str, FileOf]]:
-    """Yields keys and path of each file that a section of a config names.
-
-    Args:
-        section: the class of the section.
-        written: the section as it is written.
-    """
+    """Yields keys and path of each file that a section of a config names."""
     for keys, mark in file_fields(section):
         value: Any = written
         for key in keys:
@@ -118,11 +108,7 @@ class Registry(dict[str, Entry], Generic[Entry]):
         REGISTRIES.setdefault(kind, self)
 
     def register(self, *names: str) -> Callable[[type[Section]], type[Section]]:
-        """Returns a decorator that registers a class by its names.
-
-        Raises:
-            ValueError: a name is taken.
-        """
+        """Returns a decorator that registers a class by its names."""
 
         def decorate(component: type[Section]) -> type[Section]:
             for name in names:
@@ -158,9 +144,6 @@ class Registry(dict[str, Entry], Generic[Entry]):
         Args:
             name: its name; the extension that has it is imported.
             path: dotted path of the name in the config, for the error.
-
-        Raises:
-            ConfigError: there is no such component; it names the nearest one.
         """
         if not isinstance(name, str) or name not in self.names:
             error = not_available(f"{self.kind} type", name, self.names)
@@ -183,9 +166,6 @@ class Registry(dict[str, Entry], Generic[Entry]):
             arguments: the arguments in the YAML.
             path: dotted path of the section with `type` and the arguments.
             arguments_key: key of the arguments in that section.
-
-        Raises:
-            ConfigError: the name or an argument is unknown, or a value is invalid.
         """
         component = self.find(name, join(path, "type"))
         return parse(component, arguments, join(path, arguments_key))

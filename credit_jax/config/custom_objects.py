@@ -129,11 +129,7 @@ def register_objects(
 
 
 def offered_objects(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields type and name of the objects of installed packages that a config uses.
-
-    Args:
-        config: the whole YAML.
-    """
+    """Yields type and name of the objects of installed packages that a config uses."""
     for point in _offered(config):
         kind = point.group.removeprefix(GROUP)
         _, sections = _KINDS[kind]
@@ -142,11 +138,7 @@ def offered_objects(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def absolute_paths(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a `custom_objects` section that can be read from any working folder.
-
-    Args:
-        section: a section that was registered, not modified.
-    """
+    """Returns a `custom_objects` section that can be read from any working folder."""
     return {
         name: {**keys, "module_path": _absolute(keys["module_path"])}
         for name, keys in section.items()

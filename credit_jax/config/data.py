@@ -215,11 +215,7 @@ def num_samples(data: DataConfig) -> int:
 
 
 def raw_ranges(config: Mapping[str, Any]) -> tuple[DateRange, ...]:
-    """The date ranges of a config that was written earlier; () if it has none.
-
-    Args:
-        config: nested mappings, such as those of the model.yml of a run.
-    """
+    """The date ranges of a config that was written earlier; () if it has none."""
     data = config.get("data")
     data = data if isinstance(data, Mapping) else {}
     ends = data.get("start_datetime"), data.get("end_datetime")
@@ -228,12 +224,7 @@ def raw_ranges(config: Mapping[str, Any]) -> tuple[DateRange, ...]:
 
 
 def in_training(times: Iterable[Any], ranges: Sequence[DateRange]) -> str:
-    """Says how many times are in the training period; "" if none is.
-
-    Args:
-        times: times of samples, start dates or truth.
-        ranges: first and last dates of the training.
-    """
+    """Says how many times are in the training period; "" if none is."""
     ends = [(date_label(first), date_label(last)) for first, last in ranges]
     labels = [date_label(time) for time in times]
     inside = sum(any(a <= label <= b for a, b in ends) for label in labels)

@@ -40,11 +40,7 @@ _DAYS = re.compile(r"(?<=[\d\s])d(?![a-zA-Z])")
 
 
 def duration(text: str) -> pd.Timedelta:
-    """Parses a duration such as "10d" or "6h"; accepts "d", which pandas deprecated.
-
-    Raises:
-        ValueError: the text is not a duration.
-    """
+    """Parses a duration such as "10d" or "6h"; accepts "d", which pandas deprecated."""
     if not re.search("[a-zA-Z]", text):
         raise ValueError(f"{got(text)} has no unit: 6h, 10d")
     length: Any = pd.Timedelta(_DAYS.sub("D", text))
@@ -71,9 +67,6 @@ def date_label(date: Any) -> pd.Timestamp:
 
     Args:
         date: text of ISO 8601 such as "2000-01-31T06", or a time.
-
-    Raises:
-        ValueError: it is none, or in a year that datetime64[ns] does not hold.
     """
     try:
         iso = not isinstance(date, str) or _ISO.fullmatch(date.strip())

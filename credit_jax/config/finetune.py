@@ -103,17 +103,7 @@ class FinetuneConfig(StrictModel):
 
 
 def finetune_of(written: Mapping[str, Any]) -> FinetuneConfig | None:
-    """Returns the `trainer.finetune` of a YAML, whose other sections are not read.
-
-    Args:
-        written: the whole YAML.
-
-    Returns:
-        The section; None if there is none.
-
-    Raises:
-        ConfigError: the section has unknown keys or wrong values.
-    """
+    """Returns the `trainer.finetune` of a YAML, whose other sections are not read."""
     trainer = written.get("trainer")
     section = trainer.get("finetune") if isinstance(trainer, Mapping) else None
     if section is None:

@@ -146,11 +146,7 @@ class OutputConfig(StrictModel):
         return value
 
     def encoding_of(self, name: str) -> dict[str, Any]:
-        """NetCDF encoding of a variable: the common one, updated by its own section.
-
-        Args:
-            name: short name of the variable, as in the file.
-        """
+        """NetCDF encoding of a variable: the common one, updated by its own section."""
         encoding = {
             k: v for k, v in self.encoding.items() if not isinstance(v, Mapping)
         }
@@ -201,14 +197,7 @@ class InferenceConfig(StrictModel):
 
 
 def read_attributes(path: str | None) -> dict[str, dict[str, Any]]:
-    """CF attributes by variable.
-
-    Args:
-        path: see `find_attributes`; None is no attributes.
-
-    Raises:
-        ValueError: there is no such file, or a value is no attribute.
-    """
+    """CF attributes by variable."""
     if not path:
         return {}
     file = find_attributes(path)
@@ -234,9 +223,6 @@ def find_attributes(path: str) -> Path:
 
     Args:
         path: a YAML file; a bare file name is one shipped with the package.
-
-    Raises:
-        ValueError: there is no such file.
 
     Differs from CREDIT: a missing file is an error instead of a warning.
     """

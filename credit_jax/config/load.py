@@ -134,9 +134,6 @@ def config_of(
         mapping: the content of the file; it is not modified.
         overrides, absent, forecasts: see `load_config`.
         source: name of the mapping in errors.
-
-    Raises:
-        ConfigError: the config or an override has problems; all are listed.
     """
     written = _with_defaults(apply_overrides(mapping, overrides), absent)
     problems = [line for text in overrides for line in _unread(text)]
@@ -170,9 +167,6 @@ def for_forecasts(mapping: Mapping[str, Any]) -> dict[str, Any]:
     Without loss and trainer it gets placeholders. Without dates, or with a start alone,
     the data section gets no period of training: its end is its start. Such a start is
     the start date of a forecast if the `inference` section names none.
-
-    Args:
-        mapping: the content of a YAML file; it is not modified.
     """
     filled = _with_defaults(mapping, _NO_TRAINING)
     data = filled.get("data")
@@ -213,16 +207,7 @@ def _unread(override: str) -> Iterator[str]:
 def build_config(
     mapping: Mapping[str, Any], *, source: str = "config", training: bool = True
 ) -> Config:
-    """Validates a mapping that has the structure of the YAML file; see `load_config`.
-
-    Args:
-        mapping: the content of the YAML file.
-        source: name of the mapping in errors.
-        training: whether the dates must give samples to train on.
-
-    Raises:
-        ConfigError: the config has problems; all are listed.
-    """
+    """Validates a mapping of the structure of the YAML file; see `load_config`."""
     if is_gen1(mapping):
         raise ConfigError([_GEN1], source)
     mapping = _with_function(mapping)
@@ -238,9 +223,6 @@ def build_config(
 
 def frames_of_data(mapping: Mapping[str, Any]) -> int | None:
     """`data.history_len`, if it is to replace another number of frames of the model.
-
-    Args:
-        mapping: the whole config, not validated.
 
     Returns:
         The number for `model.frames` of one of `FRAMES_OF_DATA`; None if the key is to
@@ -331,12 +313,6 @@ def apply_overrides(
             missing section is created. Unknown keys are detected later, when the config
             is parsed.
 
-    Returns:
-        A new mapping.
-
-    Raises:
-        ConfigError: overrides cannot be applied; all of these are listed.
-
     >>> apply_overrides({"trainer": {"epochs": 1}}, ["trainer.epochs=3"])
     {'trainer': {'epochs': 3}}
     """
@@ -382,18 +358,7 @@ def _apply(result: dict[str, Any], text: str) -> None:
 
 
 def read_with_objects(path: str | Path) -> dict[str, Any]:
-    """Reads a file of some sections, and registers its `custom_objects`.
-
-    Args:
-        path: path of a YAML file.
-
-    Returns:
-        The other sections.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ConfigError: the file is not a YAML mapping, or an object cannot be registered.
-    """
+    """Reads a file of some sections, and registers its `custom_objects`."""
     mapping = _with_function(read_yaml(path))
     register_objects(mapping, source=str(path))
     return {key: value for key, value in mapping.items() if key != SECTION}
@@ -403,11 +368,6 @@ def read_model_section(path: str | Path) -> Mapping[str, Any]:
     """Reads the model section of a config file, without validation.
 
     A model of `custom_objects` is registered.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ConfigError: the file is not a YAML mapping, has no such section, or an object
-            of `custom_objects` cannot be registered.
     """
     section = read_with_objects(path).get("model")
     if not isinstance(section, Mapping):

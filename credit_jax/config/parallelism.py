@@ -107,11 +107,7 @@ class ParallelismConfig(StrictModel):
 
 
 def parse_parallelism(text: str) -> ParallelismConfig:
-    """Parses the parallelism of a command line, "data=none,tensor=2,domain=2".
-
-    Raises:
-        ValueError: an entry is not KEY=VALUE, or a key or value is invalid.
-    """
+    """Parses the parallelism of a command line, "data=none,tensor=2,domain=2"."""
     entries = [entry.partition("=") for entry in text.split(",") if entry.strip()]
     wrong = ["".join(entry) for entry in entries if not (entry[1] and entry[2].strip())]
     if wrong:

@@ -83,9 +83,6 @@ class CompactDumper(yaml.SafeDumper):
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Reads a YAML file whose top level is a mapping.
 
-    Args:
-        path: path of the file.
-
     Returns:
         The mapping. Numbers such as 1e-3 are floats (strings in PyYAML), and dates are
         strings.
@@ -120,9 +117,6 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 def parse_yaml(text: str) -> Any:
     """Parses a YAML text by the same rules as `read_yaml`.
-
-    Raises:
-        yaml.YAMLError: the text is not valid YAML.
 
     >>> parse_yaml("[1e-3, 2]")
     [0.001, 2]

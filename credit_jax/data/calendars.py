@@ -32,9 +32,6 @@ def calendar_of(times: np.ndarray, origin: str) -> str:
     Args:
         times: (time,) datetime64 or cftime objects, as xarray decodes them.
         origin: origin of the times, for the error.
-
-    Raises:
-        ValueError: the times have no unit, or a calendar that is not available.
     """
     if np.issubdtype(times.dtype, np.datetime64):
         return STANDARD
@@ -66,11 +63,7 @@ def names_of_times(dataset: xr.Dataset) -> list[str]:
 
 
 def to_labels(times: Iterable, origin: str = "times") -> np.ndarray:
-    """Converts decoded times, datetime64 or cftime, to (time,) datetime64[ns] labels.
-
-    Raises:
-        ValueError: a time has no label, or is not in 1678 to 2261.
-    """
+    """(time,) datetime64[ns] labels of decoded times, datetime64 or cftime."""
     times = np.asarray(times)
     if np.issubdtype(times.dtype, np.datetime64):
         seconds = times.astype("datetime64[s]")
@@ -223,13 +216,7 @@ def near_times(
 
 
 def rounding_of(requested: np.ndarray, times: np.ndarray, origin: str) -> str | None:
-    """A note on times that a file has with a rounding; None if they are exact.
-
-    Args:
-        requested: (time,) labels.
-        times: (time,) those of the file that are taken for them.
-        origin: the file.
-    """
+    """A note on times that a file has with a rounding; None if they are exact."""
     off = np.abs(times.astype("datetime64[ns]") - requested)
     if not off.size or not off.max():
         return None

@@ -118,16 +118,7 @@ class ChannelChecks:
         check_raw: Callable[[], None],
         names: Sequence[str] | None = None,
     ) -> None:
-        """Checks the dynamic forcing of a later step, as that step takes it.
-
-        Args:
-            forcing: fields (batch, level, 1, lat, lon) after `Pipeline.aligned`.
-            times: (batch,) their times.
-            check_raw, names: see `check`.
-
-        Raises:
-            BadValuesError: see `check`.
-        """
+        """Checks the dynamic forcing of a later step, as that step takes it."""
         if any(forcing.values()):
             preblocks, checks = self._forcing
             tree: FieldTree = preblocks.with_input_names({"input": forcing})

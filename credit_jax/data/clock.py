@@ -127,11 +127,7 @@ class SourceClock:
         return times
 
     def _latest(self, times: np.ndarray) -> np.ndarray:
-        """The last start of this source at or before each time, else its last start.
-
-        Raises:
-            ValueError: in mode "persist", a time is before the first start.
-        """
+        """The last start of this source at or before each time, else its last start."""
         source_starts = self.starts
         position = np.searchsorted(source_starts, times, side="right") - 1
         if self.mode == "persist" and (position < 0).any():
@@ -222,16 +218,9 @@ def probe_times(data: DataConfig, source: SourceConfig) -> tuple[np.datetime64, 
 def common_calendar(data: DataConfig, clocks: Mapping[str, SourceClock]) -> str:
     """Returns the calendar in which the steps of a model are counted.
 
-    Args:
-        data: the data section.
-        clocks: clock of each source.
-
     Returns:
         `data.calendar`, or else the most restrictive one of all sources that are not
         cyclic.
-
-    Raises:
-        ValueError: the sources have conflicting calendars.
     """
     bound = {k: c.calendar for k, c in clocks.items() if c.mode != "cyclic"}
     calendar = data.calendar or most_restrictive(bound.values())
@@ -257,9 +246,6 @@ def common_starts(
 
     Returns:
         (samples,) datetime64[ns].
-
-    Raises:
-        ValueError: no start time is left.
     """
     master = SourceClock(
         ranges=_ranges(data, data),

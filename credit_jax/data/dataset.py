@@ -74,17 +74,7 @@ class Dataset(InputData):
         rows: slice | None = None,
         out: Mapping[str, SourceFields] | None = None,
     ) -> Sample:
-        """Reads one step of a sample: input and target; later, forcing and target.
-
-        Args:
-            index: index of the sample.
-            step: index of the step, from 0.
-            rows: latitude rows to read; None reads all.
-            out: "input" or "target" -> key -> array that the field is read to.
-
-        Raises:
-            ValueError, OSError: a time is missing, or a file cannot be read.
-        """
+        """Reads one step of a sample: input and target; later, forcing and target."""
         start, out = self.step_starts[step][index], out or {}
         kinds, first = (READ_ORDER, 0) if step == 0 else (READ_ORDER[:1], -1)
         inputs = self.read(
@@ -144,11 +134,7 @@ class Dataset(InputData):
         return dataclasses.replace(self, sources=sources)
 
     def degrees(self, kind: str) -> Float[np.ndarray, " _"]:
-        """The "latitude" of rows or "longitude" of columns, in the order of the files.
-
-        Raises:
-            ValueError: no file has the coordinate.
-        """
+        """The "latitude" of rows or "longitude" of columns, in the files' order."""
         for grid in self.grids():
             if (values := getattr(grid, kind)) is not None:
                 return values.astype(np.float64)
@@ -194,18 +180,7 @@ def open_dataset(
     like: Coordinates | None = None,
     shared_grid: bool = True,
 ) -> Dataset:
-    """Opens the files of a data section, without reading fields.
-
-    Args:
-        data: the data section.
-        open_files: cache of open files, shared with other data sets.
-        like: coordinates of a run, at which fields are read; None takes those of the
-            first file.
-        shared_grid: whether the sources of x have one grid.
-
-    Raises:
-        FileNotFoundError, ValueError: see `open_data` and `common_starts`.
-    """
+    """Opens the files of a data section, without reading fields."""
     opened = open_data(data, open_files, like=like, shared_grid=shared_grid)
     starts = common_starts(data, opened.clocks, opened.calendar)
     schema, further = schemas_of(data, opened)
@@ -236,9 +211,6 @@ def regridded_axes(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
 
 def collate(samples: Sequence[Sample]) -> dict[str, Any]:
     """Stacks samples to a nested batch.
-
-    Args:
-        samples: samples of one batch, in order.
 
     Returns:
         {"input": {source: {key: field}}, "target": ..., "input_times", "target_times"},

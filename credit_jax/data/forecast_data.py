@@ -66,12 +66,7 @@ class ForecastData(InputData):
     def initial(
         self, start: np.datetime64, state: np.datetime64 | None = None
     ) -> dict[str, SourceFields]:
-        """Source -> key -> field (level, history_len, lat, lon), up to a date.
-
-        Args:
-            start: the date.
-            state: date of the prognostic variables; None is the same.
-        """
+        """Source -> key -> field (level, history_len, lat, lon), up to a date."""
         dates = {PROGNOSTIC: start if state is None else state}
         return self.read(
             READ_ORDER, lambda kind, clock: clock.input_times(dates.get(kind, start))
@@ -117,12 +112,7 @@ class ForecastData(InputData):
         return [line for line in lines if line is not None]
 
     def notes_on_persistence(self, starts: np.ndarray, num_steps: int) -> list[str]:
-        """Sources of `temporal_mode: persist` whose last time lies before a forecast.
-
-        Args:
-            starts: (start,) dates.
-            num_steps: number of steps of each forecast.
-        """
+        """Sources of `temporal_mode: persist` whose last time precedes a forecast."""
         lines = []
         times = self.shifted(starts, num_steps - 1)
         for name, source in self.x.items():
@@ -156,11 +146,7 @@ class ForecastData(InputData):
         return attributes
 
     def latitude_longitude(self) -> tuple[np.ndarray, np.ndarray]:
-        """Latitudes and longitudes of the files: (lat,) and (lon,), or both (y, x).
-
-        Raises:
-            ValueError: no file has them.
-        """
+        """Latitudes and longitudes of the files: (lat,) and (lon,), or both (y, x)."""
         curvilinear = filter(None, map(curvilinear_axes, self.x.values()))
         axes = self.rows_and_columns() or next(curvilinear, None)
         if axes is not None:
@@ -256,9 +242,6 @@ def open_forecast_data(
         like: coordinates of the run, at which fields are read; None takes those of the
             first file.
         shared_grid: whether the sources of x have one grid.
-
-    Raises:
-        FileNotFoundError, ValueError: see `open_data`.
     """
     if data.date_ranges is None and not (data.start_datetime and data.end_datetime):
         first, last = (pd.Timestamp(starts[i]) for i in (0, -1))
@@ -327,11 +310,7 @@ class ForecastReader:
         return units_after(self.pipeline, self.data.units())
 
     def first(self, tasks: Sequence[Task]) -> FirstStep:
-        """Reads the initial states of some tasks, stacked along the batch dim.
-
-        Raises:
-            ValueError: a time or a variable is missing, or a value is not finite.
-        """
+        """Reads the initial states of some tasks, stacked along the batch dim."""
         starts = self._starts(tasks)
         return self.at(starts, tasks, self.perturb)
 

@@ -129,11 +129,7 @@ class Loader:
         )
 
     def for_ranks(self, local_dp_ranks: tuple[int, ...], dp_size: int) -> "Loader":
-        """Returns a loader for other dp ranks, without opening or checking files again.
-
-        Raises:
-            ValueError: see `Sampler`.
-        """
+        """Returns a loader for other dp ranks, without opening files again."""
         ranks = {"local_dp_ranks": tuple(local_dp_ranks), "dp_size": dp_size}
         return dataclasses.replace(
             self, sampler=dataclasses.replace(self.sampler, **ranks)
@@ -166,10 +162,6 @@ class Loader:
 
         A batch depends only on the seed, the epoch and the samples before it, not on
         the number of threads.
-
-        Args:
-            epoch: index of the epoch, from 0.
-            done: number of samples of this epoch to skip, those of all dp ranks.
         """
         chosen = self.sampler.batches(epoch, done)
         if not chosen:
@@ -260,9 +252,6 @@ class Loader:
 
         Returns:
             The loader with notes about the data, and with `shapes`.
-
-        Raises:
-            ValueError, OSError: see `read`.
         """
         notes, last, shapes = list(self.notes), len(self.dataset) - 1, None
         for index in sorted({0, last // 2, last}):

@@ -46,10 +46,6 @@ def read_fields(
 
     Returns:
         (lat, lon) or (level, lat, lon) fields.
-
-    Raises:
-        ValueError: there is no such file, or a variable has other dims or other
-            coordinates.
     """
     file = Path(os.path.expandvars(str(path)))
     if not file.exists():

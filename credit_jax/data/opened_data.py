@@ -85,9 +85,6 @@ class OpenedData:
             rows: latitude rows to read; None reads all.
             out: key -> array that the field is read to.
             input_name: the input of the model.
-
-        Raises:
-            ValueError, OSError: a time is missing, or a file cannot be read.
         """
         return {
             name: {
@@ -137,14 +134,7 @@ class OpenedData:
             yield from source.grids()
 
     def check_grid(self, grid: tuple[int, int] | None = None) -> None:
-        """Checks that all files of x have the model's grid and the same coordinates.
-
-        Args:
-            grid: (latitudes, longitudes) of the model; None skips the comparison.
-
-        Raises:
-            ValueError: a grid or its coordinates differ.
-        """
+        """Checks that all files of x have the model's grid and the same coordinates."""
         first = None
         for source_grid in self.grids():
             shape, first = source_grid.shape, first or source_grid
@@ -197,15 +187,7 @@ class InputData(OpenedData):
         return *self.further, *self.data.time_encoding
 
     def fields(self, name: str, start: np.datetime64) -> dict[str, SourceFields]:
-        """Reads an input other than x for a step: source -> key -> field.
-
-        Args:
-            name: name of the input.
-            start: last time of x in this step.
-
-        Raises:
-            ValueError: a time is missing.
-        """
+        """Reads an input other than x for a step: source -> key -> field."""
         times: Times = lambda _, clock: clock.input_times(start)  # noqa: E731
         return self.read((DYNAMIC_FORCING,), times, input_name=name)
 
@@ -229,9 +211,6 @@ def encode_times(times: np.ndarray) -> Float[np.ndarray, " size"]:
 
     All sines of hours come first, then their cosines, then sines and cosines of days;
     1 January is day 1 of 365.25. CREDIT's `encode_datetime64` (data.py).
-
-    Args:
-        times: (time,) datetime64.
 
     Returns:
         (4 time,).
@@ -262,12 +241,7 @@ class NamedData:
 
     @classmethod
     def before(cls, preblocks: PreblocksConfig, data: DataConfig) -> NamedData:
-        """The data that some preblocks make the model's input from.
-
-        Raises:
-            ValueError, OSError: a `rename` or `hybrid_level_interp` is invalid, or the
-                file of a rename cannot be read.
-        """
+        """The data that some preblocks make the model's input from."""
         return cls(data, *predicted_names(preblocks))
 
 
@@ -287,10 +261,6 @@ def open_data(
             first file.
         shared_grid: whether the sources of x have one grid; False if preblocks regrid.
             Each further input has its own.
-
-    Raises:
-        FileNotFoundError, ValueError: see `open_source`, `Source.at`, `source_clock`
-            and `common_calendar`.
     """
     opened = {name: open_source(name, data, open_files) for name in data.source}
     x = {

@@ -75,26 +75,14 @@ class Perturbation(StrictModel, abc.ABC):
 
     @abc.abstractmethod
     def bind(self, members: Members) -> Any:
-        """Returns a `Perturb`, or `Changes` if it runs the model.
-
-        Raises:
-            ValueError: it cannot perturb these forecasts.
-        """
+        """Returns a `Perturb`, or `Changes` if it runs the model."""
 
     def states(self, schedule: ForecastSchedule) -> list[int]:
-        """Steps before a start date at which states are needed; 0 is the start.
-
-        Raises:
-            ValueError: a duration is no multiple of the time step.
-        """
+        """Steps before a start date at which states are needed; 0 is the start."""
         return [0]
 
     def unknown_variables(self, keys: Iterable[str]) -> list[str]:
-        """What is wrong with the names of variables, one line at most.
-
-        Args:
-            keys: keys of the predicted variables.
-        """
+        """What is wrong with the names of variables, one line at most."""
         return []
 
     def problems(
@@ -122,11 +110,7 @@ PERTURBATIONS: Registry[type[Perturbation]] = Registry("perturbation", Perturbat
 
 
 def parse_perturbation(section: Mapping[str, Any]) -> Perturbation:
-    """Parses `inference.perturbation`; keys of other types have no effect.
-
-    Raises:
-        ValueError: the type is unknown, or a key has a problem.
-    """
+    """Parses `inference.perturbation`; keys of other types have no effect."""
     name = str(section.get("type") or "spherical")
     cls = PERTURBATIONS.find(name, f"{SECTION}.type")
     classes = map(PERTURBATIONS.find, PERTURBATIONS.names)

@@ -89,9 +89,6 @@ class Preparation:
     def direct(self, read: TreeSchema) -> Mapping[str, Mapping[str, slice]] | None:
         """Channels into which fields can be read, as the host does not change them.
 
-        Args:
-            read: the variables as they are read.
-
         Returns:
             Entry -> key of a variable as it is read -> channels; None if the host
             changes values.

@@ -97,10 +97,6 @@ class SampleReader:
             indices: indices of the samples.
             thorough: whether to check all values as they are read; otherwise only those
                 of batches that look wrong.
-
-        Raises:
-            ValueError, OSError: a value is NaN, infinite or a fill value, unless the
-                step checks it; a time is missing, or a file cannot be read.
         """
         num_samples = len(indices)
         history = self.schema.input[0].n_time

@@ -22,13 +22,6 @@ def epoch_order(
 
     As in torch's DistributedSampler, it is a permutation from seed + epoch (or 0, 1, 2,
     ... without shuffle), extended from its own start to a multiple of dp_size.
-
-    Args:
-        num_samples: number of samples of the data set.
-        dp_size: number of dp ranks.
-        seed: seed of the permutation, the same on all ranks.
-        epoch: index of the epoch, from 0.
-        shuffle: whether to permute.
     """
     if shuffle:
         order = torch_randperm(num_samples, seed + epoch)
@@ -49,12 +42,6 @@ def window_order(
     Runs of neighboring windows are permuted, and windows of a run in order of time, so
     that both samples that have a field are near each other, also across windows. Where
     windows begin differs from epoch to epoch. It depends on nothing but the arguments.
-
-    Args:
-        starts: datetime64, the times of the samples.
-        window: length of a window.
-        seed: seed of the order.
-        epoch: index of the epoch, from 0.
     """
     sequence = np.random.SeedSequence([seed & 0xFFFFFFFF, epoch])
     rng = np.random.RandomState(np.random.MT19937(sequence))
@@ -160,10 +147,6 @@ class Sampler:
         A batch of all ranks is the next part of the order of the epoch, whatever the
         batch size and the number of ranks, so that an epoch can go on with others.
 
-        Args:
-            epoch: index of the epoch, from 0.
-            done: number of samples of the epoch to leave out, those of all ranks.
-
         Returns:
             One array of batch_size x len(local_dp_ranks) indices per batch; the last
             one may be smaller.
@@ -194,12 +177,6 @@ def torch_randperm(num_items: int, seed: int) -> np.ndarray:
     Args:
         num_items: n, below 2^32 / 20 (above it torch draws 64-bit numbers).
         seed: the seed of torch.Generator().manual_seed.
-
-    Returns:
-        (num_items,) int64.
-
-    Raises:
-        ValueError: num_items is negative or not below this limit.
 
     >>> torch_randperm(5, 1).tolist()
     [0, 4, 2, 3, 1]

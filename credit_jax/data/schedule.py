@@ -190,16 +190,7 @@ def forecast_length(inference: InferenceConfig, default: str = DEFAULT_LENGTH) -
 
 
 def steps_of(length: str, timestep: pd.Timedelta, origin: str) -> int:
-    """Number of steps of a duration.
-
-    Args:
-        length: the duration.
-        timestep: time step of the model.
-        origin: key or option of the duration, for errors.
-
-    Raises:
-        ValueError: it is no duration, or no whole number of steps.
-    """
+    """Number of steps of a duration."""
     try:
         full = duration(length)
     except ValueError as error:

@@ -91,9 +91,6 @@ def check_fields(
     Args:
         fields: source -> key -> field (batch, ...).
         times: (batch,) times of the fields, for the error.
-
-    Raises:
-        BadValuesError: see `check_sample`.
     """
     for number, time in enumerate(times):
         for key, field in by_key(fields).items():
@@ -168,10 +165,6 @@ def check_finite(
         schema: the channels of x and y.
         normalized: keys of the variables in which outliers are looked for.
         samples: (batch,) names of the samples in errors; by default by their times.
-
-    Raises:
-        BadValuesError: a value is not finite; names the variable, the time and the
-            number of such values.
     """
     plateau, outliers = False, list[Outlier]()
     for which, array in (("input", x), ("target", y)):

@@ -159,10 +159,6 @@ def training_climatology(
         data: its dates are the period.
         choose: the variables and levels to average.
         open_files: files that are open already.
-
-    Raises:
-        FileNotFoundError, ValueError: a field is missing; of data that skip bad
-            samples, all are.
     """
     ranges = [(date_label(first), date_label(last)) for first, last in data.data.ranges]
     period = np.array([end for ends in ranges for end in ends], "datetime64[ns]")

@@ -72,16 +72,7 @@ class ScoreComparison:
 def compare(
     forecast: Variables, truth: Reference, names: Sequence[str] = ()
 ) -> ScoreComparison:
-    """Finds the channels that forecast and truth have in common.
-
-    Args:
-        forecast: variables of the forecast.
-        truth: opened.
-        names: variables to compare; all by default.
-
-    Raises:
-        ValueError: there are none, or the grids or units differ.
-    """
+    """Finds the channels that forecast and truth have in common."""
     reference = truth.table
     common = [name for name in forecast.table if name in reference.table]
     # Variables with levels first, whatever the order in the forecast.
@@ -123,13 +114,7 @@ def compare(
 def attributes_of(
     origin: str, comparison: ScoreComparison, provenance: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the attributes that describe the provenance of scores.
-
-    Args:
-        origin: path of the forecasts.
-        comparison: truth and climatology of the scores.
-        provenance: provenance of the forecasts.
-    """
+    """Returns the attributes that describe the provenance of scores."""
     climatology = comparison.climatology
     return {
         "title": "scores of forecasts",

@@ -91,12 +91,7 @@ def _stacked(
 
 
 def open_zarr(path: str, files: OpenFiles) -> ForecastFiles:
-    """Opens a store in WeatherBench's layout without reading fields.
-
-    Raises:
-        FileNotFoundError: there is no such path.
-        ValueError: it has no start dates or lead times.
-    """
+    """Opens a store in WeatherBench's layout without reading fields."""
     dataset = open_dataset(path, "--forecast", files)
 
     def named(names: Sequence[str]) -> str | None:
@@ -170,16 +165,7 @@ def _start_of(name: str) -> np.datetime64:
 def open_netcdf(
     parent: Path, folders: Sequence[Path], files: OpenFiles
 ) -> ForecastFiles:
-    """Opens CREDIT's folders of start dates, with files of one or several steps.
-
-    Args:
-        parent: the folder above.
-        folders: its `start_folders`.
-        files: files that are open already.
-
-    Raises:
-        ValueError: files of a forecast are missing.
-    """
+    """Opens CREDIT's folders of start dates, with files of one or several steps."""
     starts = np.array([_start_of(folder.name) for folder in folders])
     # (start, member) -> valid time -> file, and position of the time in it.
     steps: dict[tuple[int, int], dict[np.datetime64, tuple[Path, int]]] = {}

@@ -55,17 +55,7 @@ class ScoreOptions:
 def open_comparison(
     options: ScoreOptions, forecast: Variables, times: np.ndarray
 ) -> ScoreComparison:
-    """Opens the references of some forecasts.
-
-    Args:
-        options: names the references.
-        forecast: variables of the forecasts.
-        times: all start dates and valid times.
-
-    Raises:
-        FileNotFoundError, ValueError: a file, time, variable or level is missing, or
-            grids or units differ.
-    """
+    """Opens the references of some forecasts."""
     files = options.open_files or OpenFiles()
     truth = open_truth(options.truth, times, files)
     comparison = compare(forecast, truth, options.variables)
@@ -121,10 +111,6 @@ def open_forecasts(path: str, open_files: OpenFiles | None = None) -> ForecastFi
     Args:
         path: a Zarr store, a folder with `forecast.zarr`, or CREDIT's folder.
         open_files: files that are open already.
-
-    Raises:
-        FileNotFoundError: there is no such path.
-        ValueError: it contains no forecasts, or parts of them are missing.
     """
     files = open_files or OpenFiles()
     folder = Path(path)

@@ -203,9 +203,6 @@ def open_truth(
             rename its variables, of a NetCDF file or of a Zarr store.
         times: times that are read, datetime64[ns].
         open_files: files that are open already.
-
-    Raises:
-        FileNotFoundError, ValueError: it cannot be opened, or has no time dim.
     """
     files = open_files or OpenFiles()
     if isinstance(truth, NamedData):
@@ -242,11 +239,7 @@ def open_dataset(path: str, option: str, open_files: OpenFiles) -> Any:
 def open_reference(
     named: NamedData, origin: str, times: np.ndarray, open_files: OpenFiles
 ) -> DataReference:
-    """Opens the predicted variables of a data section.
-
-    Raises:
-        FileNotFoundError, ValueError: see `open_data`.
-    """
+    """Opens the predicted variables of a data section."""
     data = named.data
     first, last = (pd.Timestamp(time) for time in (times.min(), times.max()))
     sources = {}

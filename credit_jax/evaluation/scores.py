@@ -103,15 +103,7 @@ METRICS: Mapping[str, Metric] = {
 
 
 def write_scores(scores: xr.Dataset, folder: str | Path) -> tuple[Path, Path]:
-    """Writes scores.nc and scores.csv.
-
-    Args:
-        scores: the data set.
-        folder: created if it does not exist.
-
-    Returns:
-        The two paths.
-    """
+    """Writes scores.nc and scores.csv."""
     paths = Path(folder) / NETCDF_NAME, Path(folder) / CSV_NAME
     check_scores(scores, os.fspath(folder))
     packed = {"zlib": True, "complevel": 1}
@@ -152,12 +144,7 @@ def seen_in_training(scores: xr.Dataset) -> str:
 
 
 def read_scores(path: str | Path) -> xr.Dataset:
-    """Reads the scores of a file, or of the folder that contains it, into memory.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file does not contain scores.
-    """
+    """Reads the scores of a file, or of the folder that contains it, into memory."""
     path = Path(path)
     path = path / NETCDF_NAME if path.is_dir() else path
     if not path.is_file():

@@ -72,11 +72,7 @@ class ScoreSums:
         return cls((start,), arrays)
 
     def merge(self, other: ScoreSums) -> ScoreSums:
-        """Adds the sums of other start dates.
-
-        Raises:
-            ValueError: they have a start date in common, or are of other scores.
-        """
+        """Adds the sums of other start dates."""
         twice = sorted(set(self.starts) & set(other.starts))
         if twice:
             raise ValueError(f"the start date {str(twice[0])[:16]} is in both sums")

@@ -60,10 +60,6 @@ class Archive:
     def check(self, tasks: Iterable[Task], *, resume: bool) -> None:
         """Checks the folder against what is to be written to it.
 
-        Args:
-            tasks: tasks to be written.
-            resume: whether forecasts that are done are kept.
-
         Raises:
             ValueError: the folder contains forecasts with another identity, at other
                 coordinates or of files with other contents, or, unless `resume`, some
@@ -236,11 +232,6 @@ def identity_of(
 
     The weights are not part of it. Keys of the config that change no value are left
     out, so that a campaign can be resumed with other ones.
-
-    Args:
-        plan: plan, as returned by `plan_forecast`.
-        model: model of the plan.
-        form: "netcdf", "zarr" or "none".
     """
     sections, schedule = plan.sections(), plan.schedule
     data = {k: v for k, v in sections["data"].items() if k not in _OF_TRAINING}

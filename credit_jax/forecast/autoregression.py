@@ -113,9 +113,6 @@ class ForecastStep:
 
         Nothing is compiled.
 
-        Args:
-            first, forcing: see `start` and `__call__`; arrays or their shapes.
-
         Raises:
             ValueError: the transforms make no named fields, or cannot make the next
                 input from them.
@@ -237,11 +234,7 @@ class ForecastStep:
         return {**following, **further}, tree
 
     def chosen(self, tree: FieldTree) -> StepFields:
-        """The fields to return, at the time of the prediction.
-
-        Raises:
-            ValueError: the transforms make no named fields.
-        """
+        """The fields to return, at the time of the prediction."""
         if "y_processed" not in tree:
             raise ValueError(
                 "forecasts are written in physical units: postblocks.per_step needs a "

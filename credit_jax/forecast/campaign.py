@@ -463,9 +463,6 @@ def score_campaign(
         attributes: further attributes of the data set.
         fill_nan: whether values that are not finite are missing; otherwise an error.
 
-    Returns:
-        The data set of `evaluation.scores`.
-
     Raises:
         ValueError: data for the scores are missing, or the folder contains forecasts
             with another identity.

@@ -76,14 +76,7 @@ def members_of(
     noise: MemberNoise | None,
     run: tuple[Any, ...] | None = None,
 ) -> Members:
-    """The forecasts of a model whose members are perturbed.
-
-    Args:
-        seed, reader, grid, run: see `Members`.
-        step: step of the forecasts.
-        weights: weights of the model.
-        noise: noise of models that draw noise.
-    """
+    """The forecasts of a model whose members are perturbed."""
     # Whole prognostic variables are returned.
     keys = reader.schema.target_slices()
     prognostic = {key: None for key in keys if key.split("/")[1] == PROGNOSTIC}
@@ -231,11 +224,7 @@ def online_scores(
     size: int,
     folder: Path,
 ) -> OnlineScores:
-    """The scores of batches of `size`; only fields for the climatology are read.
-
-    Raises:
-        FileNotFoundError, ValueError: data for the comparison are missing.
-    """
+    """The scores of batches of `size`; only fields for the climatology are read."""
     grid = grid_of(outputs.latitude, outputs.longitude, regions)
     keys = {variable.name: variable.key for variable in outputs.variables}
     MeshSums(model.mesh, grid, size, schedule.num_members)

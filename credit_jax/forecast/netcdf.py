@@ -51,11 +51,7 @@ class NetcdfStore(ForecastStore):
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def check(self) -> None:
-        """Checks the encoding of the variables.
-
-        Raises:
-            ValueError: no file can have it.
-        """
+        """Checks the encoding of the variables."""
         rows, columns = len(self.outputs.latitude), self.outputs.longitude.shape[-1]
         step = {}
         for variable in self.outputs.variables:

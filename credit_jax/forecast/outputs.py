@@ -52,11 +52,7 @@ class Outputs:
         grid: tuple[np.ndarray, np.ndarray],
         calendar: str,
     ) -> Outputs:
-        """The fields of a step that a config chooses; predicted ones come first.
-
-        Raises:
-            ValueError: see `choose_outputs` and `read_attributes`.
-        """
+        """The fields of a step that a config chooses; predicted ones come first."""
         order = [key for key in reader.schema.target_slices() if key in counts]
         order += [key for key in counts if key not in order]
         shapes, pipeline = {key: counts[key] for key in order}, reader.pipeline
@@ -145,10 +141,6 @@ class Outputs:
 
 def outputs_of(plan: ForecastPlan, model: ParallelModel) -> Outputs:
     """The variables of forecasts that are written; nothing is compiled.
-
-    Args:
-        plan: the plan of `plan_forecast`.
-        model: the model of the plan, on its mesh.
 
     Raises:
         ValueError: a variable or level is not predicted, or the first initial state

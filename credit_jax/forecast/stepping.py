@@ -142,14 +142,7 @@ class StateForecaster:
     def batch(
         self, state: State, times: np.ndarray, members: Sequence[int]
     ) -> StateBatch:
-        """The samples of a forecast, with what reads their states and forcing.
-
-        Args:
-            state, times, members: see `forecast`.
-
-        Raises:
-            ValueError: fields are missing or have another shape.
-        """
+        """The samples of a forecast, with what reads their states and forcing."""
         num_members = max(members) + 1
         if num_members > 1:
             keys = self.schema.target_slices()

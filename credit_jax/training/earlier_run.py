@@ -26,9 +26,6 @@ _OUTPUTS = ("save_loc", "save_forecast")
 def refuse_earlier_run(folder: Path) -> None:
     """Checks that a run which begins in a folder finds no work of another one there.
 
-    Args:
-        folder: folder of the run.
-
     Raises:
         ValueError: there are checkpoints, of CREDIT too, or logs with rows.
     """
@@ -51,12 +48,7 @@ def refuse_earlier_run(folder: Path) -> None:
 
 
 def files_of(config: Mapping[str, Any], source: str) -> tuple[str, ...]:
-    """Paths that a run reads: those that its config names, and that of the config.
-
-    Args:
-        config: the config as nested mappings.
-        source: path of its file, or another name.
-    """
+    """Paths that a run reads: those that its config names, and that of the config."""
     return source, *_texts(config)
 
 

@@ -72,12 +72,6 @@ def plateau_after(
 
     An epoch is bad if its metric is not better than the best one by `threshold`; after
     more than `patience` bad ones the rate is `max(factor * rate, min_lr)`.
-
-    Args:
-        config: the `trainer.scheduler` section.
-        state: state before the epoch.
-        rate: learning rate of the epoch.
-        value: value of the metric; NaN is never better.
     """
     sign = 1.0 if config.mode == "max" else -1.0
     if state.best is None:

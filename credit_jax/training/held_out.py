@@ -44,12 +44,7 @@ REPORT = "report"
 
 
 def held_out_starts(dataset: Dataset, num_steps: int) -> tuple[np.ndarray, int]:
-    """Returns start dates with truth at every lead time, and the number of steps.
-
-    Args:
-        dataset: dataset of the held-out period.
-        num_steps: requested steps; fewer are taken if the period is shorter.
-    """
+    """Returns start dates with truth at every lead time, and the number of steps."""
     targets = [dataset.target_time(i) for i in range(len(dataset))]
     trained = {*dataset.starts.tolist(), *np.array(targets, "datetime64[ns]").tolist()}
     starts, steps = dataset.starts, 0

@@ -160,15 +160,7 @@ class GuardedTracker(Tracker):
     """A tracker whose failures do not end the run."""
 
     def __init__(self, name: str, begin: Callable[[], Tracker]) -> None:
-        """Makes the tracker.
-
-        Args:
-            name: name of the package, as in `trainer.use_NAME`.
-            begin: returns a new tracker.
-
-        Raises:
-            ConfigError: the tracker cannot be made.
-        """
+        """Makes the tracker."""
         self._name = name
         try:
             self._tracker: Tracker | None = begin()

@@ -130,10 +130,6 @@ def optimizer_state_specs(
 def check_updates(updates: Any, params: Mapping[str, Array]) -> None:
     """Checks that each update is the same on all devices that hold the same shard.
 
-    Args:
-        updates: updates of an optimizer, inside `shard_map`, by path.
-        params: the parameters that they are added to.
-
     Raises:
         ValueError: an update was computed from shards of other parameters.
     """
@@ -276,9 +272,6 @@ def global_norm(grads: PyTree[Array]) -> Float[Array, ""]:
     The sum of squares of every leaf is summed over exactly the mesh axes that the leaf
     varies over, so that each shard counts once. Small leaves are one vector, as a sum
     of its own for each takes longer than the copy.
-
-    Args:
-        grads: local shards inside `shard_map`, or whole arrays outside of it.
     """
     groups: dict[tuple[str, ...], list[Array]] = {}
     for leaf in jax.tree.leaves(grads):
@@ -369,11 +362,7 @@ class LossScale:
         return cls(jnp.float32(INITIAL_SCALE), jnp.zeros((), jnp.int32))
 
     def after(self, finite: Bool[Array, ""]) -> LossScale:
-        """The state after an update.
-
-        Args:
-            finite: whether its gradient was finite.
-        """
+        """The state after an update."""
         count = jnp.where(finite, self.good_updates + 1, 0)
         grows = count == INTERVAL
         factor = jnp.where(grows, GROWTH, jnp.where(finite, 1.0, BACKOFF))

@@ -27,9 +27,6 @@ def rehearse(plan: RunPlan) -> list[str]:
     The channels of the data and their units are those of its base. Forecasts, losses
     and metrics are evaluated abstractly for one sample on one device: shapes meet as in
     the run, and nothing is computed or compiled.
-
-    Args:
-        plan: plan without problems; one without data has none here.
     """
     objective = plan.objective
     parts: list[Callable[[], Any]] = [partial(_check_base, plan)]

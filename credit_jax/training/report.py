@@ -51,12 +51,6 @@ def report_scores(
     Writes the forecast of the last start date, the scores, their page and a map, and
     prints the errors and the paths. If forecasts or scores are not possible, it prints
     the reason instead.
-
-    Args:
-        setup: setup of the run.
-        folder: folder of the run.
-        outcome: outcome of the training.
-        display: display on which it is printed.
     """
     try:
         held_out = plan_held_out(setup)

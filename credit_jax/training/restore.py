@@ -120,16 +120,7 @@ class RunStore:
         return parts
 
     def check_fits(self, step: int, state: TrainState, *, resume: bool) -> None:
-        """Checks that a checkpoint can be restored, without reading arrays.
-
-        Args:
-            step: step of the checkpoint.
-            state: shapes of a fresh state (`jax.eval_shape`).
-            resume: whether the optimizer is restored, too.
-
-        Raises:
-            ValueError: see `CheckpointStore.check_fits` and `check_channels`.
-        """
+        """Checks that a checkpoint can be restored, without reading arrays."""
         items = self.items_of(state)
         for optional in _OPTIONAL:
             items.pop(optional, None)
@@ -232,12 +223,6 @@ def start_of_run(
     A constant rate, and that of `plateau`, comes with the optimizer, except with
     `update_learning_rate`. Under schedules by batch that key sets the rate of the first
     micro-batch, except with `--resume`.
-
-    Args:
-        trainer: the trainer section.
-        store: checkpoints of `save_loc`.
-        state: a fresh state on the mesh of this run.
-        resume: whether `--resume` was given.
 
     Raises:
         FileNotFoundError: there is no checkpoint to continue from.

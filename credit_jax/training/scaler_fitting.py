@@ -64,9 +64,6 @@ def fit_tendencies(
             existing one is renamed.
         display: shows the progress.
         mapped: applies a function to the samples.
-
-    Raises:
-        ValueError, OSError: the data are damaged, or a variable does not change.
     """
     data = config.data.model_copy(update={"forecast_len": 1})
     loader = build_loader(
@@ -142,9 +139,6 @@ def fit_scalers(
         num_threads: number of threads that read; None uses `trainer.thread_workers`.
         overwrite: whether to fit existing files again; old ones are renamed.
         console: console that receives messages; None is stdout.
-
-    Returns:
-        The files that were written.
 
     Raises:
         ValueError, OSError: there is nothing to fit, or the data are damaged.
@@ -225,9 +219,6 @@ def open_samples(
         config: the whole config; its model section is not read.
         in_order: whether to use CREDIT's batches; else there is a batch for each
             sample, in order of time.
-
-    Raises:
-        FileNotFoundError, ValueError: see `open_dataset`, `Dataset.check`.
     """
     data = config.data.model_copy(update={"forecast_len": 1})
     dataset = open_dataset(data)

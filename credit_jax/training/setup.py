@@ -132,11 +132,7 @@ class Setup:
     def steps(
         self, *, first_rate_at: int | None = None, schedule_step: int = 0
     ) -> CompiledSteps:
-        """The functions of the loop; each is compiled at its first call.
-
-        Args:
-            first_rate_at, schedule_step: see `Progress`.
-        """
+        """The functions of the loop; each is compiled at its first call."""
         trainer = self.plan.config.trainer
         first_rate = trainer.learning_rate if trainer.sets_first_rate else None
         counted = counted_from(self.schedule, schedule_step)
@@ -242,14 +238,7 @@ class Setup:
         return base.match(plan.schema, plan.config, plan.units, self.model.model_def)
 
     def fresh_state(self, base: Artifact | None = None) -> TrainState:
-        """The state before the first update, with new weights from `seed`.
-
-        Args:
-            base: weights to begin with instead.
-
-        Raises:
-            ValueError: see `Artifact.match` and `Artifact.weights_for`.
-        """
+        """The state before the first update, with new weights from `seed`."""
         key, weights = jax.random.key(self.plan.config.seed), None
         match = None if base is None else self.match_channels(base)
         if base is not None:
@@ -345,12 +334,6 @@ def entered(
     state of `plateau`, go on over stages, except that a stage that gives a rate or a
     schedule begins with it. The best result is forgotten if it is one of training, as
     the losses of different stages are not comparable.
-
-    Args:
-        progress: the position.
-        stages: all stages; a single one is a run without curriculum.
-        index: the stage that trains next.
-        micro_step: micro-batches seen.
     """
     if len(stages) == 1:
         return progress

@@ -142,14 +142,7 @@ def state_specs(
     ema: bool = False,
     loss_state: LossState | None = None,
 ) -> TrainState:
-    """PartitionSpec of every leaf of the state.
-
-    Args:
-        model, optimizer, ema, loss_state: as for `init_state`.
-
-    Raises:
-        ValueError: the optimizer's state is not elementwise; `optimizer_state_specs`.
-    """
+    """PartitionSpec of every leaf of the state."""
     param_specs, packing = model.model_def.param_specs, packing_of(model)
     params, full = packed_specs(model), PartitionSpec()
     optimized, specs = param_specs, model.specs
@@ -178,11 +171,6 @@ def state_specs(
 
 def check_state(state: Any, specs: TrainState) -> None:
     """Checks that a training state is that of a step, by its arrays' paths and dims.
-
-    Args:
-        state: what a user gives a step.
-        specs: specs, as returned by `state_specs`, for the model and the options of
-            the step.
 
     Raises:
         ValueError: it is no training state, or that of another model, optimizer or
@@ -312,12 +300,7 @@ def place_state(state: TrainState, specs: TrainState, mesh: Mesh) -> TrainState:
 
 
 def with_moments(state: TrainState, moments: optax.ScaleByAdamState) -> TrainState:
-    """A state of `adamw` with moments that were those of another one.
-
-    Args:
-        state: the state, on its mesh.
-        moments: whole arrays of some parameters by path; all others stay.
-    """
+    """A state of `adamw` with moments that were those of another one."""
     like, packing = state.stored_opt_state, state.packing
     opt_state = unpack_on_host(like, packing)
     adam = opt_state[ADAM]

@@ -174,9 +174,6 @@ def make_update(
 ) -> Callable[..., TrainState]:
     """The update of `make_train_step` from any gradient.
 
-    Args:
-        model, optimizer, ema_decay: as for `make_train_step`.
-
     Returns:
         `update(state, gradient, learning_rate) -> state`; the gradient is like the
         `stored_params` that are not frozen.

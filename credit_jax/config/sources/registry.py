@@ -37,11 +37,7 @@ def source_types() -> tuple[str, ...]:
 
 
 def source_config(kind: object) -> type[SourceConfig] | None:
-    """Returns the class of the sections of a `dataset_type`; None if it is unknown.
-
-    Args:
-        kind: the type; the extension that defines it is imported.
-    """
+    """Returns the class of the sections of a `dataset_type`; None if it is unknown."""
     name = str(kind)
     if name in SOURCE_CONFIGS:
         return SOURCE_CONFIGS[name]
@@ -52,11 +48,7 @@ def source_config(kind: object) -> type[SourceConfig] | None:
 
 
 def parse_source(value: Any) -> Any:
-    """Validates a source section by the class of its `dataset_type`.
-
-    Raises:
-        ValidationError: the type is unknown, or the section has problems.
-    """
+    """Validates a source section by the class of its `dataset_type`."""
     if not isinstance(value, Mapping):
         return value
     kind = value.get("dataset_type")

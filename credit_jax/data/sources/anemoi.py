@@ -123,9 +123,6 @@ def open_anemoi(
     """Opens the source; reads its times and cells, and no field.
 
     The arguments are those of `registry.open_source`.
-
-    Raises:
-        ValueError: it is no store of anemoi-datasets, or lacks a variable or level.
     """
     config = data.source[name]
     assert isinstance(config, AnemoiConfig)

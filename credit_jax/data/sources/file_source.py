@@ -396,19 +396,7 @@ def open_files_source(
     conventions: FileConventions,
     open_files: OpenFiles | None = None,
 ) -> FileSource:
-    """Opens a source; reads the metadata of the first file of each variable.
-
-    Args:
-        name: name of the source.
-        config: section of the source.
-        files_of: (field type, "3d" or "2d", variable) -> files of the variable.
-        conventions: conventions of the files.
-        open_files: cache of open files, shared with other sources.
-
-    Raises:
-        ValueError: a variable or a level is missing, a calendar is not available, or
-            the dims of a file are not in CREDIT's order.
-    """
+    """Opens a source; reads the metadata of the first file of each variable."""
     engine = None if config.engine == NETCDF4 else config.engine
     reader = Reader(config.time_coord, engine, open_files=open_files)
     files = {

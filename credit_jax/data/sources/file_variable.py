@@ -147,11 +147,7 @@ class FileVariable:
         return self.conventions.extent(self.opened)
 
     def grid(self) -> FileGrid:
-        """Returns the grid of its fields as they are read.
-
-        Raises:
-            ValueError: the file has another number of rows or columns than requested.
-        """
+        """Returns the grid of its fields as they are read."""
         origin, sizes = f"{self.opened.path}: {self.name}", self.array.sizes
         parts = zip(self.space, self.extent, strict=True)
         shape = tuple(len(range(sizes[dim])[part]) for dim, part in parts)
@@ -230,9 +226,6 @@ class FileVariable:
         """Values of all levels of the file; None if they have no values.
 
         They are in the unit in which the config lists them, see `as_listed`.
-
-        Raises:
-            ValueError: they are no numbers.
         """
         by_position = self.conventions.levels == "position"
         if by_position or self.level_dim not in self.opened.dataset.coords:
@@ -246,11 +239,7 @@ class FileVariable:
         return self.config.level_values if self.requested.levels is None else None
 
     def level_indices(self) -> list[int] | None:
-        """Returns the indices of the levels to read; None reads all.
-
-        Raises:
-            ValueError: a level is missing; see `levels.level_indices`.
-        """
+        """Returns the indices of the levels to read; None reads all."""
         stored, expected = self.level_values, self.requested.levels
         # Requested levels come from other files of the source, where the config's
         # `levels` have been applied. Numbers 1, 2, 3, ... are no values to match.
@@ -321,9 +310,6 @@ class FileVariable:
         Args:
             rows: rows to read, of those in requested order; None reads all.
             order: see `order`.
-
-        Raises:
-            ValueError: the grid has no rows, or a level is missing.
         """
         array, space, parts = self.array, self.space, [*self.extent]
         row_indices, columns = order
@@ -361,10 +347,6 @@ class FileVariable:
             index: index of the time for which they are read, for errors.
             chosen: see `part`.
             out: the destination.
-
-        Raises:
-            ValueError: the values cannot be decoded.
-            OSError: the storage failed at every attempt.
         """
         to, dims = out if self.is_3d else out[:, 0], [*chosen]
         if self.has_time_dim:
@@ -389,9 +371,6 @@ class FileVariable:
 
         Returns:
             Number of levels to read; 0 for a 2-D variable.
-
-        Raises:
-            ValueError: the variable or a level is missing, or it has other dims.
         """
         array = self.array
         if array.dtype.kind not in _NUMBERS:

@@ -132,11 +132,7 @@ class TimedFiles(Files):
 
     @property
     def first_path(self) -> str:
-        """The file of the first time of `probe` that has one.
-
-        Raises:
-            FileNotFoundError: no time has a file.
-        """
+        """The file of the first time of `probe` that has one."""
         for time in self.probe:
             path = self.find(time)
             if path is not None:
@@ -177,11 +173,6 @@ def discover(template: str, origin: str) -> FileSet:
         template: path such as "data/era5_%Y.zarr", which may have wildcards * and ?, or
             the URL of one Zarr store.
         origin: dotted path of the config key, for errors.
-
-    Raises:
-        FileNotFoundError: no file matches.
-        ValueError: there are several files, and the name of one has no date, or two
-            are of one period.
     """
     if is_url(template) and not time_format(template):
         return FileSet(template, (template,))

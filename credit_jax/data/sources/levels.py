@@ -89,17 +89,7 @@ def level_indices(
 def level_positions(
     requested: Sequence[float], count: int, of: str, origin: str
 ) -> list[int]:
-    """Returns the indices of levels that are given as positions, counted from 1.
-
-    Args:
-        requested: levels of the config.
-        count: number of levels of the variable.
-        of: its file and name, for errors.
-        origin: dotted path of the source, for errors.
-
-    Raises:
-        ValueError: one is no integer from 1 to `count`.
-    """
+    """Returns the indices of levels that are given as positions, counted from 1."""
     wrong = [
         level for level in requested if level != int(level) or not 1 <= level <= count
     ]
@@ -114,15 +104,8 @@ def level_positions(
 def common_count(counts: Mapping[str, int], origin: str) -> int:
     """Returns the number of levels that all 3-D variables of a source have.
 
-    Args:
-        counts: number of levels of each variable.
-        origin: dotted path of the source, for errors.
-
     Returns:
         The number; 0 without variables.
-
-    Raises:
-        ValueError: the numbers differ.
     """
     if len(set(counts.values())) > 1:
         raise ValueError(

@@ -31,10 +31,6 @@ def open_local(
 
     The arguments are those of `registry.open_source`, and the conventions of the files.
 
-    Raises:
-        FileNotFoundError: a field type has no file.
-        ValueError: see `open_files_source`.
-
     Differs from CREDIT: a template without files is an error; CREDIT leaves out its
     variables. Levels that are far from all levels of the file, or select the same one
     twice, are errors, too.
@@ -58,9 +54,6 @@ def open_arco(
     dim is read at the time of the other variables.
 
     The arguments are those of `registry.open_source`.
-
-    Raises:
-        ValueError: a store cannot be read; see `open_files_source`.
     """
     config = data.source[name]
     assert isinstance(config, ArcoConfig)
@@ -80,9 +73,6 @@ def open_weatherbench(
     """Opens ERA5 of WeatherBench 2, whose stores are (longitude, latitude).
 
     The arguments are those of `registry.open_source`.
-
-    Raises:
-        ValueError: the store cannot be read; see `open_files_source`.
     """
     config = data.source[name]
     assert isinstance(config, WeatherBenchConfig)

@@ -55,11 +55,7 @@ class OpenFile:
     _indices: dict[np.datetime64, int] = dataclasses.field(default_factory=dict)
 
     def variable(self, name: str) -> xr.Variable:
-        """Returns a variable, without reading it.
-
-        Raises:
-            ValueError: there is no such variable; names the nearest one.
-        """
+        """Returns a variable, without reading it."""
         if name in self.dataset.data_vars:
             return self.dataset.variables[name]
         raise not_available(f"{self.path}: variable", name, self.dataset.data_vars)
@@ -78,10 +74,6 @@ class OpenFile:
             chosen: dim -> slice or indices.
             index: index of the requested time, for the error; None without time.
             out: the destination, with the dims of the variable.
-
-        Raises:
-            ValueError: the values cannot be decoded.
-            OSError: the storage failed at every attempt.
         """
         try:
             read = functools.partial(self._read, name, chosen, out)
@@ -124,11 +116,7 @@ class OpenFile:
         return self.arrays[name]
 
     def time_index(self, label: np.datetime64) -> int:
-        """Returns the index of a time.
-
-        Raises:
-            ValueError: the file does not have this time.
-        """
+        """Returns the index of a time."""
         assert self.times is not None
         index = self._indices.get(label)
         if index is None:

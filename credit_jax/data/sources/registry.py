@@ -45,17 +45,7 @@ SOURCES |= {
 def open_source(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> Source:
-    """Opens a source; no field is read.
-
-    Args:
-        name: name of the source.
-        data: the data section that it is in.
-        open_files: cache of open files, shared with other sources.
-
-    Raises:
-        FileNotFoundError: the files of the source are missing.
-        ValueError: the files do not match the config.
-    """
+    """Opens a source; no field is read."""
     # A config that came from another process was not parsed in this one.
     entry = SOURCES.find(data.source[name].dataset_type, f"data.source.{name}")
     return entry.open(name, data, open_files)

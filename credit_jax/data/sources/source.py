@@ -46,15 +46,7 @@ class FileGrid:
 
 
 def check_same_files(grid: FileGrid, first: FileGrid) -> None:
-    """Checks that two files have the same grid in the same order.
-
-    Args:
-        grid: the grid of a file.
-        first: grid of the file to compare with.
-
-    Raises:
-        ValueError: shapes or coordinates differ.
-    """
+    """Checks that two files have the same grid in the same order."""
     if grid.shape != first.shape:
         raise ValueError(
             f"{grid.where} has a grid of {grid.size}, but {first.where} has "

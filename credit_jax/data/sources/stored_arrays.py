@@ -89,10 +89,6 @@ class StoredArray:
         Args:
             index: a slice or a list of positions for each dim.
             out: the destination, of any strides.
-
-        Raises:
-            ValueError: a chunk is damaged, or is not there and has no value.
-            RuntimeError: a chunk cannot be decoded.
         """
         dims = zip(index, self._shape, self._chunks, strict=True)
         for parts in itertools.product(*(_parts(*dim) for dim in dims)):

@@ -92,13 +92,7 @@ _PIPELINES = ((), ("zlib",), ("shuffle",), ("shuffle", "zlib"))
 
 
 def open_zarr_array(store: str, name: str, variable: xr.Variable) -> StoredArray | None:
-    """Opens a variable of a local store; None if xarray has to read it.
-
-    Args:
-        store: path of the store.
-        name: name of the variable.
-        variable: xarray's variable.
-    """
+    """Opens a variable of a local store; None if xarray has to read it."""
     path = os.path.join(store, name)
     if not any(os.path.exists(os.path.join(path, f)) for f in (".zarray", "zarr.json")):
         return None

@@ -103,9 +103,6 @@ def open_tisr(
         data: the data section that it is in, whose time step is the period of the
             integral if the source has none.
         open_files: cache of open files.
-
-    Raises:
-        ValueError: the file of the grid has no latitudes and longitudes.
     """
     config = data.source[name]
     assert isinstance(config, TisrConfig)
@@ -143,11 +140,7 @@ def _axis(spec: tuple[float, float, int]) -> Float[np.ndarray, " point"]:
 
 
 def open_axes(path: str, open_files: OpenFiles) -> list[xr.DataArray]:
-    """Opens the variables of latitudes and longitudes in a file.
-
-    Raises:
-        ValueError: there are no such variables.
-    """
+    """Opens the variables of latitudes and longitudes in a file."""
     dataset = open_files.dataset(path)
     axes = []
     for kind, array in zip(
@@ -196,9 +189,6 @@ def integrated_radiation(
 
     Returns:
         (lat, lon) J m-2, float32.
-
-    Raises:
-        ValueError: the year is not in the table of the irradiance.
     """
     sun = sun_at(time, period, num_steps)
     out = np.empty(latitude.shape, dtype=np.float32)
