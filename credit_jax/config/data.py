@@ -94,7 +94,6 @@ class DataConfig(_Window):
 
     @property
     def time_step(self) -> pd.Timedelta:
-        """The time step of the model."""
         return duration(self.timestep)
 
     @field_validator("data_clamp")

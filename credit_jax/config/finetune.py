@@ -183,7 +183,6 @@ class CurriculumStage(StrictModel):
 
     @classmethod
     def unknown_key(cls, key: object, known: Iterable[str]) -> str:
-        """See `StrictModel.unknown_key`."""
         text = super().unknown_key(key, known)
         return f"{text}; all other keys hold for the whole run"
 

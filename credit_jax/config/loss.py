@@ -132,7 +132,6 @@ class LossConfig(StrictModel):
 
     @property
     def is_base(self) -> bool:
-        """Whether the loss is `base`."""
         return self.type == BASE
 
     @property
@@ -180,7 +179,6 @@ class LossConfig(StrictModel):
         return self.args.get("scaler_path") if needed else None
 
     def without_effect(self) -> dict[str, str]:
-        """See `StrictModel.without_effect`."""
         notes = {}
         terms = [
             key for key in ("use_power_loss", "use_spectral_loss") if getattr(self, key)

@@ -311,7 +311,6 @@ class TrainerConfig(StrictModel):
         return 0.0 if self.grad_max_norm == "dynamic" else float(self.grad_max_norm)
 
     def without_effect(self) -> dict[str, str]:
-        """See `StrictModel.without_effect`."""
         lines = {}
         if self.grad_max_norm == "dynamic":
             lines["grad_max_norm"] = (

@@ -56,7 +56,6 @@ class Dataset(InputData):
 
     @property
     def num_steps(self) -> int:
-        """Number of steps of a sample."""
         return self.data.forecast_len
 
     @property
@@ -105,7 +104,6 @@ class Dataset(InputData):
         return [self.shifted(self.starts, step) for step in range(self.num_steps)]
 
     def target_time(self, index: int, step: int = 0) -> np.datetime64:
-        """Time of the target of a step, datetime64[ns]."""
         return self.time(self.step_starts[step][index], 1)
 
     def window(self, name: str, field_type: str) -> np.ndarray:

@@ -178,7 +178,6 @@ class GivenState(ForecastData):
     def initial(
         self, start: np.datetime64, state: np.datetime64 | None = None
     ) -> dict[str, SourceFields]:
-        """See `ForecastData.initial`."""
         return self.over(super().initial(start, state), start)
 
     def over(

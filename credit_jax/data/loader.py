@@ -93,7 +93,6 @@ class Loader:
 
     @cached_property
     def units(self) -> Units:
-        """Converts between channels of y and physical units."""
         return channel_units(self.pipeline, self.dataset.schema.target)
 
     @property

@@ -49,7 +49,6 @@ class OpenedData:
 
     @property
     def x(self) -> dict[str, Source]:
-        """The sources of x."""
         every = self.sources.items()
         return {
             name: source for name, source in every if source.config.input == MAIN_INPUT

@@ -62,7 +62,6 @@ class ForecastSchedule:
         return shift_all(starts, step * self.timestep, self.calendar)[0]
 
     def lead(self, step: int) -> pd.Timedelta:
-        """Lead time of a step."""
         lead: Any = step * self.timestep
         return lead
 

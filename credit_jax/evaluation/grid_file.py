@@ -44,7 +44,6 @@ class GridFile:
 
     @cached_property
     def table(self) -> Variables:
-        """The variables on their grid."""
         return Variables(self.where, self.variables, self.latitude, self.longitude)
 
     @cached_property

@@ -69,7 +69,6 @@ class MeshSums:
 
     @property
     def num_starts(self) -> int:
-        """Number of start dates of a batch."""
         return self.size // self.num_members
 
     @property

@@ -95,7 +95,6 @@ class ScoreSums:
 
     @classmethod
     def load(cls, path: Path) -> ScoreSums:
-        """Reads a file of `save`."""
         with np.load(path) as archive:
             arrays = {name: archive[name] for name in archive.files}
         starts = arrays.pop(_STARTS).astype("datetime64[ns]")

@@ -130,7 +130,6 @@ class Archive:
             partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
     def done(self, task: Task) -> bool:
-        """Whether a forecast is completely written."""
         return self._marker(task).exists()
 
     def mark(self, task: Task, missing: Mapping[str, int]) -> None:

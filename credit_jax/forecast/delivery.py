@@ -54,7 +54,6 @@ class ForecastStore:
         """Creates the parts that all forecasts share, unless they exist."""
 
     def writer(self, task: Task) -> TaskWriter:
-        """Returns a writer of one forecast."""
         del task
         return TaskWriter()
 

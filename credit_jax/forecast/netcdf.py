@@ -47,7 +47,6 @@ class NetcdfStore(ForecastStore):
     config: OutputConfig  # grouping and encoding
 
     def create(self) -> None:
-        """Creates the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def check(self) -> None:
@@ -62,11 +61,9 @@ class NetcdfStore(ForecastStore):
             self._files.check(to_dataset(self.outputs, first, [step]))
 
     def writer(self, task: Task) -> NetcdfWriter:
-        """Returns a writer of one forecast."""
         return NetcdfWriter(self, task)
 
     def path(self, task: Task, time: np.datetime64) -> Path:
-        """The file of a valid time."""
         start: Any = pd.Timestamp(self.schedule.starts[task.start])
         folder = self.folder / start.strftime("%Y%m%d_%H%MZ")
         if self.schedule.num_members > 1:

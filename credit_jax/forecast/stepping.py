@@ -107,7 +107,6 @@ class StateForecaster:
 
     @property
     def timestep(self) -> np.timedelta64:
-        """Time between two states."""
         return self.reader.data.data.time_step.to_timedelta64()
 
     def forecast(
@@ -212,7 +211,6 @@ class _BatchReader(ForecastReader):
     def _initial(
         self, starts: Sequence[np.datetime64]
     ) -> list[dict[str, SourceFields]]:
-        """See `ForecastReader._initial`."""
         read = ForecastData.initial
         once = {start: read(self.data, start) for start in dict.fromkeys(starts)}
         pairs = zip(self.samples, starts, strict=True)

@@ -67,7 +67,6 @@ class ZarrStore(ForecastStore):
 
     @property
     def path(self) -> Path:
-        """Path of the store."""
         return self.folder / STORE
 
     def create(self) -> None:
@@ -108,7 +107,6 @@ class ZarrStore(ForecastStore):
                 raise
 
     def writer(self, task: Task) -> ZarrWriter:
-        """Returns a writer of one forecast."""
         return ZarrWriter(self, task)
 
     @cached_property
@@ -117,7 +115,6 @@ class ZarrStore(ForecastStore):
         return (0, *self.schedule.written)
 
     def dims(self, variable: Variable) -> tuple[str, ...]:
-        """Names of the dims of a variable."""
         members = (MEMBER,) if self.schedule.num_members > 1 else ()
         levels = () if variable.levels is None else (variable.level_dim,)
         return (TIME, *members, LEAD, *levels, *self.outputs.space)

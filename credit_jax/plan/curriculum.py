@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -128,21 +128,22 @@ def _batches(stage: Config, loader: Loader | None, dp_size: int) -> int:
 
 
 def notes_on_schedules(
-    config: Config, loaders: Mapping[int, Loader], dp_size: int
+    config: Config,
+    lengths: Sequence[StageLength],
+    loader: Loader | None,
+    dp_size: int,
 ) -> list[str]:
     """Notes on schedules that end before what they are for, as CREDIT's own do."""
     stages, trainer = config.stages, config.trainer
     # Micro-batches that a schedule counts, and the key of the schedule.
     parts = [["trainer.scheduler", trainer, 0]]
-    if stages:
-        lengths = stage_lengths(config, loaders, dp_size)
-        for index, (stage, length) in enumerate(zip(stages, lengths, strict=True)):
-            if trainer.curriculum[index].scheduler is not None:
-                path = f"trainer.curriculum.{index}.scheduler"
-                parts.append([path, stage.trainer, 0])
-            parts[-1][2] += length.updates * stage.trainer.grad_accum_every
-    else:
-        parts[0][2] = trainer.epochs * _batches(config, loaders.get(0), dp_size)
+    for index, (stage, length) in enumerate(zip(stages, lengths, strict=True)):
+        if trainer.curriculum[index].scheduler is not None:
+            path = f"trainer.curriculum.{index}.scheduler"
+            parts.append([path, stage.trainer, 0])
+        parts[-1][2] += length.updates * stage.trainer.grad_accum_every
+    if not stages:
+        parts[0][2] = trainer.epochs * _batches(config, loader, dp_size)
     notes = []
     for path, each, count in parts:
         if (schedule := each.schedule) is None or not (key := schedule.length):

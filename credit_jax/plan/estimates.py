@@ -56,7 +56,6 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """Bytes of all parts."""
         return sum(self.parts.values())
 
     @property
@@ -327,7 +326,6 @@ class StepBound:
 
     @property
     def seconds(self) -> float:
-        """The bound."""
         return self.launches + self.work + self.waits
 
 

@@ -71,7 +71,6 @@ class Base:
 
     @property
     def section(self) -> Mapping[str, Any]:
-        """The `model:` section."""
         return self.written["model"]
 
 

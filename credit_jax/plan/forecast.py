@@ -68,7 +68,6 @@ class ForecastPlan:
 
     @cached_property
     def truth(self) -> NamedData:
-        """See `forecast_truth`."""
         return forecast_truth(self.config, self.inference)
 
     @cached_property

@@ -328,9 +328,7 @@ def plan_run(
         for index, length in enumerate(lasting)
         if length.updates == 0
     ]
-    if train is not None:
-        stage_loaders.setdefault(0, train)
-    notes += notes_on_schedules(config, stage_loaders, dp_size)
+    notes += notes_on_schedules(config, lasting, train, dp_size)
     return RunPlan(
         config,
         devices,

@@ -177,7 +177,6 @@ class Group:
 
     @property
     def level_dim(self) -> str:
-        """Name of the level dim."""
         return self.source.config.level_coord or "level"
 
     @property

@@ -121,7 +121,6 @@ class _NumbersColumn(ProgressColumn):
     """The numbers of the last batch; what is being done, until there are any."""
 
     def render(self, task: Task) -> Text:
-        """The text of the column."""
         return Text(task.fields["text"] or description())
 
 

@@ -142,11 +142,9 @@ class LastForecast(ForecastStore):
     first_step = 0
 
     def create(self) -> None:
-        """See `ForecastStore.create`."""
         self.store.create()
 
     def writer(self, task: Task) -> TaskWriter:
-        """See `ForecastStore.writer`."""
         return (
             self.store.writer(Task(0, 0)) if task.start == self.start else TaskWriter()
         )

@@ -58,7 +58,6 @@ class CsvLog(Tracker):
             self.rows = [row for row in rows if row["epoch"] < keep_until]
 
     def write_epoch(self, row: Mapping[str, Number]) -> None:
-        """Adds a row and writes the file."""
         names = dict.fromkeys(name for row in [*self.rows, row] for name in row)
         first = [name for name in FIRST_COLUMNS if name in names or name == "index"]
         columns = first + [name for name in names if name not in first]
@@ -117,7 +116,6 @@ class TensorBoard(Tracker):
         self._writer.flush()
 
     def close(self) -> None:
-        """Closes the event file, if there is one."""
         if "_writer" in self.__dict__:
             self._writer.close()
 
@@ -160,7 +158,6 @@ class GuardedTracker(Tracker):
     """A tracker whose failures do not end the run."""
 
     def __init__(self, name: str, begin: Callable[[], Tracker]) -> None:
-        """Makes the tracker."""
         self._name = name
         try:
             self._tracker: Tracker | None = begin()
@@ -175,15 +172,12 @@ class GuardedTracker(Tracker):
             ) from error
 
     def write_step(self, step: int, values: Mapping[str, float]) -> None:
-        """See `Tracker`."""
         self._call(lambda tracker: tracker.write_step(step, values))
 
     def write_epoch(self, row: Mapping[str, float]) -> None:
-        """See `Tracker`."""
         self._call(lambda tracker: tracker.write_epoch(row))
 
     def close(self) -> None:
-        """See `Tracker`."""
         self._call(lambda tracker: tracker.close())
 
     def _call(self, call: Callable[[Tracker], None]) -> None:
@@ -217,7 +211,6 @@ class WandbTracker(Tracker):
         )
 
     def write_step(self, step: int, values: Mapping[str, float]) -> None:
-        """See `Tracker`."""
         self._run.log({f"step/{k}": v for k, v in values.items()}, step=step)
 
     def write_epoch(self, row: Mapping[str, float]) -> None:
@@ -225,7 +218,6 @@ class WandbTracker(Tracker):
         self._run.log(_finite(row))
 
     def close(self) -> None:
-        """See `Tracker`."""
         self._run.finish()
 
 
@@ -244,15 +236,12 @@ class MlflowTracker(Tracker):
             partial.write_text(run.info.run_id)
 
     def write_step(self, step: int, values: Mapping[str, float]) -> None:
-        """See `Tracker`."""
         self._mlflow.log_metrics({f"step/{k}": v for k, v in values.items()}, step=step)
 
     def write_epoch(self, row: Mapping[str, float]) -> None:
-        """See `Tracker`."""
         self._mlflow.log_metrics(_finite(row), step=int(row["epoch"]))
 
     def close(self) -> None:
-        """See `Tracker`."""
         self._mlflow.end_run()
 
 
@@ -297,7 +286,6 @@ class Profile:
         )
 
     def close(self) -> None:
-        """Ends the trace if it is running."""
         if self._running:
             jax.profiler.stop_trace()
             self._running = False

@@ -549,7 +549,6 @@ class SaveSchedule:
         self._saved_at = self._began_at = self.clock()
 
     def updated(self) -> None:
-        """Counts an update that has ended."""
         self._updates += 1
 
     @property

@@ -358,11 +358,9 @@ class LossScale:
 
     @classmethod
     def fresh(cls) -> LossScale:
-        """The initial state."""
         return cls(jnp.float32(INITIAL_SCALE), jnp.zeros((), jnp.int32))
 
     def after(self, finite: Bool[Array, ""]) -> LossScale:
-        """The state after an update."""
         count = jnp.where(finite, self.good_updates + 1, 0)
         grows = count == INTERVAL
         factor = jnp.where(grows, GROWTH, jnp.where(finite, 1.0, BACKOFF))

@@ -163,7 +163,6 @@ class StepRecords:
         self._flushed = self.clock()
 
     def close(self) -> None:
-        """Closes the file and the trackers."""
         for tracker in self.trackers:
             tracker.close()
         with write_errors(self.path):

@@ -109,7 +109,6 @@ class Setup:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Micro-batches of one training epoch."""
         cap = self.plan.config.trainer.batches_per_epoch
         return num_batches(self.train_loader, cap)
 
@@ -193,7 +192,6 @@ class Setup:
         return self._placed(stacked, shared=self.plan.config.shares_batches)
 
     def place_valid(self, batch: Batch) -> dict[str, Any]:
-        """One batch on the mesh."""
         return self._placed(batch.arrays)
 
     def _placed(
@@ -233,7 +231,6 @@ class Setup:
         }
 
     def match_channels(self, base: Artifact) -> ChannelMatch | None:
-        """See `Artifact.match`."""
         plan = self.plan
         return base.match(plan.schema, plan.config, plan.units, self.model.model_def)
 

@@ -126,7 +126,6 @@ class TrainState:
 
     @property
     def evaluation_params(self) -> Any:
-        """The parameters for validation and forecasts: the average if there is one."""
         return self.params if self.stored_ema is None else self.ema
 
     @property

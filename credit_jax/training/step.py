@@ -322,11 +322,9 @@ class _CheckedStep:
             return self._step(state, dict(batch), *further, **named)
 
     def lower(self, *args: Any, **keywords: Any) -> Any:
-        """See `jax.jit`."""
         return self._step.lower(*args, **keywords)
 
     def trace(self, *args: Any, **keywords: Any) -> Any:
-        """See `jax.jit`."""
         return self._step.trace(*args, **keywords)
 
 

@@ -106,7 +106,6 @@ class LocalConfig(SourceConfig):
 
     @property
     def file_templates(self) -> dict[str, str]:
-        """See `SourceConfig.file_templates`."""
         return {k: str(f.path) for k, f in self.variables.by_type.items()}
 
     def conflicts(self) -> Iterator[str]:

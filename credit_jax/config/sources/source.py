@@ -76,12 +76,10 @@ class VariablesConfig(StrictModel):
 
     @property
     def predicted(self) -> bool:
-        """Whether there are variables to predict."""
         return any(kind in self.by_type for kind in OUTPUT_TYPES)
 
     @property
     def has_levels(self) -> bool:
-        """Whether there are variables with levels."""
         return any(field.vars_3D for field in self.by_type.values())
 
 
@@ -136,7 +134,6 @@ class SourceConfig(Dates):
     forecast_len: int | None = Field(default=None, ge=0)
 
     def without_effect(self) -> dict[str, str]:
-        """See `StrictModel.without_effect`."""
         if self.engine != NETCDF4:
             return {}
         return {"engine": "h5netcdf reads the same files, and is thread-safe"}

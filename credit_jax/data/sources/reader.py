@@ -116,7 +116,6 @@ class OpenFile:
         return self.arrays[name]
 
     def time_index(self, label: np.datetime64) -> int:
-        """Returns the index of a time."""
         assert self.times is not None
         index = self._indices.get(label)
         if index is None:
