@@ -115,12 +115,9 @@ def parse_parallelism(text: str) -> ParallelismConfig:
             f"--parallelism: got {', '.join(map(repr, wrong))}, expected KEY=VALUE "
             "pairs such as data=none,tensor=2,domain=2"
         )
-    section = {key.strip(): _number(value.strip()) for key, _, value in entries}
+    texts = {key.strip(): value.strip() for key, _, value in entries}
+    section = {k: int(x) if x.lstrip("-").isdigit() else x for k, x in texts.items()}
     return parse(ParallelismConfig, section, "--parallelism")
-
-
-def _number(text: str) -> int | str:
-    return int(text) if text.lstrip("-").isdigit() else text
 
 
 def data_problems(

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -165,7 +165,12 @@ class SampleReader:
                     if step == 0 or entry == "target"
                 }
             steps.append(collate([self.dataset.step(index, step, self.rows, out)]))
-        check_raw = partial(_check_raw, steps)
+
+        def check_raw() -> None:
+            """Checks the fields of every step, before any transform."""
+            for step, part in itertools.product(steps, ("input", "target")):
+                check_fields(step[part], step[f"{part}_times"])
+
         if thorough:
             check_raw()
         raw, aligned = steps[0], self.pipeline.aligned
@@ -232,9 +237,3 @@ class SampleReader:
         row = 0 if self.rows is None else self.rows.start or 0
         data, read = self.dataset, self.dataset.schema
         return ChannelChecks(data, self.pipeline, self.schema, read, noted, row)
-
-
-def _check_raw(steps: Sequence[FieldTree]) -> None:
-    """Checks the fields of every step and sample, before any transform."""
-    for step, part in itertools.product(steps, ("input", "target")):
-        check_fields(step[part], step[f"{part}_times"])

@@ -41,19 +41,19 @@ class _Elementwise(PointwiseLoss):
     """A loss of the prediction p and the target t of a point."""
 
     @abc.abstractmethod
-    def _value(self, p: Array, t: Array) -> Array: ...
+    def pointwise(self, p: Array, t: Array) -> Array: ...
 
     def values(
         self, prediction: ChannelFields, target: ChannelFields, context: FieldContext
     ) -> ChannelFields:
-        return self._value(prediction, target)
+        return self.pointwise(prediction, target)
 
 
 @LOSSES.register("mse")
 class Mse(_Elementwise):
     """Squared error, `(p - t)^2`."""
 
-    def _value(self, p: Array, t: Array) -> Array:
+    def pointwise(self, p: Array, t: Array) -> Array:
         return jnp.square(p - t)
 
 
@@ -61,7 +61,7 @@ class Mse(_Elementwise):
 class Mae(_Elementwise):
     """Absolute error, `|p - t|`."""
 
-    def _value(self, p: Array, t: Array) -> Array:
+    def pointwise(self, p: Array, t: Array) -> Array:
         return absolute(p - t)
 
 
@@ -75,7 +75,7 @@ class Huber(_Elementwise):
 
     delta: float = 1.0
 
-    def _value(self, p: Array, t: Array) -> Array:
+    def pointwise(self, p: Array, t: Array) -> Array:
         size = absolute(p - t)
         quadratic = jnp.minimum(size, self.delta)
         return quadratic * (size - 0.5 * quadratic)
@@ -85,7 +85,7 @@ class Huber(_Elementwise):
 class Msle(_Elementwise):
     """Squared error of `log(1 + |x|)`."""
 
-    def _value(self, p: Array, t: Array) -> Array:
+    def pointwise(self, p: Array, t: Array) -> Array:
         return jnp.square(jnp.log1p(absolute(p)) - jnp.log1p(absolute(t)))
 
 
@@ -96,7 +96,7 @@ class LogCosh(_Elementwise):
     Differs from CREDIT: finite for `|e| > 89` too, where float32 `cosh` overflows.
     """
 
-    def _value(self, p: Array, t: Array) -> Array:
+    def pointwise(self, p: Array, t: Array) -> Array:
         error = t - p
         return jnp.logaddexp(error, -error) - jnp.log(2.0)
 
@@ -105,7 +105,7 @@ class LogCosh(_Elementwise):
 class XTanh(_Elementwise):
     """`e * tanh(e)`."""
 
-    def _value(self, p: Array, t: Array) -> Array:
+    def pointwise(self, p: Array, t: Array) -> Array:
         error = t - p
         return error * jnp.tanh(error)
 
@@ -114,7 +114,7 @@ class XTanh(_Elementwise):
 class XSigmoid(_Elementwise):
     """`2 e / (1 + exp(-e)) - e`, evaluated as `e * tanh(e / 2)`."""
 
-    def _value(self, p: Array, t: Array) -> Array:
+    def pointwise(self, p: Array, t: Array) -> Array:
         error = t - p
         return error * jnp.tanh(0.5 * error)
 

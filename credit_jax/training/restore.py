@@ -89,25 +89,23 @@ class RunStore:
         if state.loss_state is not None:
             items[LOSS] = dict(vars(state.loss_state))
         items = unpack_on_host(items, Packing.of(self.param_specs))
-        return items if self.low_rank is None else self._with_sums(items, self.low_rank)
-
-    def _with_sums(
-        self, items: Mapping[str, PyTree], low_rank: LowRank
-    ) -> dict[str, PyTree]:
-        """Items with the sums of matrices and adapters, and an item of these."""
+        if (low_rank := self.low_rank) is None:
+            return items
+        # With the sums of matrices and adapters, and an item of these.
         params, specs = items[WEIGHTS]["params"], self.param_specs
-        adapters = {"base": {path: params[path] for path in low_rank.targets}}
+        adapters = {
+            "base": {path: params[path] for path in low_rank.targets},
+            "weights": {p: x for p, x in params.items() if is_adapter(p)},
+        }
         full = merged(params, low_rank, specs)
         sums = {**items, WEIGHTS: {**items[WEIGHTS], "params": full}}
-        adapters["weights"] = {p: x for p, x in params.items() if is_adapter(p)}
         if EMA in items:
-            average = items[EMA]
-            sums[EMA] = merged(average, low_rank, specs)
-            adapters[EMA] = {p: x for p, x in average.items() if is_adapter(p)}
+            sums[EMA] = merged(items[EMA], low_rank, specs)
+            adapters[EMA] = {p: x for p, x in items[EMA].items() if is_adapter(p)}
         return {**sums, ADAPTERS: adapters}
 
     def without_sums(self, items: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        """The inverse of `_with_sums`."""
+        """The items with matrices and adapters in place of their sums."""
         if ADAPTERS not in items:
             return dict(items)
         adapters, weights = items[ADAPTERS], items[WEIGHTS]

@@ -95,8 +95,11 @@ class ForecastLoss:
         inputs = (jnp.arange(self.rollout.num_steps), *self.rollout.per_step(batch))
         # Steps without a loss are another program, without a backward pass: a loop for
         # each run of equal steps.
-        for counts, first, stop in _runs(self._counts):
-            mine = jax.tree.map(lambda leaf, a=first, b=stop: leaf[a:b], inputs)
+        begin = 0
+        for counts, run in itertools.groupby(self._counts):
+            end = begin + len(list(run))
+            mine = jax.tree.map(lambda leaf, a=begin, b=end: leaf[a:b], inputs)
+            begin = end
             carry, (value, scores) = _turns(partial(turn, counts), carry, mine)
             if counts:
                 values.append(jax.tree.map(jnp.sum, value))
@@ -301,20 +304,6 @@ def _turns(turn: Callable[..., Any], carry: Any, inputs: Any) -> Any:
         return lax.scan(turn, carry, inputs)
     carry, output = turn(carry, jax.tree.map(lambda leaf: leaf[0], inputs))
     return carry, jax.tree.map(lambda leaf: leaf[None], output)
-
-
-def _runs(counts: tuple[bool, ...]) -> list[tuple[bool, int, int]]:
-    """(value, first, stop) of each run of equal values.
-
-    >>> _runs((False, False, True))
-    [(False, 0, 2), (True, 2, 3)]
-    """
-    runs, start = [], 0
-    for value, group in itertools.groupby(counts):
-        stop = start + len(list(group))
-        runs.append((value, start, stop))
-        start = stop
-    return runs
 
 
 def _last(scores: dict[str, Array]) -> dict[str, Scalar]:

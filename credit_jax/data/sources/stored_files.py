@@ -175,7 +175,17 @@ class _Shards:
     ) -> tuple[int, int] | None:
         """Offset and length of a chunk in its shard; None if it is not there."""
         if file not in self._indices:
-            self._indices[file] = self._index(file, size)
+            num_bytes = 16 * math.prod(self._counts)
+            raw = np.empty(num_bytes + 4 * self._has_checksum, np.uint8)
+            offset = max(0, size - raw.nbytes) if self._at_end else 0
+            handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                read_into(handle, Chunk(file, offset, raw.nbytes), 0, [raw])
+            finally:
+                os.close(handle)
+            if self._has_checksum:
+                numcodecs.CRC32C(location="end").decode(raw)
+            self._indices[file] = raw[:num_bytes].view("<u8").reshape(*self._counts, 2)
         pairs = zip(numbers, self._counts, strict=True)
         inner = tuple(number % count for number, count in pairs)
         start, length = map(int, self._indices[file][inner])
@@ -184,16 +194,3 @@ class _Shards:
         if start + length > size:
             raise ValueError(f"{file}: it has {size} bytes, a chunk ends beyond them")
         return start, length
-
-    def _index(self, file: str, size: int) -> np.ndarray:
-        count = 16 * math.prod(self._counts)
-        raw = np.empty(count + 4 * self._has_checksum, np.uint8)
-        start = max(0, size - raw.nbytes) if self._at_end else 0
-        handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            read_into(handle, Chunk(file, start, raw.nbytes), 0, [raw])
-        finally:
-            os.close(handle)
-        if self._has_checksum:
-            numcodecs.CRC32C(location="end").decode(raw)
-        return raw[:count].view("<u8").reshape(*self._counts, 2)
