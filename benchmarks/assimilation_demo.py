@@ -24,12 +24,7 @@ import pandas as pd
 import xarray as xr
 
 from benchmarks.assimilation_bound import LEAD, bound
-from benchmarks.assimilation_gradients import (
-    gradients,
-    likeness,
-    plot_spectra,
-    spectra,
-)
+from benchmarks.assimilation_gradients import gradients, likeness, plot_spectra, spectra
 from benchmarks.report import Table, add_out_option, publish
 from credit_jax.config import load_config
 from credit_jax.config.dates import duration

@@ -8,11 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from credit_jax.ops.compensated import (
-    errors_of_arrays,
-    joint_error,
-    relative_error,
-)
+from credit_jax.ops.compensated import errors_of_arrays, joint_error, relative_error
 
 # Tolerances of relative errors in float32 (docs/numerics.md).
 TOLERANCES: Mapping[str, float] = {

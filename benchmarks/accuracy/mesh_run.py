@@ -43,12 +43,7 @@ from credit_jax.training.optimizer import (
     build_optimizer,
     build_schedule,
 )
-from credit_jax.training.state import (
-    TrainState,
-    place_state,
-    state_of,
-    state_specs,
-)
+from credit_jax.training.state import TrainState, place_state, state_of, state_specs
 from credit_jax.training.step import make_train_step
 
 

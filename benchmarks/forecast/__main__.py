@@ -26,11 +26,7 @@ import yaml
 
 from benchmarks.accuracy.credit_run import write_data
 from benchmarks.report import Table, add_out_option, publish
-from tests.forecast.credit_forecast import (
-    credit_rollout,
-    raw_config,
-    write_checkpoints,
-)
+from tests.forecast.credit_forecast import credit_rollout, raw_config, write_checkpoints
 from tests.reference import credit_train
 from tests.reference.scalers import write_scalers
 

@@ -12,12 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compiled_step import (
-    MODELS,
-    compile_step,
-    model_block,
-    program_bytes,
-)
+from benchmarks.compiled_step import MODELS, compile_step, model_block, program_bytes
 from benchmarks.meshes import build_mesh, num_devices, parse_mesh
 from benchmarks.report import Table, add_out_option, publish
 from credit_jax.parallel.mesh.device_mesh import DOMAIN, MeshAxes

@@ -32,13 +32,7 @@ from rich.console import Console
 
 from benchmarks.recipe import recipe
 from benchmarks.report import REPORTS, Table, write_report
-from benchmarks.speed.cases import (
-    KIN,
-    MODEL_TYPES,
-    SIZES,
-    initial_weights,
-    make_case,
-)
+from benchmarks.speed.cases import KIN, MODEL_TYPES, SIZES, initial_weights, make_case
 from benchmarks.speed.jax_side import JaxSide
 from benchmarks.speed.torch_side import TorchSide
 from benchmarks.timing import Times, ratio, take_turns

@@ -14,12 +14,7 @@ import yaml
 from benchmarks.accuracy.case import DEPTH
 from benchmarks.trajectory import atmosphere
 from tests.reference.dataset import write_dataset
-from tests.reference.scalers import (
-    SCALED,
-    fit_scalers,
-    scaler_blocks,
-    write_scalers,
-)
+from tests.reference.scalers import SCALED, fit_scalers, scaler_blocks, write_scalers
 from tests.reference.training import GEN2_CONFIG
 
 MESHES = ("1", "dp2xtp2xdomain2")

@@ -5,11 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    field_validator,
-)
+from pydantic import BeforeValidator, Field, field_validator
 
 from credit_jax.config.base import LocalPath, StrictModel
 from credit_jax.config.data import MAX_TIMES, DataConfig

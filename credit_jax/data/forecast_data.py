@@ -21,11 +21,7 @@ from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.source import MAIN_INPUT
 from credit_jax.data.channel_checks import ChannelChecks, further_arrays
 from credit_jax.data.dataset import stacked
-from credit_jax.data.opened_data import (
-    InputData,
-    open_data,
-    schemas_of,
-)
+from credit_jax.data.opened_data import InputData, open_data, schemas_of
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.data.schema import READ_ORDER, ChannelSchema
 from credit_jax.data.sources.file_source import FileSource

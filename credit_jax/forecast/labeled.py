@@ -21,11 +21,7 @@ from credit_jax.data.calendars import calendar_of, names_of_times, to_labels
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset
 from credit_jax.forecast.outputs import Outputs
-from credit_jax.forecast.stepping import (
-    StateBatch,
-    StateForecaster,
-    load_forecaster,
-)
+from credit_jax.forecast.stepping import StateBatch, StateForecaster, load_forecaster
 from credit_jax.named_fields.axes import horizontal, level_values
 from credit_jax.named_fields.coordinates import LevelValues, grid_indices, indices_of
 from credit_jax.named_fields.units import conversion, differ, text_of

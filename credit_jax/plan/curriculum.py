@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -91,21 +91,34 @@ def plan_stages(
     return plans, [*chain.from_iterable(lines)]
 
 
-def stage_lengths(
-    config: Config, loaders: Mapping[int, Loader], dp_size: int
-) -> list[StageLength]:
-    """Numbers of updates and epochs of each stage, up to `trainer.epochs`.
+def plan_lengths(
+    config: Config, loaders: Sequence[Loader | None], dp_size: int
+) -> tuple[list[StageLength], list[str]]:
+    """Updates and epochs of each stage up to `trainer.epochs`, [] without; and notes.
 
     A stage that ends within an epoch ends that epoch. Samples of stages whose data are
-    not open are counted by the dates.
+    not open are counted by the dates. Notes are on stages that the run does not reach,
+    and on schedules that end before what they are for, as CREDIT's own do.
     """
-    done, epochs, lengths = 0, config.trainer.start_epoch, []
-    for index, stage in enumerate(config.stages):
-        until = config.trainer.curriculum[index].until
-        loader = loaders.get(index)
-        batches = _batches(stage, loader, dp_size)
-        each = max(-(-batches // stage.trainer.grad_accum_every), 1)
-        left = max(config.trainer.epochs - epochs, 0)
+    stages, run = config.stages, config.trainer
+    done, epochs, lengths = 0, run.start_epoch, list[StageLength]()
+    # Micro-batches that a schedule counts, and the key of the schedule.
+    parts = [["trainer.scheduler", run, 0]]
+    for index, (stage, loader) in enumerate(
+        zip(stages or (config,), loaders, strict=True)
+    ):
+        trainer, ranks = stage.trainer, 1 if stage.shares_batches else dp_size
+        if loader is not None:
+            batches = loader.sampler.num_batches
+        else:
+            batches = -(-num_samples(stage.data) // ranks) // trainer.train_batch_size
+        batches = min(batches, trainer.batches_per_epoch or batches)
+        if not stages:
+            parts[0][2] = run.epochs * batches
+            break
+        section = run.curriculum[index]
+        until, each = section.until, max(-(-batches // trainer.grad_accum_every), 1)
+        left = max(run.epochs - epochs, 0)
         if until is not None and until.unit == "epochs":
             left = min(left, max(until.number - epochs, 0))
         updates = left * each
@@ -113,44 +126,21 @@ def stage_lengths(
             updates = min(updates, max(until.number - done, 0))
         lengths.append(StageLength(updates, -(-updates // each)))
         done, epochs = done + updates, epochs + lengths[-1].epochs
-    return lengths
-
-
-def _batches(stage: Config, loader: Loader | None, dp_size: int) -> int:
-    """Micro-batches of an epoch."""
-    trainer = stage.trainer
-    ranks = 1 if stage.shares_batches else dp_size
-    if loader is not None:
-        batches = loader.sampler.num_batches
-    else:
-        batches = -(-num_samples(stage.data) // ranks) // trainer.train_batch_size
-    return min(batches, trainer.batches_per_epoch or batches)
-
-
-def notes_on_schedules(
-    config: Config,
-    lengths: Sequence[StageLength],
-    loader: Loader | None,
-    dp_size: int,
-) -> list[str]:
-    """Notes on schedules that end before what they are for, as CREDIT's own do."""
-    stages, trainer = config.stages, config.trainer
-    # Micro-batches that a schedule counts, and the key of the schedule.
-    parts = [["trainer.scheduler", trainer, 0]]
-    for index, (stage, length) in enumerate(zip(stages, lengths, strict=True)):
-        if trainer.curriculum[index].scheduler is not None:
-            path = f"trainer.curriculum.{index}.scheduler"
-            parts.append([path, stage.trainer, 0])
-        parts[-1][2] += length.updates * stage.trainer.grad_accum_every
-    if not stages:
-        parts[0][2] = trainer.epochs * _batches(config, loader, dp_size)
-    notes = []
+        if section.scheduler is not None:
+            parts.append([f"trainer.curriculum.{index}.scheduler", trainer, 0])
+        parts[-1][2] += updates * trainer.grad_accum_every
+    notes = [
+        f"trainer.curriculum.{index}: the run ends before this stage, after {done:,} "
+        f"updates in trainer.epochs {run.epochs}"
+        for index, length in enumerate(lengths)
+        if length.updates == 0
+    ]
     for path, each, count in parts:
         if (schedule := each.schedule) is None or not (key := schedule.length):
             continue
         unit = "micro-batch"
         if schedule.by_epoch:
-            unit, count = "epoch", 0 if stages else trainer.epochs
+            unit, count = "epoch", 0 if stages else run.epochs
         if (end := getattr(schedule, key)) < _ENOUGH * count:
             is_key = key in schedule.model_dump()
             notes.append(
@@ -158,4 +148,4 @@ def notes_on_schedules(
                 f"{unit} {end:,} of {count:,} on, as in CREDIT; "
                 f"{f'write {key}: {count}, or ' if is_key else ''}train fewer epochs"
             )
-    return notes
+    return lengths, notes

@@ -37,13 +37,7 @@ from credit_jax.plan.channels import (
     further_schemas,
     schema_of,
 )
-from credit_jax.plan.curriculum import (
-    StageLength,
-    StagePlan,
-    notes_on_schedules,
-    plan_stages,
-    stage_lengths,
-)
+from credit_jax.plan.curriculum import StageLength, StagePlan, plan_lengths, plan_stages
 from credit_jax.plan.finetune import (
     check_base,
     find_base,
@@ -258,11 +252,6 @@ def plan_run(
     )
     dp_size = model.dims.batch_size
 
-    # What sections say of each other, and files that are missing.
-    of_stages = [
-        partial(_ring_members, each, dp_size) for each in (config, *config.stages)
-    ]
-
     def base_notes() -> list[str]:
         if trainer.finetune is None or not begins:
             return []
@@ -270,8 +259,12 @@ def plan_run(
         check_base(base, model.model_def, trainer.finetune)
         return notes_on_base(base, model.model_def)
 
-    checks: list[Callable[[], list[str]]]
-    checks = [base_notes, *of_stages, partial(_process_training, config, model.config)]
+    # What sections say of each other, and files that are missing.
+    checks: list[Callable[[], list[str]]] = [base_notes]
+    checks += [
+        partial(_ring_members, each, dp_size) for each in (config, *config.stages)
+    ]
+    checks.append(partial(_process_training, config, model.config))
     if with_data:
         checks.append(partial(find_missing, config, expected_files, model.config))
     lines = together(*checks)
@@ -318,17 +311,9 @@ def plan_run(
         lambda: plan_objective(*parts),
     )
     stages, stage_notes = plan_stages(*parts, objective, dp_size=dp_size)
-    stage_loaders = {i: s.loader for i, s in enumerate(stages) if s.loader is not None}
-    lasting = stage_lengths(config, stage_loaders, dp_size)
-    notes += [*objective_notes, *stage_notes]
-    notes += [
-        f"trainer.curriculum.{index}: the run ends before this stage, after "
-        f"{sum(each.updates for each in lasting):,} updates in trainer.epochs "
-        f"{trainer.epochs}"
-        for index, length in enumerate(lasting)
-        if length.updates == 0
-    ]
-    notes += notes_on_schedules(config, lasting, train, dp_size)
+    of_stages = [stage.loader for stage in stages] or [train]
+    lasting, length_notes = plan_lengths(config, of_stages, dp_size)
+    notes += [*objective_notes, *stage_notes, *length_notes]
     return RunPlan(
         config,
         devices,

@@ -46,11 +46,7 @@ from credit_jax.training.loggers import (
     WandbTracker,
 )
 from credit_jax.training.loop import Loggers, NonFiniteLossError, Outcome, TrainingLoop
-from credit_jax.training.records import (
-    RECORDS_NAME,
-    StepRecords,
-    Tracker,
-)
+from credit_jax.training.records import RECORDS_NAME, StepRecords, Tracker
 from credit_jax.training.report import report_scores
 from credit_jax.training.restore import (
     RunStore,

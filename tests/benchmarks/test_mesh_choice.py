@@ -5,13 +5,7 @@ import json
 import pytest
 
 from benchmarks.accelerator.targets import ROOT
-from benchmarks.mesh_cases import (
-    BATCH,
-    CASES,
-    CHOICES,
-    job_of,
-    stored_account,
-)
+from benchmarks.mesh_cases import BATCH, CASES, CHOICES, job_of, stored_account
 from benchmarks.mesh_choice import NAME, _agreement
 from benchmarks.meshes import num_data, num_devices, parse_mesh
 from benchmarks.report import REPORTS

@@ -9,14 +9,7 @@ import xarray as xr
 from credit_jax.data import build_loader
 from credit_jax.data.opened_data import open_data
 from tests.data.damaged import refused, rewrite
-from tests.data.world import (
-    FLAT,
-    GRID,
-    parsed,
-    raw_config,
-    save,
-    write_world,
-)
+from tests.data.world import FLAT, GRID, parsed, raw_config, save, write_world
 
 
 def test_variable_missing_in_a_later_file(folder):

@@ -8,13 +8,7 @@ import xarray as xr
 
 from credit_jax.data import open_dataset
 from tests.data.damaged import load
-from tests.data.world import (
-    GRID,
-    make_fields,
-    parsed,
-    raw_config,
-    save,
-)
+from tests.data.world import GRID, make_fields, parsed, raw_config, save
 
 
 @pytest.mark.parametrize("kind", ["nc", "zarr"])

@@ -10,11 +10,7 @@ from credit_jax.config.config import section_conflicts
 from credit_jax.data import build_loader
 from credit_jax.data.sources.reader import OpenFile
 from tests.data.bytes_read import bytes_read
-from tests.data.world import (
-    parsed,
-    raw_config,
-    write_chunked,
-)
+from tests.data.world import parsed, raw_config, write_chunked
 
 
 def load(world, ranks=(0,), dp_size=1, **changes):

@@ -19,12 +19,7 @@ from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.loss import LossConfig, MetricsConfig
 from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.extensions.adjoint.growth import ENERGY
-from credit_jax.losses import (
-    LOSSES,
-    build_loss,
-    initial_parameters,
-    value_and_parts,
-)
+from credit_jax.losses import LOSSES, build_loss, initial_parameters, value_and_parts
 from credit_jax.metrics import build_metrics
 from credit_jax.models import registry
 from credit_jax.models.registry import build, parse_model

@@ -12,10 +12,7 @@ from credit_jax.losses import build_loss, error_spread
 from tests.losses.cases import credit_loss, our_loss
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import draw
-from tests.support.whole_fields import (
-    field_context,
-    loss_and_gradient,
-)
+from tests.support.whole_fields import field_context, loss_and_gradient
 
 LAT, LON, CHANNELS, MEMBERS = 13, 12, 3, 3
 SECTIONS = {

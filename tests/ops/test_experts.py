@@ -11,12 +11,7 @@ import numpy as np
 
 from credit_jax.models.flops import count_flops
 from credit_jax.ops.activations import gelu
-from credit_jax.ops.experts import (
-    Dispatch,
-    balance_loss,
-    choose_experts,
-    expert_biases,
-)
+from credit_jax.ops.experts import Dispatch, balance_loss, choose_experts, expert_biases
 from tests.support import assert_close
 from tests.support.gradients import draw
 

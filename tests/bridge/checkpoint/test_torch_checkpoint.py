@@ -20,14 +20,7 @@ from credit_torch_bridge import Moments, from_torch, to_torch
 from credit_torch_bridge.checkpoint.jax_checkpoint import items_of, read_run, write_run
 from credit_torch_bridge.checkpoint.jax_to_torch import cautions
 from credit_torch_bridge.checkpoint.run_config import read_run_config
-from tests.bridge.checkpoint.formats import (
-    AVERAGE,
-    BARE,
-    MAIN,
-    WHOLE,
-    by_name,
-    load,
-)
+from tests.bridge.checkpoint.formats import AVERAGE, BARE, MAIN, WHOLE, by_name, load
 from tests.bridge.cli.conftest import checkpoint, credit_run_folder
 from tests.bridge.cli.runs import CONFIG, MODEL_DEF, draw_checkpoint
 

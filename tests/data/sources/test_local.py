@@ -6,11 +6,7 @@ import xarray as xr
 
 from credit_jax.data.sources.levels import common_count
 from tests.data.damaged import VARIABLES, load, refused, rewrite
-from tests.data.world import (
-    TIMES,
-    raw_config,
-    set_key,
-)
+from tests.data.world import TIMES, raw_config, set_key
 
 
 def test_all_levels_without_a_list(world):
