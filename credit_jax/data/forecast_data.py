@@ -316,8 +316,7 @@ class ForecastReader:
         perturb: Perturb | None = None,
     ) -> FirstStep:
         """Reads the states at some dates, each perturbed like that of its task."""
-        once = {t: self.data.initial(t, self.state) for t in dict.fromkeys(starts)}
-        fields = stacked([once[start] for start in starts])
+        fields = stacked(self._initial(starts))
         raw: FieldTree = {"input": fields, "input_times": np.array(starts)}
         done = self.pipeline.run(Phase.INITIAL, raw)
         aligned = self.pipeline.aligned(done, Phase.BEFORE_STEP)
@@ -343,6 +342,13 @@ class ForecastReader:
         return FirstStep({**arrays, **self._further(starts, 0)}, states)
 
     # Samples of one date whose states are arrays differ: a subclass reads those.
+    def _initial(
+        self, starts: Sequence[np.datetime64]
+    ) -> list[dict[str, SourceFields]]:
+        """Reads the fields of each date once."""
+        once = {t: self.data.initial(t, self.state) for t in dict.fromkeys(starts)}
+        return [once[start] for start in starts]
+
     def forcing(self, tasks: Sequence[Task], step: int) -> FieldTree:
         """Reads the input of the step after `step` for some tasks; see `forcing_at`."""
         return self.forcing_at(self._starts(tasks), step)

@@ -202,13 +202,10 @@ class ZarrStore(ForecastStore):
 
     def _variable(self, group: Any, variable: Variable) -> None:
         sizes = {name: len(values) for name, (values, _) in self._coordinates().items()}
-        dims = len(self.outputs.latitude), self.outputs.longitude.shape[-1]
-        dims, sizes = (
-            self.dims(variable),
-            sizes | dict(zip(self.outputs.space, dims, strict=True)),
-        )
+        space, dims = self.outputs.space, self.dims(variable)
+        full = len(self.outputs.latitude), self.outputs.longitude.shape[-1]
+        sizes |= dict(zip(space, full, strict=True))
         shape = tuple(sizes[dim] for dim in dims)
-        space = self.outputs.space
         full = (*space, variable.level_dim)
         together = tuple(sizes[dim] if dim in full else 1 for dim in dims)
         chunks = tuple(sizes[dim] if dim in space else 1 for dim in dims)
