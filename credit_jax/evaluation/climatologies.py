@@ -214,7 +214,5 @@ def _mean(total: Any, count: Any) -> np.ndarray:
 
 def _part(time: np.datetime64, by_hour: bool) -> tuple[int, int]:
     """Season of a time, and its hour or 0."""
-    month = int(time.astype("datetime64[M]").astype(int) % 12)
-    return (month + 1) % 12 // 3, int(
-        time.astype("datetime64[h]").astype(int) % 24
-    ) * by_hour
+    month, hour = (int(time.astype(f"datetime64[{u}]").astype(int)) for u in "Mh")
+    return (month % 12 + 1) % 12 // 3, hour % 24 * by_hour
