@@ -98,17 +98,9 @@ class Loader:
     @property
     def latitude(self) -> np.ndarray:
         """(lat,) degrees north of the rows of x and y; a ValueError if unknown."""
-        return self._degrees("latitude")
-
-    @property
-    def longitude(self) -> np.ndarray:
-        """(lon,) degrees east of the columns of x and y; a ValueError if unknown."""
-        return self._degrees("longitude")
-
-    def _degrees(self, kind: str) -> np.ndarray:
         if self.pipeline.grid is None:
-            return self.dataset.degrees(kind)
-        return regridded_axes(self.pipeline.grid)[kind == "longitude"]
+            return self.dataset.degrees("latitude")
+        return regridded_axes(self.pipeline.grid)[0]
 
     def coordinates(self) -> Coordinates:
         """The coordinates of x and y, of the sources, and the calendar."""
