@@ -25,7 +25,6 @@ from credit_jax.training.display import Display, print_table
 from credit_jax.training.held_out import HeldOut, plan_held_out
 from credit_jax.training.loggers import LOG_NAME, read_log
 from credit_jax.training.loop import Outcome
-from credit_jax.training.restore import RunStore
 from credit_jax.training.setup import Setup
 from credit_jax.training.state import TrainState
 from credit_jax.visualization.canvas import png_of
@@ -92,10 +91,8 @@ def best_state(setup: Setup, folder: Path, state: TrainState) -> TrainState:
     store = CheckpointStore(folder)
     best = store.best_step()
     if best is not None and best != int(state.micro_step):
-        definition, names = setup.model.model_def, setup.plan.schema.names
-        specs, low_rank = definition.param_specs, definition.low_rank
-        run_store = RunStore(store, specs, names, low_rank=low_rank)
-        state = run_store.restore(best, state, optimizer=False, position=False)
+        runs = setup.store_in(store)
+        state = runs.restore(best, state, optimizer=False, position=False)
     store.close()
     return state
 

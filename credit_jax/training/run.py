@@ -243,7 +243,7 @@ def run_training(
         "clean": True,
     }
     store = CheckpointStore(folder, **keep)
-    run_store = _run_store(setup, store)
+    run_store = setup.store_in(store)
     if resume or trainer.load_weights:
         step = required_step(store, resume=resume)
         for line in store.damaged():
@@ -264,7 +264,7 @@ def run_training(
             display.message(f"The earlier run is now in {earlier}")
         wait_for_all("the folder of the run")
         store = CheckpointStore(folder, **keep)
-        run_store = _run_store(setup, store)
+        run_store = setup.store_in(store)
     if start.step is not None:
         display.message(
             f"Going on from {store.path(start.step)}: epoch {start.progress.epoch + 1},"
@@ -314,14 +314,6 @@ def _stages(setup: Setup, *, first_rate_at: int | None) -> list[Stage]:
         Stage(stage, section, partial(steps_of, stage))
         for stage, section in zip(setup.stages or (setup,), sections, strict=True)
     ]
-
-
-def _run_store(setup: Setup, store: CheckpointStore) -> RunStore:
-    origin = setup.train_loader.coordinates()
-    specs, names = setup.model.model_def.param_specs, setup.plan.schema.names
-    record, low_rank = setup.plan.record, setup.model.model_def.low_rank
-    units = {key: unit for key, (unit, _) in setup.plan.units.items()}
-    return RunStore(store, specs, names, origin, record, units, low_rank)
 
 
 def _loggers(

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from credit_jax.checkpoint import PlateauState, Progress
+from credit_jax.checkpoint import CheckpointStore, PlateauState, Progress
 from credit_jax.checkpoint.artifact import Artifact
 from credit_jax.config import Config
 from credit_jax.config.finetune import CurriculumStage
@@ -40,6 +40,7 @@ from credit_jax.training.optimizer import (
     with_first_rate_at,
 )
 from credit_jax.training.records import MicroBatchWork
+from credit_jax.training.restore import RunStore
 from credit_jax.training.state import (
     TrainState,
     init_loss_state,
@@ -229,6 +230,14 @@ class Setup:
             for split, data in sections.items()
             for key in ("history_len", "forecast_len")
         }
+
+    def store_in(self, checkpoints: CheckpointStore) -> RunStore:
+        """What writes the states of this training, and reads them again."""
+        origin = self.train_loader.coordinates()
+        specs, names = self.model.model_def.param_specs, self.plan.schema.names
+        record, low_rank = self.plan.record, self.model.model_def.low_rank
+        units = {key: unit for key, (unit, _) in self.plan.units.items()}
+        return RunStore(checkpoints, specs, names, origin, record, units, low_rank)
 
     def match_channels(self, base: Artifact) -> ChannelMatch | None:
         plan = self.plan
