@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator
 
 from credit_jax.config.base import LocalPath, StrictModel
-from credit_jax.config.dates import date_label, duration
+from credit_jax.config.dates import Date, Timestep, duration
 
 # What can be wrong with an observation; "missing" is a field that has no value there.
 Reason = Literal[
@@ -85,28 +85,15 @@ class AssimilationConfig(StrictModel):
 
     observations: tuple[str, ...] = Field(min_length=1)
     background: BackgroundConfig
-    start: str
-    first_lead: str | None = None
-    window: str = "24h"
+    start: Date
+    first_lead: Timestep | None = None
+    window: Timestep = "24h"
     cycles: int = Field(default=1, ge=1)
     outer_iterations: int = Field(default=2, ge=1)
     inner_iterations: int = Field(default=30, ge=1)
     tolerance: float = Field(default=0.01, gt=0, lt=1)
     operators: dict[str, str] = Field(default_factory=dict)
     leave_out: tuple[Reason, ...] = ()
-
-    @field_validator("start")
-    @classmethod
-    def _is_date(cls, value: str) -> str:
-        date_label(value)
-        return value
-
-    @field_validator("window", "first_lead")
-    @classmethod
-    def _is_positive(cls, value: str | None) -> str | None:
-        if value is not None and duration(value) <= duration("0h"):
-            raise ValueError(f"must be a positive duration, got {value}")
-        return value
 
 
 class OptimizeConfig(StrictModel):
