@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import NoneType
-from typing import Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -206,7 +206,7 @@ class StrictModel(BaseModel):
         yield from ()
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def _agree(self) -> "StrictModel":
         for line in self.conflicts():
             raise ValueError(line)
         return self
