@@ -208,8 +208,8 @@ def _check_order(stages: tuple[CurriculumStage, ...]) -> Any:
             f"stage {open_ones[0]} has no until, which only the last stage, "
             f"{len(stages)}, leaves out; say when it ends, such as until: 20000"
         )
-    known = [end for end in ends if end is not None]
-    for number, (previous, after) in enumerate(pairwise(known), 2):
+    limits = [end for end in ends if end is not None]
+    for number, (previous, after) in enumerate(pairwise(limits), 2):
         if previous.unit != after.unit:
             raise ValueError(
                 f"stage {number} ends by {after.unit}, the stage before by "

@@ -100,8 +100,8 @@ def area_sums(
     if weights.bands is not None:
         systems = {FORECAST: forecast, TRUTH: truth[:, None], **systems}
         for name, fields in systems.items():
-            power, whole = _power(fields)
-            full = whole.all(axis=1)
+            power, rows_finite = _power(fields)
+            full = rows_finite.all(axis=1)
             of_name = _band_sums(name, _power(fields.mean(axis=1))[0], full, weights)
             if fields.shape[1] > 1:
                 of_name |= _band_sums(MEMBERS, power.mean(axis=1), full, weights)

@@ -177,36 +177,38 @@ def _metrics(
             for key, array in sums.items()
             if key.startswith(f"{system}/")
         }
-        found = {}
+        scores = {}
         if "weight" in of_system:
             weight = of_system["weight"]
-            found["rmse"] = np.sqrt(of_system["squared"] / weight)
-            found["mae"] = of_system["absolute"] / weight
-            found["bias"] = of_system["plain"] / weight
+            scores["rmse"] = np.sqrt(of_system["squared"] / weight)
+            scores["mae"] = of_system["absolute"] / weight
+            scores["bias"] = of_system["plain"] / weight
             missing = 1 - weight / num_starts
             # Weights are rounded to float32, so that their sum is not quite 1.
             missing[np.abs(missing) < _ROUNDING] = 0.0
             missing[..., (weight == 0).all(axis=(0, 1))] = np.nan  # empty regions
-            found["missing"] = missing
+            scores["missing"] = missing
             if "variance" in of_system:
-                found["crps"] = of_system["crps"] / weight
-                found["spread"] = np.sqrt(of_system["variance"] / weight)
+                scores["crps"] = of_system["crps"] / weight
+                scores["spread"] = np.sqrt(of_system["variance"] / weight)
                 factor = np.sqrt((num_members + 1) / num_members)
-                found["spread_skill_ratio"] = factor * found["spread"] / found["rmse"]
-                found["rank_histogram"] = of_system["rank"] / weight[..., None]
+                scores["spread_skill_ratio"] = (
+                    factor * scores["spread"] / scores["rmse"]
+                )
+                scores["rank_histogram"] = of_system["rank"] / weight[..., None]
         if "anomaly_weight" in of_system:
-            found["activity"] = np.sqrt(
+            scores["activity"] = np.sqrt(
                 of_system["anomaly"] / of_system["anomaly_weight"]
             )
             if "product" in of_system:
-                found["acc"] = of_system["product"] / np.sqrt(
+                scores["acc"] = of_system["product"] / np.sqrt(
                     of_system["anomaly"] * of_system["truth"]
                 )
         if "power_weight" in of_system:
-            found["energy_spectrum"] = (
+            scores["energy_spectrum"] = (
                 of_system["power"] / of_system["power_weight"][..., None]
             )
-        for name, values in found.items():
+        for name, values in scores.items():
             metrics[name][system] = values
     if metrics["spread"]:
         # The CRPS of a deterministic forecast is its mean absolute error.

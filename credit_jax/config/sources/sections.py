@@ -52,7 +52,7 @@ class ArcoConfig(RemoteConfig):
 
     @field_validator("level_coord")
     @classmethod
-    def _known_levels(cls, value: str | None) -> str | None:
+    def _has_levels(cls, value: str | None) -> str | None:
         if value not in ("level", "hybrid"):
             raise ValueError(f"must be one of 'level' or 'hybrid', got {got(value)}")
         return value
