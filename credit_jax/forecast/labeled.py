@@ -286,13 +286,8 @@ class DatasetForecaster:
             )
         available, errors = level_values(array[dim], _WHERE), []
         for levels in candidates:
-            arguments = (
-                levels,
-                available,
-                "level",
-                _WHERE,
-                str(self.states.checkpoint.path),
-            )
+            origin = str(self.states.checkpoint.path)
+            arguments = levels, available, "level", _WHERE, origin
             try:
                 order = indices_of(*arguments, some=True, of_run=True)
             except ValueError as error:

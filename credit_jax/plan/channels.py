@@ -243,11 +243,7 @@ def match_channels(
     inputs, outputs = (_indices(base, current, which) for which in ("input", "target"))
     copied = dict[int, int]()
     if isinstance(new, CopyChannels):
-        copied, problems, named = (
-            dict[int, int](),
-            list[str](),
-            _named(current, "target"),
-        )
+        problems, named = list[str](), _named(current, "target")
         fresh = [
             name
             for name, (_, indices) in named.items()

@@ -441,6 +441,7 @@ class _Writer:
         if self.bits == 16:
             if not self._record("statistics", "statistics", self._statistics):
                 return False
+            # Path of a group -> variable -> its packing, by the statistics of all jobs.
             merged: dict[str, dict[str, tuple[MeanAndVariance, Extremes]]] = {}
             for group, record in self._records("statistics"):
                 for name, lists in record.items():
