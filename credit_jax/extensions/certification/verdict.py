@@ -158,7 +158,7 @@ def compare(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]
 
 def _logs(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]:
     """The checks of all that the run of a config logs."""
-    checks = []
+    checks, rounding = [], {}
     for name, bound in (("logged", bounds.logged), ("logged_in_dtype", NARROW)):
         numbers, others = getattr(actual, name), getattr(expected, name)
         if not others:
@@ -170,10 +170,16 @@ def _logs(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]:
         for key in {**others, **numbers}:
             pair = numbers.get(key, nothing), others.get(key, nothing)
             errors[key] = relative_error(*pair)
+            kind = key.split(" ")[0]
+            if not is_narrow:
+                rounding[kind] = max(rounding.get(kind, 0.0), errors[key])
+                continue
             # Correlations of random data, and their mean, are near 0: 16 bits have no
             # digits of them.
-            if is_narrow and key.partition("/")[0].endswith("_acc"):
+            if kind.partition("/")[0].endswith("_acc"):
                 errors[key] = min(errors[key], abs(float(pair[0] - pair[1])))
+            # 16 bits keep 16 digits less than float32, whose errors are of rounding.
+            errors[key] /= max(1.0, 2.0**16 * rounding.get(kind, 0.0) / NARROW)
         worst = max(errors, key=lambda key: errors[key])
         quantity = "logs of the run" + (", in its dtype" if is_narrow else "")
         checks.append(Check(quantity, errors[worst], bound, worst, TRAINING, is_narrow))
