@@ -48,9 +48,15 @@ class Preprocess(ConfigOptions):
     bits: Literal[16, 32] = option(
         "of a value of --store: float32, or integers of 16 bits", 32
     )
-    shard: str = option(
-        "write the I-th of N parts of --store, for job arrays", "1/1", "I/N"
+    shard: str | None = option(
+        "write the I-th of N parts of --store, or of the statistics, for job arrays",
+        None,
+        "I/N",
     )
+    merge: bool = option(
+        "merge the statistics of all --shard, and write the files", False
+    )
+    exclusive = ("store", "merge")
 
     def run(self) -> int:
         """Fits the files of a config and writes them, after all have been fitted."""
@@ -59,22 +65,31 @@ class Preprocess(ConfigOptions):
                 self.read_config(),
                 Path(self.store),
                 bits=self.bits,
-                shard=parse_shard(self.shard),
+                shard=parse_shard(self.shard or "1/1"),
                 num_threads=self.threads,
                 console=Console(stderr=True),
             )
             print(text or "", end="")
             return RESUME if text is None else OK
-        if self.bits != 32 or self.shard != "1/1":
-            raise ValueError(
-                "--bits and --shard are of a store: name it with --store DIR"
-            )
+        if self.bits != 32:
+            raise ValueError("--bits is of a store: name it with --store DIR")
+        if self.shard and self.merge:
+            raise ValueError("--merge writes all files; give it without --shard")
+        shard = parse_shard(self.shard) if self.shard else None
         config = self.read_config(absent=_ABSENT)
         lines: list[str] = []
-        for point in extensions("preprocess").values():
+        # Those that are fitted to forecasts have no parts.
+        points = {} if shard else extensions("preprocess")
+        for point in points.values():
             lines += point.load()(config, overwrite=self.overwrite)
         try:
-            fit_scalers(config, num_threads=self.threads, overwrite=self.overwrite)
+            fit_scalers(
+                config,
+                num_threads=self.threads,
+                overwrite=self.overwrite,
+                shard=shard,
+                merge=self.merge,
+            )
         except NothingToFitError:
             if not lines:
                 raise

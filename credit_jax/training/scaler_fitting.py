@@ -4,7 +4,8 @@ The samples are those of CREDIT's `credit preprocess` in one process: the batche
 first epoch of training with one forecast step, at most `trainer.batches_per_epoch`.
 They are read in order of time, so that neighbors are in the same chunks. Quantile
 scalers depend on the order and the size of batches; if there is one, batches are read
-in CREDIT's order.
+in CREDIT's order. All others may be fitted by many jobs, each to a part of the samples:
+merged parts are within 1e-12 of what one job fits.
 
 Besides scalers these are the variances of tendencies, by which `loss.tendency_weights`
 weighs channels. A tendency is the change of a predicted variable in one step, as the
@@ -13,13 +14,15 @@ model sees it: after all preblocks, the target minus the last input time.
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import itertools
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,7 +53,9 @@ from credit_jax.transforms.statistics import (
     Statistics,
     VariableFacts,
     leaves,
+    load_statistics,
     merge_trees,
+    save_statistics,
 )
 
 
@@ -183,7 +188,12 @@ Mapped = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
 
 @activity("fitting tendencies")
 def fit_tendencies(
-    config: Config, path: Path, display: Display, *, mapped: Mapped = map
+    config: Config,
+    path: Path,
+    display: Display,
+    *,
+    mapped: Mapped = map,
+    parts: Parts | None = None,
 ) -> None:
     """Fits the variances of the tendencies of a config and writes them as JSON.
 
@@ -195,24 +205,33 @@ def fit_tendencies(
             existing one is renamed.
         display: shows the progress.
         mapped: applies a function to the samples.
+        parts: makes a part of the statistics, or merges all.
     """
-    data = config.data.model_copy(update={"forecast_len": 1})
-    loader = build_loader(
-        config.model_copy(update={"data": data}),
-        split="train",
-        keep_partial=True,
-        pipeline=build_pipeline(config.preblocks, config.postblocks),
-    )
-    batches = loader.sampler.batches(0)[: config.trainer.batches_per_epoch or None]
-    indices = np.sort(np.concatenate(batches)).tolist()
-    display.start("fitting tendencies", total=len(indices))
-    total, count = dict[str, MeanAndVariance](), 0
-    for part, bad in mapped(partial(tendencies_of, loader), indices):
-        total = merge_trees(total, part) if total and part else total or part
-        count += not bad
-        for line in bad:
-            display.message(f"left out: {line}")
-        display.advance(1, 1)
+    total: dict[str, Any] = {}
+    if parts is not None and parts.number is None:
+        total, count = parts.merged(path)
+    else:
+        data = config.data.model_copy(update={"forecast_len": 1})
+        loader = build_loader(
+            config.model_copy(update={"data": data}),
+            split="train",
+            keep_partial=True,
+            pipeline=build_pipeline(config.preblocks, config.postblocks),
+        )
+        count = 0
+        batches = loader.sampler.batches(0)[: config.trainer.batches_per_epoch or None]
+        indices = np.sort(np.concatenate(batches)).tolist()
+        indices = indices if parts is None else parts.of(indices)
+        display.start("fitting tendencies", total=len(indices))
+        for moments, bad in mapped(partial(tendencies_of, loader), indices):
+            total = merge_trees(total, moments)
+            count += not bad
+            for line in bad:
+                display.message(f"left out: {line}")
+            display.advance(1, 1)
+    if parts is not None and parts.number is not None:
+        display.message(f"{count} samples: {parts.save(path, total, count)}")
+        return
     still = [key for key, moments in total.items() if not (moments.variance > 0).all()]
     if still or not total:
         raise ValueError(
@@ -227,6 +246,8 @@ def fit_tendencies(
         if path.exists():
             display.message(f"{path} is now {move_aside(path)}")
     display.message(f"Fitted to {count} samples: {path}")
+    for part in parts.paths(path) if parts is not None else ():
+        part.unlink()
 
 
 def tendencies_of(
@@ -256,20 +277,87 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Statistics of parts of the samples, one job each, in files beside the result."""
+
+    number: int | None  # of this part, from 1; None merges them
+    count: int
+    digest: str  # of all that the statistics depend on
+
+    @classmethod
+    def of_config(cls, config: Config, number: int | None, count: int) -> Parts:
+        sections = config.data, config.preblocks
+        trainer = config.trainer.train_batch_size, config.trainer.batches_per_epoch
+        text = repr((*(s.model_dump_json() for s in sections), config.seed, trainer))
+        return cls(number, count, hashlib.sha256(text.encode()).hexdigest())
+
+    def of(self, items: Sequence[Item]) -> Sequence[Item]:
+        """This part of some items, which are neighbors in time."""
+        assert self.number is not None, "a part is made"
+        ends = [len(items) * i // self.count for i in (self.number - 1, self.number)]
+        return items[slice(*ends)]
+
+    def save(self, file: Path, collected: Collected, num_samples: int) -> Path:
+        """Writes the statistics of this part."""
+        name = f"{file.name}.part-{self.number}-of-{self.count}.npz"
+        facts = {**asdict(self), "num_samples": num_samples}
+        save_statistics(file.with_name(name), collected, **facts)
+        return file.with_name(name)
+
+    def paths(self, file: Path) -> list[Path]:
+        """The files of all parts."""
+        return sorted(file.parent.glob(f"{glob.escape(file.name)}.part-*-of-*.npz"))
+
+    def merged(self, file: Path) -> tuple[dict[str, Any], int]:
+        """The statistics of all parts, merged in their order, and the samples."""
+        read = [(path, *load_statistics(path)) for path in self.paths(file)]
+        counts = sorted({facts["count"] for _, _, facts in read})
+        if len(counts) != 1:
+            parts = f"of arrays of {counts}" if counts else "none"
+            raise ValueError(
+                f"--merge: the parts beside {file} are {parts}; expected those of one "
+                "array, --shard 1/N to N/N; remove others"
+            )
+        in_order = {facts["number"]: (part, facts) for _, part, facts in read}
+        if missing := sorted({*range(1, counts[0] + 1)} - in_order.keys()):
+            raise ValueError(
+                f"--merge: of the {counts[0]} parts of {file} there is no {missing}; "
+                f"make them, with --shard {missing[0]}/{counts[0]} and so on"
+            )
+        if others := [str(p) for p, _, f in read if f["digest"] != self.digest]:
+            raise ValueError(
+                f"--merge: {', '.join(others[:3])} is of other data, preblocks or "
+                "samples than the config; make the parts anew"
+            )
+        total: dict[str, Any] = {}
+        for _, (part, _) in sorted(in_order.items()):
+            total = merge_trees(total, part)
+        return total, sum(facts["num_samples"] for _, _, facts in read)
+
+
 def fit_scalers(
     config: Config,
     *,
     num_threads: int | None = None,
     overwrite: bool = False,
     console: Console | None = None,
+    shard: tuple[int, int] | None = None,
+    merge: bool = False,
 ) -> list[Path]:
     """Fits the scalers, means and deviations of a config, as the command does.
+
+    A shard fits the scalers that are missing, and, where none is, the tendencies, which
+    depend on them; so does merging.
 
     Args:
         config: the config, see `load_config`.
         num_threads: number of threads that read; None uses `trainer.thread_workers`.
         overwrite: whether to fit existing files again; old ones are renamed.
         console: console that receives messages; None is stdout.
+        shard: (number, count): write the statistics of a part of the samples, beside
+            the first file.
+        merge: merge the statistics of all parts, and write the files.
 
     Raises:
         ValueError, OSError: there is nothing to fit, or the data are damaged.
@@ -278,6 +366,9 @@ def fit_scalers(
         num_threads = config.trainer.thread_workers
     tendencies = [Path(path) for path in tendency_files(config).values()]
     tendencies = [path for path in tendencies if overwrite or not path.exists()]
+    parts = None
+    if shard is not None or merge:
+        parts = Parts.of_config(config, *(shard or (None, 1)))
     written = []
     try:
         plan = plan_fits(config.preblocks, overwrite=overwrite)
@@ -285,21 +376,32 @@ def fit_scalers(
         if not tendencies:
             raise
     else:
-        written = _fit_blocks(config, plan, num_threads, console)
+        written = _fit_blocks(config, plan, num_threads, console, parts)
+        if parts is not None:
+            return written
     mapped = partial(in_threads, num_threads=num_threads)
     for path in tendencies:
         with Display(console) as display:
-            fit_tendencies(config, path, display, mapped=mapped)
+            fit_tendencies(config, path, display, mapped=mapped, parts=parts)
     return written + tendencies
 
 
 def _fit_blocks(
-    config: Config, plan: FitPlan, num_threads: int, console: Console | None
+    config: Config,
+    plan: FitPlan,
+    num_threads: int,
+    console: Console | None,
+    parts: Parts | None,
 ) -> list[Path]:
     """Fits the blocks of a plan; returns the files."""
     dataset, batches = open_samples(config, in_order=plan.in_order)
     plan = plan.of_data(dataset.schema.as_read(), dataset.units())
-    count = sum(map(len, batches))
+    written = [path for fit in plan.fits.values() for path in fit.fitted_files]
+    if parts is not None and plan.in_order:
+        raise ValueError(
+            "scaler_type: quantile depends on the order of the samples, so that parts "
+            "of them give another scaler; fit it in one job, without --shard"
+        )
     with Display(console) as display:
         for path in plan.existing:
             display.message(f"note: {path} is there and kept")
@@ -317,9 +419,23 @@ def _fit_blocks(
         ]
         for line in (*plan.notes, *notes):
             display.message(f"note: {line}")
-        collected = fit_samples(
-            plan, dataset, batches, display, num_threads=num_threads
-        )
+        if parts is not None and parts.number is None:
+            collected, count = parts.merged(written[0])
+        else:
+            batches = batches if parts is None else parts.of(batches)
+            collected, count = fit_samples(
+                plan, dataset, batches, display, num_threads=num_threads
+            )
+        if parts is not None and parts.number is not None:
+            path = parts.save(written[0], collected, count)
+            display.message(f"{count} samples: {path}")
+            return [path]
+        names = [name for _, name, each in results(plan, collected) if each.count.any()]
+        if empty := [n for _, n, _ in results(plan, collected) if n not in names]:
+            raise ValueError(
+                f"{', '.join(empty)}: no value but NaN in {count} samples; leave "
+                "it out, or repair the data"
+            )
         moved = []
         with ExitStack() as stack:
             for path, fit in plan.fits.items():
@@ -335,9 +451,10 @@ def _fit_blocks(
             display.message(f"  {name}: {statistics.summary()}")
         for old, new in moved:
             display.message(f"{old} is now {new}")
-        written = [path for fit in plan.fits.values() for path in fit.fitted_files]
         for path in written:
             display.message(f"Fitted to {count} samples: {path}")
+    for part in parts.paths(written[0]) if parts is not None else ():
+        part.unlink()
     return written
 
 
@@ -378,14 +495,14 @@ def fit_samples(
     display: Display,
     *,
     num_threads: int,
-) -> dict[str, Collected]:
-    """Computes the statistics of all samples, by the path of the block.
+) -> tuple[dict[str, Collected], int]:
+    """Computes the statistics of samples, by the path of the block, and counts them.
 
     At most two batches per thread are in memory. With `on_bad_sample: skip`, bad
     samples are reported and left out.
 
     Raises:
-        ValueError: a field is damaged, see `check_sample`; or a variable has no value.
+        ValueError: a field is damaged, see `check_sample`.
     """
     count = sum(map(len, batches))
 
@@ -408,26 +525,16 @@ def fit_samples(
     bad: list[str] = []
     done = in_threads(collect, batches, num_threads)
     for indices, (part, lines) in zip(batches, done, strict=True):
-        total = merge_trees(total, part) if total and part else total or part
+        total = merge_trees(total, part)
         bad += lines
         for line in lines:
             display.message(f"left out: {line}")
         display.advance(len(indices), len(indices))
     if bad:
         display.message(f"{len(bad)} of {count} samples are bad and left out")
-    if not total:
+    if bad and not total:
         raise ValueError(f"none of the samples can be used; the first: {bad[0]}")
-    empty = [
-        name
-        for _, name, statistics in results(plan, total)
-        if not statistics.count.any()
-    ]
-    if empty:
-        raise ValueError(
-            f"{', '.join(empty)}: no value but NaN in {count} samples; leave "
-            "it out, or repair the data"
-        )
-    return total
+    return total, count
 
 
 def in_threads(
@@ -457,5 +564,5 @@ def results(
 ) -> Iterator[tuple[str, str, Statistics]]:
     """Yields path of the block, name and statistics of every fitted variable."""
     for path in plan.fits:
-        for name, statistics in leaves(collected[path]):
-            yield path, name, statistics
+        for keys, statistics in leaves(collected[path]):
+            yield path, " ".join(keys), statistics

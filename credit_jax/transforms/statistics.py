@@ -7,6 +7,7 @@ returns the attributes of bridgescaler's scaler (`attributes`). NaN is ignored.
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import expandvars
@@ -18,6 +19,7 @@ from jaxtyping import Float, Shaped
 from numpy.lib.recfunctions import structured_to_unstructured
 
 from credit_jax.config.components import files_within
+from credit_jax.io.atomic import new_file
 from credit_jax.named_fields.bridgescaler import Attributes
 from credit_jax.named_fields.coordinates import CoordinateValues
 from credit_jax.transforms.base import FieldTree, Transform
@@ -181,10 +183,44 @@ class Digests:
 
 
 Statistics: TypeAlias = MeanAndVariance | Extremes | Digests
+# Those whose merged values depend on neither order nor size of batches.
+_SAVED = {kind.__name__: kind for kind in (MeanAndVariance, Extremes)}
+
+
+def save_statistics(path: Path, collected: Collected, **facts: Any) -> None:
+    """Writes a nested dict of statistics, and JSON values beside it, as .npz."""
+    arrays: dict[str, Any] = {"facts": np.array(json.dumps(facts))}
+    for keys, leaf in leaves(collected):
+        for name, values in vars(leaf).items():
+            arrays[json.dumps([type(leaf).__name__, name, *keys])] = values
+    with new_file(path) as partial, partial.open("wb") as file:
+        np.savez(file, **arrays)
+
+
+def load_statistics(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Reads what `save_statistics` wrote: the nested dict and the JSON values."""
+    attributes: dict[tuple[str, ...], dict[str, np.ndarray]] = {}
+    collected: dict[str, Any] = {}
+    with np.load(path) as archive:
+        facts = json.loads(str(archive["facts"]))
+        for encoded in filter("facts".__ne__, archive.files):
+            kind, name, *keys = json.loads(str(encoded))
+            attributes.setdefault((kind, *keys), {})[name] = archive[encoded]
+    for (kind, *keys, last), arrays in attributes.items():
+        inner = collected
+        for key in keys:
+            inner = inner.setdefault(key, {})
+        inner[last] = _SAVED[kind](**arrays)
+    return collected, facts
 
 
 def merge_trees(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges the leaves of two nested dicts of statistics with the same keys."""
+    """Merges the leaves of two nested dicts of statistics with the same keys.
+
+    One of them may be empty.
+    """
+    if not first or not second:
+        return dict(first or second)
     return {
         key: merge_trees(value, second[key])
         if isinstance(value, Mapping)
@@ -275,10 +311,12 @@ def map_leaves(change: Any, nested: Collected) -> dict[str, Any]:
     }
 
 
-def leaves(nested: Collected, *names: str) -> Iterator[tuple[str, Any]]:
-    """Yields the leaves of a nested dict with their keys, joined by spaces."""
+def leaves(
+    nested: Collected, *keys: str
+) -> Iterator[tuple[tuple[str, ...], Statistics]]:
+    """Yields the leaves of a nested dict with their keys."""
     for key, value in nested.items():
         if isinstance(value, Mapping):
-            yield from leaves(value, *names, key)
+            yield from leaves(value, *keys, key)
         else:
-            yield " ".join([*names, key]), value
+            yield (*keys, key), value

@@ -226,6 +226,51 @@ def test_the_command(world, tmp_path, capsys):
     assert "nothing to fit" in capsys.readouterr().err
 
 
+def test_parts_of_the_samples_are_merged(world, tmp_path, capsys):
+    """Of 16 jobs; what one job fits is within 1e-12."""
+    for name in ("one", "parts"):
+        folder = tmp_path / name
+        folder.mkdir()
+        files = {"mean_path": f"{folder}/m.nc", "std_path": f"{folder}/s.nc"}
+        blocks = {
+            "scale": scaler(folder / "s.json", variables=[T]),
+            "limits": scaler(folder / "l.json", "minmax", variables=[SP]),
+            "norm": {"type": "era5_normalizer", "args": files},
+        }
+        arguments = written(world, blocks, folder)
+        if name == "one":
+            assert main(arguments) == OK
+            continue
+        for number in range(1, 17):
+            assert main([*arguments, "--merge"]) == USER_ERROR
+            assert main([*arguments, "--shard", f"{number}/16"]) == OK
+        said = capsys.readouterr().err
+        assert "expected those of one array" in said
+        assert "of the 16 parts" in said
+        assert not (folder / "s.json").exists()
+        (few := folder / "few").mkdir()
+        other = written(world, blocks, few, trainer__batches_per_epoch=2)
+        assert main([*other, "--merge"]) == USER_ERROR
+        assert "is of other data, preblocks or samples" in capsys.readouterr().err
+        assert main([*arguments, "--merge"]) == OK
+        assert not list(folder.glob("*.npz"))
+    one, parts = tmp_path / "one", tmp_path / "parts"
+    assert (one / "l.json").read_text() == (parts / "l.json").read_text()
+    for name in ("m.nc", "s.nc"):
+        with xr.open_dataset(one / name) as a, xr.open_dataset(parts / name) as b:
+            xr.testing.assert_allclose(a, b, rtol=1e-12)
+    for key, each in read_scalers(one / "s.json")["input"]["ERA5"].items():
+        other = read_scalers(parts / "s.json")["input"]["ERA5"][key]
+        np.testing.assert_allclose(each.mean, other.mean, rtol=1e-12)
+        np.testing.assert_allclose(each.variance, other.variance, rtol=1e-12)
+
+
+def test_a_quantile_scaler_has_no_parts(world, tmp_path, capsys):
+    blocks = {"scale": scaler(tmp_path / "q.json", "quantile", DEEP)}
+    assert main([*written(world, blocks, tmp_path), "--shard", "1/2"]) == USER_ERROR
+    assert "depends on the order of the samples" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_config_for_scalers_alone(world, tmp_path, capsys):
     """CREDIT's `weatherbench2_era5_wxformer.yml` has no model, loss and parallelism."""
