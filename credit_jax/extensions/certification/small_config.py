@@ -133,11 +133,17 @@ def _shorten(
     first = ranges[0][0] if ranges else section.get("start_datetime")
     if first is None:
         return
-    lengths = [section.get(k, data.get(k, 1)) for k in ("history_len", "forecast_len")]
+    sources = [*(section.get("source") or data.get("source") or {}).values()]
+    steps = sum(
+        max([section.get(k, data.get(k, 1)), *(each.get(k, 1) for each in sources)])
+        for k in ("history_len", "forecast_len")
+    )
+    # Such a source has none for a last step that ends with the data.
+    steps += any(each.get("temporal_mode") == "next" for each in sources)
     step: Any = pd.Timedelta(section.get("timestep", data["timestep"]))
     start: Any = pd.Timestamp(first)
     section["start_datetime"] = str(start)
-    section["end_datetime"] = str(start + (sum(lengths) + num_samples - 2) * step)
+    section["end_datetime"] = str(start + (steps + num_samples - 2) * step)
 
 
 def _make_source_small(source: dict[str, Any], block: Path) -> None:
