@@ -6,8 +6,10 @@ climatology, and writes scores.nc and scores.csv (`evaluation.scores`).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ from credit_jax.cli.commands import (
     Command,
     CommandError,
     option,
+    parse_shard,
     print_line,
 )
 from credit_jax.config import Config, build_config
@@ -38,6 +41,7 @@ from credit_jax.evaluation.opening import (
 )
 from credit_jax.evaluation.regions import choose_regions
 from credit_jax.evaluation.scores import other_scores, score_table, write_scores
+from credit_jax.evaluation.sums import merged_sums
 from credit_jax.forecast.archive import ForecastRecord, record_beside
 from credit_jax.io.errors import WriteError, writable_folder, write_errors
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
@@ -101,6 +105,12 @@ class Score(ComparisonOptions):
     )
     out: str = option("folder of the scores", metavar="DIR")
     members: int | None = option("take the first members alone", None)
+    shard: str = option(
+        "score the I-th of N parts of the start dates, for job arrays; the scores are "
+        "those of all parts so far",
+        "1/1",
+        "I/N",
+    )
     cache: str | None = option(CACHE_HELP, None, "DIR")
 
     def run(self) -> int:
@@ -133,16 +143,32 @@ class Score(ComparisonOptions):
         refuse_other_scores(self.out, "--out", attributes)
         with writable_folder(self.out, "--out") as out:
             grid = grid_of(files.grid.latitude, files.grid.longitude, regions)
-            count = len(files.starts)
+            dims = dims_of_scores(comparison, grid, files.leads, members)
+            shard, total = parse_shard(self.shard), len(files.starts)
+            # Sums of other comparisons have another folder.
+            key = hashlib.sha256(repr((dims, sorted(attributes.items()))).encode())
+            stored = out / f"sums-{key.hexdigest()[:8]}" if shard[1] > 1 else None
+            count = len(range(shard[0] - 1, total, shard[1]))
             sums = score_files(
                 files,
                 comparison,
                 grid,
                 num_members=members,
                 progress=lambda done: print_line(f"{done} of {count} start dates"),
+                shard=shard,
+                folder=stored,
             )
-            dims = dims_of_scores(comparison, grid, files.leads, members)
-            report(dims.scores(sums, attributes), out)
+            # A part that ends meanwhile may have read fewer, and written last.
+            done = 0
+            while sums is not None and len(sums.starts) > done:
+                done = len(sums.starts)
+                report(dims.scores(sums, attributes), out)
+                sums = sums if stored is None else merged_sums(stored, files.starts)
+            if 0 < done < total:
+                note = f"note: scores of {done} of {total} start dates so far"
+                print_line(note, "yellow")
+            elif stored is not None:
+                shutil.rmtree(stored, ignore_errors=True)
         return OK
 
 

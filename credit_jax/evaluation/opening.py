@@ -30,7 +30,12 @@ from credit_jax.evaluation.mesh_sums import MeshSums, ScoreGrid
 from credit_jax.evaluation.references import open_truth
 from credit_jax.evaluation.regions import BANDS, Region
 from credit_jax.evaluation.scores import NONE_TRAINED
-from credit_jax.evaluation.sums import ScoreDims, ScoreSums
+from credit_jax.evaluation.sums import (
+    ScoreDims,
+    ScoreSums,
+    merged_sums,
+    path_of_sums,
+)
 from credit_jax.io.activity import activity
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.io.workers import ReadAhead
@@ -145,8 +150,10 @@ def score_files(
     mesh: Mesh | None = None,
     num_members: int | None = None,
     progress: Callable[[int], None] = lambda done: None,
-) -> ScoreSums:
-    """Computes the sums of all forecasts of a store or folder.
+    shard: tuple[int, int] = (1, 1),
+    folder: Path | None = None,
+) -> ScoreSums | None:
+    """Computes the sums of the forecasts of a store or folder.
 
     Args:
         files: the forecasts.
@@ -155,16 +162,24 @@ def score_files(
         mesh: rows are split over its domain axis; by default one device.
         num_members: number of first members to score; by default all.
         progress: called with the number of start dates that are done.
+        shard: (number, count): every count-th start date, from the number-th on.
+        folder: where the sums of each start date are kept; those that are there are not
+            computed again, and those of all shards are merged. None for none.
     """
     members = num_members or files.num_members
     mesh = ParallelDims().build_mesh(jax.devices()[:1]) if mesh is None else mesh
     size = members * MeshSums(mesh, grid, members, members).axes.num_data
     measure = MeshSums(mesh, grid, size, members)
-    reader = ReadAhead(_read(files, comparison, members), NUM_AHEAD)
+    starts = [
+        number
+        for number in range(shard[0] - 1, len(files.starts), shard[1])
+        if folder is None or not path_of_sums(folder, files.starts[number]).exists()
+    ]
+    reader = ReadAhead(_read(files, starts, comparison, members), NUM_AHEAD)
     total: ScoreSums | None = None
     try:
-        for number, start in enumerate(files.starts):
-            with activity(f"scoring start date {number + 1}/{len(files.starts)}"):
+        for done, number in enumerate(starts):
+            with activity(f"scoring start date {done + 1}/{len(starts)}"):
                 num_leads = len(files.leads)
                 copies, pending, leads = measure.num_starts, [], []
                 for lead in range(num_leads):
@@ -181,13 +196,14 @@ def score_files(
                     while len(pending) > (lead < num_leads - 1):
                         sums = measure.to_host(pending.pop(0))
                         leads.append({name: x[0] for name, x in sums.items()})
-            start_sums = ScoreSums.of_start(start, leads)
+            start_sums = ScoreSums.of_start(files.starts[number], leads)
+            if folder is not None:
+                start_sums.save(path_of_sums(folder, files.starts[number]))
             total = start_sums if total is None else total.merge(start_sums)
-            progress(number + 1)
+            progress(done + 1)
     finally:
         reader.close()
-    assert total is not None, "there is at least one start date"
-    return total
+    return total if folder is None else merged_sums(folder, files.starts)
 
 
 def dims_of_scores(
@@ -210,11 +226,14 @@ def grid_of(
 
 
 def _read(
-    files: ForecastFiles, comparison: ScoreComparison, num_members: int
+    files: ForecastFiles,
+    starts: Sequence[int],
+    comparison: ScoreComparison,
+    num_members: int,
 ) -> Iterator[Any]:
-    """Yields the forecast and its references for each start date and lead time."""
-    for number, start in enumerate(files.starts):
-        persistence = comparison.persistence(start)
+    """Yields the forecast and its references for start dates and lead times."""
+    for number in starts:
+        persistence = comparison.persistence(files.starts[number])
         for lead in range(len(files.leads)):
             forecast = files.read(number, lead, comparison.to_truth.levels)
             references = comparison.at(valid_time(files, number, lead)) | persistence

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,18 @@ class ScoreSums:
             arrays = {name: archive[name] for name in archive.files}
         starts = arrays.pop(_STARTS).astype("datetime64[ns]")
         return cls(tuple(starts), arrays)
+
+
+def path_of_sums(folder: Path, start: np.datetime64) -> Path:
+    """The file of the sums of a start date."""
+    return folder / f"{str(start)[:16].replace(':', '')}.npz"
+
+
+def merged_sums(folder: Path, starts: Iterable[np.datetime64]) -> ScoreSums | None:
+    """The sums of all start dates that have a file; None if there is none."""
+    paths = [path_of_sums(folder, start) for start in starts]
+    parts = [ScoreSums.load(path) for path in paths if path.exists()]
+    return functools.reduce(ScoreSums.merge, parts) if parts else None
 
 
 @dataclass(frozen=True, eq=False)

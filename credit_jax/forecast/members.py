@@ -32,7 +32,12 @@ from credit_jax.evaluation.opening import (
     open_comparison,
 )
 from credit_jax.evaluation.regions import Region
-from credit_jax.evaluation.sums import ScoreDims, ScoreSums
+from credit_jax.evaluation.sums import (
+    ScoreDims,
+    ScoreSums,
+    merged_sums,
+    path_of_sums,
+)
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.outputs import Outputs
@@ -194,25 +199,17 @@ class OnlineScores:
         if jax.process_index() > 0:
             return
         for index, task in enumerate(tasks[::members]):
-            if self._path(task.start).exists():
+            start = self.schedule.starts[task.start]
+            if (path := path_of_sums(self.folder / FOLDER, start)).exists():
                 continue
             leads = [{name: x[index] for name, x in sums.items()} for sums in steps]
-            start = self.schedule.starts[task.start]
             with write_errors(self.folder):
-                ScoreSums.of_start(start, leads).save(self._path(task.start))
+                ScoreSums.of_start(start, leads).save(path)
 
     def scores(self, attributes: Mapping[str, Any]) -> xr.Dataset | None:
         """The scores of all start dates that are done; None if there is none."""
-        total: ScoreSums | None = None
-        for start in range(len(self.schedule.starts)):
-            if self._path(start).exists():
-                start_sums = ScoreSums.load(self._path(start))
-                total = start_sums if total is None else total.merge(start_sums)
+        total = merged_sums(self.folder / FOLDER, self.schedule.starts)
         return None if total is None else self.dims.scores(total, attributes)
-
-    def _path(self, start: int) -> Path:
-        name = str(self.schedule.starts[start])[:16].replace(":", "")
-        return self.folder / FOLDER / f"{name}.npz"
 
 
 def online_scores(

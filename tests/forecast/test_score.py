@@ -101,6 +101,19 @@ def test_the_store_and_the_files(made, scored, tmp_path):
         assert np.array_equal(files[name], found[name], equal_nan=True), name
 
 
+def test_parts_are_the_scores_of_all(made, scored, tmp_path, capsys):
+    """Those of three jobs, of which one is run twice."""
+    out = tmp_path / "parts"
+    for part in ("2/3", "1/3", "2/3", "3/3"):
+        assert score(made / "zarr", out, "--shard", part) == OK
+        assert ("of 5 start dates so far" in capsys.readouterr().out) == (part != "3/3")
+    one, parts = read_scores(scored[1]), read_scores(out)
+    assert parts.attrs == one.attrs
+    for name in one.data_vars:
+        np.testing.assert_allclose(parts[name], one[name], rtol=1e-6), name
+    assert not list(out.glob("sums*"))
+
+
 def test_baselines(made, scored):
     found, truth = read_scores(scored[1]), make_fields()
     store = read(made / "zarr")

@@ -154,4 +154,4 @@ def chosen_meshes(
 
 def reference_of(num_ranks: int | None) -> str:
     """Name of the mesh that others are compared with: one device if it can be."""
-    return ONE_DEVICE if num_ranks is None else f"ddp{num_ranks}"
+    return f"ddp{num_ranks}" if (num_ranks or 1) > 1 else ONE_DEVICE

@@ -217,7 +217,7 @@ def _config_on(
     """The config of a certificate, whose batches are those of one device, on a mesh."""
     trainer, dims = dict(mapping["trainer"]), dims_of(mesh)
     shared = build_config(mapping).shares_batches
-    ranks = 1 if shared else dims.batch_size
+    ranks = {"train": 1 if shared else dims.batch_size, "valid": dims.batch_size}
     data = "fsdp2" if dims.dp_shard > 1 else "ddp" if dims.batch_size > 1 else "none"
     trainer |= {
         "parallelism": {
@@ -237,8 +237,8 @@ def _config_on(
         "stopping_patience": _EPOCHS,
         **dict.fromkeys(_NOT_DONE, False),
         **{
-            key: trainer[key] // ranks
-            for key in ("train_batch_size", "valid_batch_size")
+            f"{split}_batch_size": trainer[f"{split}_batch_size"] // count
+            for split, count in ranks.items()
         },
     }
     if not in_dtype:

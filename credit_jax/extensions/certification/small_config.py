@@ -7,16 +7,20 @@ schedule and numbers of steps.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from credit_jax.config import build_config
 from credit_jax.config.custom_objects import SECTION, absolute_paths, is_registered
 from credit_jax.config.finetune import FinetuneConfig, finetune_of
 from credit_jax.config.sources.source import SourceConfig
 from credit_jax.models.registry import build, parse_model
+from credit_jax.parallel.mesh.devices import required_devices
+from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan.finetune import matching
 
 # Rows and columns; with padding they divide by all strides and windows.
@@ -41,6 +45,8 @@ TRAINER = {
 # Most micro-batches of an update of a certificate: how they are added does not depend
 # on more.
 MAX_ACCUMULATED = 3
+# Most data-parallel ranks of a loss that depends on their number.
+MAX_RANKS = 4
 # So that FSDP splits the parameters of a small model, too.
 MIN_SHARD_SIZE = 16
 _STORES = ("store", "model_level_store")
@@ -214,9 +220,11 @@ def _small_finetune(
 def for_any_mesh(
     mapping: Mapping[str, Any], *, num_samples: int, num_updates: int
 ) -> dict[str, Any]:
-    """Returns a config with batches of so many samples, on no mesh of its own."""
-    members_are_ranks = mapping["loss"].get("training_loss") == "ring-crps"
-    accumulated = _accumulated(mapping["trainer"])
+    """Returns a config with batches of so many samples, on no mesh of its own.
+
+    Its `num_devices` are the data-parallel ranks that its loss needs; None for any.
+    """
+    accumulated, ranks = _accumulated(mapping["trainer"]), _num_ranks(mapping)
     trainer = {
         **mapping["trainer"],
         "train_batch_size": num_samples,
@@ -224,8 +232,8 @@ def for_any_mesh(
         "grad_accum_every": accumulated,
         "batches_per_epoch": num_updates * accumulated,
         "valid_batches_per_epoch": 1,
-        "num_devices": None,
-        "parallelism": {"data": "ddp" if members_are_ranks else "none"},
+        "num_devices": ranks,
+        "parallelism": {"data": "ddp" if (ranks or 1) > 1 else "none"},
     }
     if stages := trainer.get("curriculum"):
         # Of one update each, with the batches of a certificate.
@@ -235,3 +243,18 @@ def for_any_mesh(
             stage["until"] = number
         trainer["curriculum"] = short
     return {**mapping, "trainer": trainer}
+
+
+def _num_ranks(mapping: Mapping[str, Any]) -> int | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        config = build_config(mapping)
+    if config.loss.members_are_ranks:
+        return config.trainer.ensemble_size
+    if not config.shares_batches:
+        return None
+    # Ranks train on the same samples with other members, as in CREDIT: their number is
+    # part of the function.
+    parallelism = config.trainer.parallelism
+    count = config.trainer.num_devices or required_devices(parallelism)
+    return min(ParallelDims.from_config(parallelism, count).batch_size, MAX_RANKS)

@@ -150,8 +150,6 @@ def subject_of_config(
         ema_decay=trainer.ema_decay if trainer.use_ema else None,
         options=model_options(trainer),
         precision=_precision(x64),
-        # Ranks that only share their batches average over them as over other samples:
-        # with each sample once, one device computes the same.
         shared=config.loss.members_are_ranks,
         seed=config.seed,
         weights=weights,
@@ -160,8 +158,8 @@ def subject_of_config(
 
 
 def ranks_of(config: Config) -> int | None:
-    """Number of data-parallel ranks that the loss of a config needs; None for any."""
-    return config.trainer.ensemble_size if config.loss.members_are_ranks else None
+    """Data-parallel ranks that a config of `for_any_mesh` needs; None for any."""
+    return config.trainer.num_devices
 
 
 def _precision(x64: bool) -> Precision:

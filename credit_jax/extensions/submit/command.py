@@ -1,7 +1,8 @@
 """Submit a run to PBS or SLURM: `python -m credit_jax.submit --config FILE`.
 
 Writes a readable script from the `pbs:` or `slurm:` section of CREDIT's YAML and
-submits it to the scheduler: once, or as a chain of jobs that resume one another.
+submits it to the scheduler: once, as a chain of jobs that resume one another, or as an
+array of parts of forecasts, scores or statistics.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +30,11 @@ from credit_jax.plan import plan_run
 from credit_jax.plan.estimates import DEVICES, memory_problems
 
 _PROGRAMS: dict[Scheduler, str] = {"pbs": "qsub", "slurm": "sbatch"}
+# The number of a job in an array.
+_PARTS: dict[Scheduler, str] = {
+    "pbs": "$PBS_ARRAY_INDEX",
+    "slurm": "$SLURM_ARRAY_TASK_ID",
+}
 # What the directives of both schedulers take as it is: they quote nothing, SLURM puts
 # in values for %, and PBS takes what is before a colon for a host.
 _PLAIN = r"[\w/.+=@,~-]"
@@ -41,13 +47,25 @@ _MARGIN, _PART = 600, 10
 
 
 class Submit(ConfigOptions):
-    """Submit training or forecasts to PBS or SLURM, as a chain of jobs if asked."""
+    """Submit a command to PBS or SLURM, as a chain or an array of jobs if asked."""
 
     example = "--config configs/demo.yaml --cluster slurm --chain 5 --dry-run"
 
     cluster: Scheduler = option("the scheduler, and the section of the config")
-    mode: Literal["train", "forecast"] = option("the command to run", "train")
+    mode: Literal["train", "forecast", "preprocess", "score"] = option(
+        "the command to run", "train"
+    )
+    options: tuple[str, ...] = option(
+        "further options of the command, such as '--members 8'; repeatable", (), "TEXT"
+    )
     chain: int = option("jobs, one after the other", 1, "N", ge=1)
+    array: int | None = option(
+        "jobs beside each other, each with one of N parts (--shard) of the forecasts, "
+        "scores or statistics; these are merged by one more job",
+        None,
+        "N",
+        ge=2,
+    )
     dry_run: bool = option("print the script, submit nothing", False)
     processes_per_node: int | None = option(
         "default: 1 on one node, else one for each GPU", None, "N", ge=1
@@ -81,13 +99,24 @@ class Submit(ConfigOptions):
             )
         folder = run_folder / "jobs"
         name = f"{self.mode}_{time.strftime('%Y%m%d_%H%M%S')}"
-        # Later changes of the user's file do not affect the chain.
-        command = [self.mode, "--config", str(folder / f"{name}.yml")]
-        for override in self.set:
-            command += ["--set", override]
-        command += ["--resume", *(["if-any"] if self.mode == "train" else [])]
-        command += ["--stop-after", stop_after(section.seconds)]
-        command += ["--cache", self.cache or str(run_folder / "cache")]
+        if self.array and self.mode == "train":
+            raise ValueError(
+                "--array is of forecasts, scores and statistics, whose parts do not "
+                "depend on each other; training goes on by --chain"
+            )
+        command = [self.mode]
+        if self.mode != "score":
+            # Later changes of the user's file do not affect the chain.
+            command += ["--config", str(folder / f"{name}.yml")]
+            for override in self.set:
+                command += ["--set", override]
+        for text in self.options:
+            command += shlex.split(text)
+        if self.mode in ("train", "forecast"):
+            command += ["--resume", *(["if-any"] if self.mode == "train" else [])]
+            command += ["--stop-after", stop_after(section.seconds)]
+        if self.mode != "preprocess":
+            command += ["--cache", self.cache or str(run_folder / "cache")]
         job = BatchJob(
             self.cluster,
             section,
@@ -97,24 +126,30 @@ class Submit(ConfigOptions):
             Path.cwd(),
             sys.executable,
             self.processes_per_node,
+            self.array,
         )
-        text = script_text(job)
+        jobs = [job] * self.chain
+        if self.array and self.mode == "preprocess":
+            words = [*command, "--merge"]
+            jobs.append(replace(job, command=words, name=f"{name}_merge", array=None))
+        scripts = {each.script: each for each in jobs}
         if self.dry_run:
-            print(text, end="")
-            for number in range(self.chain):
+            for each in scripts.values():
+                print(script_text(each), end="")
+            for number, each in enumerate(jobs):
                 after = f"JOB{number}" if number else None
-                words = submission(self.cluster, job.script, after)
+                words = submission(self.cluster, each.script, after)
                 print_line(f"# {shlex.join(words)}")
             return OK
         job.folder.mkdir(parents=True, exist_ok=True)
         for path, content in (
             (job.folder / f"{job.name}.yml", Path(self.config).read_text()),
-            (job.script, text),
+            *((path, script_text(each)) for path, each in scripts.items()),
         ):
             with new_file(path) as partial:
                 partial.write_text(content)
         print_line(f"script {job.script}")
-        for number in submit_chain(self.cluster, job.script, self.chain):
+        for number in submit_chain(self.cluster, [each.script for each in jobs]):
             print_line(f"job {number}")
         return OK
 
@@ -143,8 +178,8 @@ def _check_devices(config: Config, section: JobSection) -> None:
         raise ConfigError(problems, "this run cannot start")
 
 
-def submit_chain(scheduler: Scheduler, script: Path, num_jobs: int) -> list[str]:
-    """Submits a script several times, each job after the end of the one before.
+def submit_chain(scheduler: Scheduler, scripts: Sequence[Path]) -> list[str]:
+    """Submits scripts, each job after the end of the one before.
 
     The dependency is `afterany`: the next job starts however the one before ended, even
     if it was preempted or killed, and the script decides whether work is left. CREDIT
@@ -152,8 +187,7 @@ def submit_chain(scheduler: Scheduler, script: Path, num_jobs: int) -> list[str]
 
     Args:
         scheduler: "pbs" or "slurm".
-        script: script, as returned by `script_text`.
-        num_jobs: number of jobs in the chain.
+        scripts: scripts, as returned by `script_text`.
 
     Returns:
         The numbers of the jobs.
@@ -162,7 +196,7 @@ def submit_chain(scheduler: Scheduler, script: Path, num_jobs: int) -> list[str]
         OSError: the program is missing, or it refuses a job.
     """
     jobs: list[str] = []
-    for _ in range(num_jobs):
+    for script in scripts:
         command = submission(scheduler, script, jobs[-1] if jobs else None)
         queued = f"; submitted before: {', '.join(jobs)}" if jobs else ""
         try:
@@ -214,6 +248,7 @@ class BatchJob:
         python: interpreter, used if the section has no `conda`.
         processes_per_node: None is one process for a job of one node, otherwise one for
             each GPU.
+        array: number of jobs of an array, each of which has a part; None for one job.
     """
 
     scheduler: Scheduler
@@ -224,6 +259,7 @@ class BatchJob:
     work: Path
     python: str
     processes_per_node: int | None = None
+    array: int | None = None
 
     @property
     def num_per_node(self) -> int:
@@ -288,7 +324,8 @@ def script_text(job: BatchJob) -> str:
     return _SCRIPT.format(
         directives="\n".join(_pbs(job) if job.scheduler == "pbs" else _slurm(job)),
         environment="\n".join([*lines, *section.env_setup]),
-        ended=shlex.quote(str(job.ended)),
+        ended=shlex.quote(str(job.ended))
+        + (f"-{_PARTS[job.scheduler]}" if job.array else ""),
         command=_launched(job),
     )
 
@@ -312,11 +349,13 @@ def _pbs(job: BatchJob) -> list[str]:
     return [
         *(f"#PBS -{k} {v}" for k, v in options.items() if v is not None),
         f"#PBS -l walltime={section.walltime}",
+        *([f"#PBS -J 1-{job.array}"] if job.array else []),
         "#PBS -j oe",
         "#PBS -k eod",
         f"#PBS -o {job.folder}/",
-        # A job that PBS reruns would run in addition to the chain.
-        "#PBS -r n",
+        # A job that PBS reruns would run in addition to the chain. It takes no array
+        # that it may not rerun.
+        f"#PBS -r {'y' if job.array else 'n'}",
     ]
 
 
@@ -344,7 +383,8 @@ def _slurm(job: BatchJob) -> list[str]:
         "gres": None if section.constraint or not gpus else f"gpu:{gpus}",
         "mem": section.mem,
         "time": section.walltime,
-        "output": f"{job.folder}/{job.name}-%j.out",
+        "array": f"1-{job.array}" if job.array else None,
+        "output": f"{job.folder}/{job.name}-{'%A_%a' if job.array else '%j'}.out",
     }
     lines = [f"#SBATCH --{k}={v}" for k, v in options.items() if v is not None]
     return [*lines, "#SBATCH --no-requeue"]
@@ -366,4 +406,6 @@ def _launched(job: BatchJob) -> str:
             lines.append(shlex.quote(word))
         else:
             lines[-1] += f" {shlex.quote(word)}"
+    if job.array:
+        lines.append(f'--shard "{_PARTS[job.scheduler]}/{job.array}"')
     return " \\\n    ".join(lines)

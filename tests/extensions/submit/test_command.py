@@ -266,6 +266,57 @@ def test_a_fake_scheduler(
     assert "is not on this machine" in text
 
 
+@pytest.mark.parametrize("cluster", ["pbs", "slurm"])
+def test_an_array_of_forecasts(submit: Any, cluster: str) -> None:
+    options = ["--cluster", cluster, "--mode", "forecast", "--array", "8"]
+    options += ["--chain", "2", "--options", "--members 4 --out 'my forecasts'"]
+    code, text, _ = submit({cluster: {}}, *options, "--dry-run")
+    assert code == OK
+    directive = {"pbs": "#PBS -J 1-8", "slurm": "#SBATCH --array=1-8"}[cluster]
+    number = {"pbs": "$PBS_ARRAY_INDEX", "slurm": "$SLURM_ARRAY_TASK_ID"}[cluster]
+    lines = text.splitlines()
+    assert directive in lines
+    assert ("#PBS -r n" in lines, "#PBS -r y" in lines) == (False, cluster == "pbs")
+    assert f'    --shard "{number}/8"' in lines
+    assert "    --members 4 \\" in lines
+    assert "    --out 'my forecasts' \\" in lines
+    (ended,) = [line for line in lines if line.startswith("ended=")]
+    assert ended.endswith(f".ended-{number}")
+    assert "afterany" in lines[-1]
+    code, _, error = submit({cluster: {}}, "--cluster", cluster, "--array", "8")
+    assert code == USER_ERROR
+    assert "training goes on by --chain" in error
+
+
+def test_an_array_of_statistics_is_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The jobs that were submitted are run one after the other."""
+    write_world(tmp_path)
+    program(tmp_path / "sbatch", f'echo "$@" >> {tmp_path}/log; echo job 7')
+    python = program(
+        tmp_path / "python",
+        f'shift 3; cd {ROOT}; exec {sys.executable} -m credit_jax.preprocess "$@"',
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(sys, "executable", python)
+    mapping = tiny_config(tmp_path, tmp_path / "run") | {"slurm": {}}
+    files = [tmp_path / "new_mean.nc", tmp_path / "new_std.nc"]
+    args = dict(zip(("mean_path", "std_path"), map(str, files), strict=True))
+    mapping["preblocks"]["per_step"]["norm"]["args"] = args
+    config = write_yaml(tmp_path / "config.yml", mapping)
+    options = ["--cluster", "slurm", "--mode", "preprocess", "--array", "2"]
+    assert main(["--config", config, *options]) == OK
+    first, second = (tmp_path / "log").read_text().splitlines()
+    assert second.startswith("--dependency=afterany:7 ")
+    jobs = [(first, "1"), (first, "2"), (second.split()[1], "")]
+    for script, number in jobs:
+        assert not any(file.exists() for file in files)
+        environment = {**os.environ, "SLURM_ARRAY_TASK_ID": number}
+        subprocess.run(["bash", script], env=environment, check=True)
+    assert all(file.exists() for file in files)
+
+
 @pytest.mark.slow
 def test_a_chain_runs_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: None
