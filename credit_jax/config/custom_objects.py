@@ -106,7 +106,8 @@ def register_objects(
         raise ConfigError([problem], source)
     problems: list[str] = []
     for name, keys in section.items():
-        path = f"{SECTION}.{name}"
+        # "FILE.py:function" of `model.type` is no name that a user gives an object.
+        path = "model.type" if ":" in str(name) else f"{SECTION}.{name}"
         try:
             custom = parse(CustomObject, keys, path)
             reference = _reference(custom, str(name), package)
@@ -251,8 +252,14 @@ def _load(kind: str, reference: _Reference) -> Any:
             f"{module} cannot be imported: {type(error).__name__}: {error}"
         ) from error
     if not hasattr(loaded, attribute):
+        names = [
+            name
+            for name, value in vars(loaded).items()
+            if getattr(value, "__module__", "") == loaded.__name__
+        ]
         raise ValueError(
-            f"module_name: {module} has no {attribute!r}; {_expected(kind)}"
+            f"module_name: {module} has no {attribute!r}, it has "
+            f"{', '.join(names) or 'nothing'}; {_expected(kind)}"
         )
     component = getattr(loaded, attribute)
     cls = component if isinstance(component, type) else type(component)

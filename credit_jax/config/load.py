@@ -239,17 +239,26 @@ def _with_function(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
     """A config whose `model.type` is `module:factory`, as one of a custom object."""
     # Channels and frames that its section lacks are those of the data.
     model = mapping.get("model")
-    if not isinstance(model, Mapping) or ":" not in str(model.get("type")):
+    if not isinstance(model, Mapping):
         return mapping
-    kind = str(model["type"])
+    kind = str(model.get("type"))
+    if kind.endswith(".py"):
+        problem = f"model.type: {kind} names a file alone; expected {kind}:FUNCTION"
+        raise ConfigError([problem], "model")
+    if ":" not in kind:
+        return mapping
     module, _, name = kind.rpartition(":")
+    if module.endswith(".py"):
+        # A run is opened in other folders, too.
+        module = str(Path(module).expanduser().absolute())
+        kind = f"{module}:{name}"
     keys = {"object_type": "model", "module_path": module, "module_name": name}
     objects = {kind: keys, **(mapping.get(SECTION) or {})}
     if mapping.get("data"):
         data = parse(DataConfig, mapping["data"], "data")
         counts = data.channel_counts(model.get("levels") or 1)
         model = {**counts, "frames": data.history_len, **model}
-    return {**mapping, "model": model, SECTION: objects}
+    return {**mapping, "model": {**model, "type": kind}, SECTION: objects}
 
 
 def _as_gen2_reads(mapping: Mapping[str, Any], source: str) -> Mapping[str, Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
@@ -23,8 +25,10 @@ from credit_jax.nn.parameters import Parameter, from_param_spec, named_variables
 from credit_jax.nn.run_blocks import run_block
 from credit_jax.parallel.params.spec import ParamSpec
 
-# Collections of Linen and variables of NNX that a forward pass in training changes.
+# Collections of Linen, variables of NNX, modules of Haiku and nodes of Equinox that a
+# forward pass in training changes.
 _CHANGING = ("batch_stats", "BatchStat", "RngKey", "RngCount", "Cache")
+_CHANGING += ("mean_ema", "var_ema", "StateIndex")
 
 
 class FunctionConfig(ModelConfig):
@@ -60,6 +64,10 @@ class FunctionConfig(ModelConfig):
     levels: PositiveInt = 1
     noise: bool = False
     saved: tuple[str, ...] = ()
+
+    def channel_sum(self, direction: str) -> str:
+        """Returns the terms of `input_channels` or `output_channels`, for errors."""
+        return f"{direction}_channels, of the data with model.levels {self.levels},"
 
     @property
     def draws_noise(self) -> bool:  # type: ignore[override]
@@ -146,6 +154,12 @@ class Function:
         params: Any,
         loss: Callable[..., Array] | None = None,
     ) -> None:
+        for name, call in {"apply": apply, "loss": loss or apply}.items():
+            if not callable(call):
+                raise ValueError(
+                    f"{name} is a {type(call).__name__}; expected a function: (apply, "
+                    "params) or (apply, params, loss)"
+                )
         self.apply, self.loss = apply, loss
         leaves, self.structure = jax.tree_util.tree_flatten_with_path(params)
         self.initial: Weights = {}
@@ -179,15 +193,15 @@ def _is_trained(leaf: Any) -> bool:
 
 
 def _check_variables(params: Any) -> None:
-    """Checks that no variable of Linen or NNX changes in a forward pass."""
+    """Checks that no variable changes in a forward pass."""
 
     def is_variable(node: Any) -> bool:
-        return isinstance(node, nnx.Variable)
+        return isinstance(node, nnx.Variable) or type(node).__name__ in _CHANGING
 
     flat = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_variable)[0]
     for keys, leaf in flat:
         path = jax.tree_util.keystr(keys, simple=True, separator="/")
-        names = {path.partition("/")[0], type(leaf).__name__}
+        names = {*path.split("/"), type(leaf).__name__}
         if changing := names.intersection(_CHANGING):
             raise ValueError(
                 f"params has {path}, of {changing.pop()}: a function cannot change it; "
@@ -221,26 +235,49 @@ class _Body(nnx.Module):
     def __call__(
         self, arrays: Sequence[Array], context: Context, *, noise: bool
     ) -> Any:
-        call = self.call
         params = self.tree(
             {path: v[...] for path, v in named_variables(self, Parameter)}
         )
+
+        def call(*arguments: Any) -> Any:
+            try:
+                return self.call(params, *arguments)
+            except Exception as error:
+                shapes = ", ".join(str(x.shape) for x in arguments if x is not None)
+                where = f"{self.call.__name__} of params and arrays {shapes}"
+                raise _user_error(where, error) from error
+
         # Of (params, *arrays, rng).
-        if _num_positional(call) < len(arrays) + 2:
-            return call(params, *arrays)
+        if _num_positional(self.call) < len(arrays) + 2:
+            return call(*arrays)
         key = context.key
         if noise and context.noise is not None:
             key = context.noise.key
         if key is None:
-            return call(params, *arrays, None)
+            return call(*arrays, None)
 
         def of_sample(key: Array, *arrays: Array) -> Array:
-            return call(params, *(array[None] for array in arrays), key)[0]
+            return call(*(array[None] for array in arrays), key)[0]
 
         if not key.ndim:
             samples = context.samples(len(arrays[0]))
             key = jax.vmap(partial(jax.random.fold_in, key))(samples)
         return jax.vmap(of_sample)(key, *arrays)
+
+
+def _user_error(what: str, error: Exception) -> ValueError:
+    """The error of a user's function as one line, with the line of its file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    root = str(Path(__file__).parents[1])
+    files = [
+        f" ({frame.filename}, line {frame.lineno})"
+        for frame in frames
+        if "site-packages" not in frame.filename and root not in frame.filename
+    ]
+    text = f"{what}: {type(error).__name__}: {error}{files[-1] if files else ''}"
+    if "scan" in text and "varying" in text:
+        text += "; a carry that begins with a constant begins with 0 * x instead"
+    return ValueError(text)
 
 
 def _num_positional(call: Callable[..., Any]) -> int:
@@ -327,8 +364,22 @@ def _of_factory(factory: Callable[..., Any]) -> ModelEntry:
             for spec in (config.x, config.output)
         ]
 
+        name = f"model.type {config.type!r}"
+
         def make() -> Function:
-            return Function(*factory(*shapes, **config.args))
+            try:
+                made = factory(*shapes, **config.args)
+            except jax.errors.JAXTypeError:
+                raise
+            except Exception as error:
+                call = f"{name}: {factory.__name__}{inspect.signature(factory)} of x, y"
+                raise _user_error(f"{call} and model.args", error) from error
+            if not isinstance(made, tuple) or len(made) not in (2, 3):
+                raise ValueError(
+                    f"{name}: the factory returns a {type(made).__name__}; expected "
+                    "(apply, params) or (apply, params, loss)"
+                )
+            return Function(*made)
 
         return FunctionModule(make, config)
 

@@ -208,6 +208,11 @@ class ModelDef:
         """Returns errors of the model with a tensor-parallel degree, one line each."""
         if problems := [*self.config.problems()]:
             return problems
+        if self.config.only_data_parallel:
+            try:
+                self._trace(Context())
+            except ValueError as error:
+                return [str(error)]
         indivisible = {
             (length, name): path
             for path, param_spec in reversed(self.param_specs.items())
@@ -255,7 +260,11 @@ class ModelDef:
 
         def forward(weights: Any, inputs: Any, key: Array) -> Array:
             noisy, stats = replace(context, noise=Noise(key)), self._fresh_batch_stats()
-            return self.apply(weights, inputs, noisy, stats)
+            y = self.apply(weights, inputs, noisy, stats)
+            if self.has_loss:
+                training = replace(noisy, key=key)
+                self.bind(weights).losses(inputs["x"], y, training)
+            return y
 
         jax.eval_shape(forward, weights, inputs, jax.random.key(0))
 

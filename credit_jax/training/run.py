@@ -194,7 +194,8 @@ def header(source: str, setup: Setup) -> list[str]:
         f"{counted(len(devices), f'{devices[0].platform} device')}, {precision}",
         f"model  {config.model['type']}, {model.num_parameters:,} parameters, "
         f"{schema.num_input_channels} -> {schema.num_target_channels} channels on "
-        f"{model.image_height} x {model.image_width} points",
+        f"{model.image_height} x {model.image_width} points"
+        + (", trained by its loss" if model.has_loss else ""),
         f"data   {counted(len(loader.dataset), 'sample')}{held_out}; "
         f"{setup.batches_per_epoch} batches of "
         f"{config.trainer.train_batch_size * ranks} an epoch",

@@ -86,7 +86,8 @@ def make_train_step(
             (the global norm of the gradient) and `learning_rate`, if it takes extra
             arguments.
         loss: loss of the fields after a step of `rollout`, and a `FieldContext` for
-            global means.
+            global means. A model that brings its loss (`credit_jax.wrap`) is trained by
+            that instead.
         schedule: micro-batches seen -> learning rate; None for an optimizer that has
             its own.
         accumulate: divisor of each micro-batch's loss (CREDIT's grad_accum_every, also

@@ -443,15 +443,14 @@ def test_meshes_that_split_samples_or_layers(axis):
 def test_a_loss_that_is_not_of_samples():
     apply, params = plain()
     wrapped = credit_jax.wrap(apply, params, X, Y, loss=lambda p, x, y: jnp.sum(y))
-    with pytest.raises(ValueError, match=r"loss returns \(\) .*expected \(8,\)"):
-        trained(wrapped, ParallelDims(), updates=1)
+    with pytest.raises(ValueError, match=r"loss returns \(\) .*expected \(1,\)"):
+        credit_jax.build_parallel_model(wrapped, ParallelDims())
 
 
 def test_an_output_of_another_shape():
     wrapped = credit_jax.wrap(lambda params, x: x, {"w": jnp.ones(2)}, X, Y)
-    model = credit_jax.build_parallel_model(wrapped, ParallelDims())
-    with pytest.raises(ValueError, match=r"returns \(8, 3, 1.*expected \(8, 2"):
-        model.apply(*model.init(jax.random.key(0)), {"x": jnp.zeros((8, *X))})
+    with pytest.raises(ValueError, match=r"returns \(1, 3, 1.*expected \(1, 2"):
+        credit_jax.build_parallel_model(wrapped, ParallelDims())
 
 
 # (state, forcing) -> state by modal coefficients, with encoder and decoder.
@@ -522,6 +521,38 @@ def test_a_factory_that_a_config_names(tmp_path):
     arguments += ["--init-time", "2000-01-01", "--steps", "1", "--format", "zarr"]
     assert forecast(["--config", str(tmp_path / "one/model.yml"), *arguments]) == 0
     assert list(out.iterdir())
+
+
+WRONG = {
+    "return apply": r"the factory returns a function; expected \(apply, params\)",
+    "return {}, apply": r"apply is a dict; expected a function",
+    "raise KeyError('file')": r"make\(x, y, width=8\) of .*KeyError: 'file' \(.*line 7",
+    "return lambda p, x: p['no'], params": r"<lambda> of .*KeyError: 'no' \(.*line 7",
+    "return lambda p, x: x, params": r"apply returns \(1, 3, .*expected \(1, 2",
+    "return apply, params, lambda p, x, y: jnp.sum(x)": r"loss returns \(\) ",
+    "return apply, {'~/mean_ema': params['w']}": r"of mean_ema: a function cannot",
+}
+
+
+@pytest.mark.usefixtures("no_objects_left")
+@pytest.mark.parametrize("line", WRONG)
+def test_a_wrong_function_is_a_problem_of_the_config(tmp_path, line):
+    """Before data are read, with the line of the file."""
+    head = "import jax.numpy as jnp\n\n\ndef make(x, y, width=8):\n"
+    head += "    params = {'w': jnp.ones(2)}\n"
+    head += "    apply = lambda p, x: x[:, :2] * p['w'][0]\n"
+    (tmp_path / "wrong.py").write_text(f"{head}    {line}\n")
+    keys = {"object_type": "model", "module_path": str(tmp_path / "wrong.py")}
+    register_objects({"custom_objects": {"wrong": keys | {"module_name": "make"}}})
+    sizes = {"image_height": 6, "image_width": 16, "input_channels": 3}
+    model = {"type": "wrong", **sizes, "output_channels": 2}
+    with pytest.raises(ValueError, match=WRONG[line]):
+        credit_jax.build_parallel_model(model, ParallelDims())
+    if line == "return apply":
+        with pytest.raises(ValueError, match=r"unexpected keyword argument 'widht'"):
+            credit_jax.build_parallel_model(
+                model | {"args": {"widht": 3}}, ParallelDims()
+            )
 
 
 def blocks_of_the_page():

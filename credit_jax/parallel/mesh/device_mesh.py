@@ -147,7 +147,9 @@ def mesh_of_degrees(degrees: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
     if np.prod(shape) != len(devices):
         product = " x ".join(f"{axis} {degree}" for axis, degree in built.items())
         raise ValueError(
-            f"{product} = {np.prod(shape)} devices, but {len(devices)} are given"
+            f"{product} = {np.prod(shape)} devices, but {len(devices)} are given; "
+            f"simulate them on a CPU by credit_jax.ensure_devices({np.prod(shape)}), "
+            "before JAX is used, or choose other degrees"
         )
     grid = np.asarray(devices, dtype=object).reshape(shape)
     return Mesh(grid, tuple(built), axis_types=(AxisType.Auto,) * len(built))
