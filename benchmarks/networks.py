@@ -44,6 +44,6 @@ def random_arrays(
     specs = {**model_def.network_inputs, "y": model_def.output}
     arrays = {name: rng.normal(size=spec.shape(batch)) for name, spec in specs.items()}
     if model_def.process is not None:
-        steps = rng.integers(model_def.process.num_steps, size=(batch, 1))
+        steps = rng.integers(len(model_def.process.betas), size=(batch, 1))
         arrays[TIME] = steps.astype(float)
     return {name: array.astype(np.float32) for name, array in arrays.items()}

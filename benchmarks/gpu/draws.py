@@ -47,7 +47,7 @@ def inputs_of(model_def: ModelDef, batch: int = 1) -> State:
     specs = model_def.network_inputs.items()
     inputs = {k: uniform(f"input {k}", spec.shape(batch)) for k, spec in specs}
     if model_def.process is not None:
-        steps = _raw("step", batch) % np.uint64(model_def.process.num_steps)
+        steps = _raw("step", batch) % np.uint64(len(model_def.process.betas))
         inputs[TIME] = steps.astype(np.float32).reshape(batch, 1)
     return inputs
 

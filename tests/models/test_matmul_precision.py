@@ -11,7 +11,7 @@ from jax.lax import Precision
 from benchmarks.accuracy.case import ROWS, case_config
 from benchmarks.compiled_step import SMALL_MODEL, equations, trace_step
 from benchmarks.small_models import placed
-from credit_jax.kernels import dispatch, use_implementation, use_platform
+from credit_jax.kernels import use_implementation, use_platform
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.nn.context import Noise
 from credit_jax.parallel.params.precision import default_mp_policy
@@ -34,7 +34,6 @@ MOE = {
 @pytest.fixture(autouse=True)
 def _compiled_kernels(monkeypatch):
     """Kernels are lowered for the GPU, not for the interpreter of this mesh."""
-    monkeypatch.setattr(dispatch, "_interprets", lambda: False)
     # From JAX 0.11 on lowering asks which GPU there is.
     if hasattr(triton, "GpuInfo"):
         info = triton.get_gpu_info_from_version(triton.GpuVersion.H100)

@@ -37,7 +37,8 @@ def test_the_architecture_has_the_defaults_of_the_library(credit: Any) -> None:
         *("decoder_channels", "decoder_interpolation"),
     ):
         assert getattr(config, key) == theirs[key], key
-    assert config.decoder_norm.type == theirs["decoder_use_norm"]
+    assert config.decoder_use_norm.type == theirs["decoder_use_norm"]
+    assert config.decoder_use_batchnorm is None
     assert theirs["activation"] is None
 
 
@@ -54,7 +55,9 @@ def test_the_architecture_has_the_defaults_of_the_library(credit: Any) -> None:
 )
 def test_forms_of_the_normalization(key: str, value: Any, expected: str) -> None:
     config: Any = parse_model({**UNET_BASE, "architecture": {**RESNET18, key: value}})
-    assert config.architecture.decoder_norm.type == expected
+    decoder = config.architecture
+    norm = decoder.decoder_use_batchnorm or decoder.decoder_use_norm
+    assert norm.type == expected
 
 
 def test_models_that_take_their_frames_from_the_data():
