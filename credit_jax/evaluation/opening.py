@@ -163,8 +163,8 @@ def score_files(
         num_members: number of first members to score; by default all.
         progress: called with the number of start dates that are done.
         shard: (number, count): every count-th start date, from the number-th on.
-        folder: where the sums of each start date are kept; those that are there are not
-            computed again, and those of all shards are merged. None for none.
+        folder: folder of the sums of each start date, which are computed once, and
+            merged for all shards; None for none.
     """
     members = num_members or files.num_members
     mesh = ParallelDims().build_mesh(jax.devices()[:1]) if mesh is None else mesh

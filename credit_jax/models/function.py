@@ -368,18 +368,18 @@ def _of_factory(factory: Callable[..., Any]) -> ModelEntry:
 
         def make() -> Function:
             try:
-                made = factory(*shapes, **config.args)
+                result = factory(*shapes, **config.args)
             except jax.errors.JAXTypeError:
                 raise
             except Exception as error:
                 call = f"{name}: {factory.__name__}{inspect.signature(factory)} of x, y"
                 raise _user_error(f"{call} and model.args", error) from error
-            if not isinstance(made, tuple) or len(made) not in (2, 3):
+            if not isinstance(result, tuple) or len(result) not in (2, 3):
                 raise ValueError(
-                    f"{name}: the factory returns a {type(made).__name__}; expected "
+                    f"{name}: the factory returns a {type(result).__name__}; expected "
                     "(apply, params) or (apply, params, loss)"
                 )
-            return Function(*made)
+            return Function(*result)
 
         return FunctionModule(make, config)
 
