@@ -154,7 +154,8 @@ class RunStore:
         for optional in _OPTIONAL.difference(stored):
             targets.pop(optional, None)
         items = self.without_sums(self.checkpoints.restore(step, targets))
-        weights, of_optimizer = items[WEIGHTS], items.get(OPTIMIZER, {})
+        weights: Mapping[str, Any] = items[WEIGHTS]
+        of_optimizer: Mapping[str, Any] = items.get(OPTIMIZER, {})
         fields: dict[str, Any] = {
             "stored_params": weights["params"],
             "model_state": {name: weights[name] for name in COLLECTIONS},

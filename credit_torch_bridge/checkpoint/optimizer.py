@@ -102,6 +102,7 @@ def _entries(
     # The keys of the group -> those of the table.
     params, keys = group["params"], key_map.optimized.keys
     if all(isinstance(key, str) for key in params):
+        names: dict[Any, str]
         names = {r.file_key: r.name for r in key_map.current_names(params)}
     elif len(params) != len(keys):
         raise ValueError(

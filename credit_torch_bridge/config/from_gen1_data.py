@@ -91,7 +91,8 @@ def data_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
         if years is None and key == "valid_years":
             continue
         is_pair = isinstance(years, list) and [*map(type, years)] == [int, int]
-        if not (is_pair and FIRST_YEAR <= years[0] < years[1] <= LAST_YEAR):
+        first, last = years if years and is_pair else (0, 0)
+        if not FIRST_YEAR <= first < last <= LAST_YEAR:
             why = f"must be [first year, last + 1], got {years!r}"
             editor.problem(f"data.{key}", why)
     chosen = editor.get("data.backprop_on_timestep", [])
