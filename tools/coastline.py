@@ -1,4 +1,4 @@
-"""Makes credit_jax/visualization/coastline.npz: the coastlines of maps.
+"""Makes credit_jax/extensions/plots/coastline.npz: the coastlines of maps.
 
 They are Natural Earth's land of 1:110 million, version 4.1.0 (public domain,
 naturalearthdata.com), as TopoJSON in the npm package world-atlas 2.0.2 (ISC):
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-TARGET = Path(__file__).parents[1] / "credit_jax/visualization/coastline.npz"
+TARGET = Path(__file__).parents[1] / "credit_jax/extensions/plots/coastline.npz"
 # Segments there close polygons at the edges of the map; they are not coast.
 EAST_EDGE, SOUTH_EDGE = 179.99, -89.99
 

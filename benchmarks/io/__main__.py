@@ -37,7 +37,7 @@ from credit_jax.config import build_config
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data import build_loader
 from credit_jax.data.sources import reader
-from credit_jax.training import data_store
+from credit_jax.extensions.preprocess import data_store
 
 CONFIG, FOLDER = "wxformer_025deg.yaml", "era5/025deg"
 HEADER = [

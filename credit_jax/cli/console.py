@@ -22,17 +22,9 @@ COMMANDS: Mapping[str, CommandEntry] = MappingProxyType(
     {
         name: CommandEntry(f"credit_jax.cli.{command}", summary, platforms=platforms)
         for name, command, summary, platforms in (
-            ("init", "init:Init", "a config for your own files", "cpu"),
             ("check", "check:Check", "report on a config, no training", ""),
-            (
-                "preprocess",
-                "preprocess:Preprocess",
-                "fit the scalers of a config",
-                "cpu",
-            ),
             ("train", "train:Train", "train a model", ""),
             ("forecast", "forecast:Forecast", "forecasts of a model, to files", ""),
-            ("plot", "plot:Plot", "maps of forecasts, figures of scores", "cpu"),
             ("score", "score:Score", "scores of forecasts, to files", ""),
             ("predict", "predict:Predict", "one forward pass of a model", ""),
         )

@@ -26,6 +26,7 @@ from credit_jax.cli.commands import (
 )
 from credit_jax.config import Config, build_config
 from credit_jax.config.base import ConfigWarning
+from credit_jax.config.components import extensions
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.data.opened_data import NamedData
 from credit_jax.evaluation.comparison import attributes_of
@@ -40,14 +41,18 @@ from credit_jax.evaluation.opening import (
     score_files,
 )
 from credit_jax.evaluation.regions import choose_regions
-from credit_jax.evaluation.scores import other_scores, score_table, write_scores
+from credit_jax.evaluation.scores import (
+    PAGE_NAME,
+    other_scores,
+    score_table,
+    write_scores,
+)
 from credit_jax.evaluation.sums import merged_sums
 from credit_jax.forecast.archive import ForecastRecord, record_beside
 from credit_jax.io.errors import WriteError, writable_folder, write_errors
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.plan.forecast import forecast_truth
 from credit_jax.training.display import print_table
-from credit_jax.visualization.page import PAGE_NAME, write_page
 
 
 class ComparisonOptions(Command):
@@ -191,11 +196,12 @@ def report(scores: Any, folder: str | Path) -> None:
     try:
         with write_errors(Path(folder)):
             paths = write_scores(scores, folder)
-            page = write_page(scores, Path(folder) / PAGE_NAME)
+            for point in extensions("page").values():
+                paths = point.load()(scores, Path(folder) / PAGE_NAME), *paths
     except WriteError as error:
         raise CommandError(str(error), FAILED) from error
     print_table(score_table(scores))
-    print_line(f"scores: {page}, {paths[0]}, {paths[1]}")
+    print_line(f"scores: {', '.join(map(str, paths))}")
 
 
 def _config(record: ForecastRecord, files: ForecastFiles) -> Config | None:

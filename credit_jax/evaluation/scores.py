@@ -53,7 +53,7 @@ from credit_jax.io.atomic import new_file
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.io.open_files import opened
 
-NETCDF_NAME, CSV_NAME = "scores.nc", "scores.csv"
+NETCDF_NAME, CSV_NAME, PAGE_NAME = "scores.nc", "scores.csv", "scores.html"
 SYSTEMS = ("forecast", "members", "persistence", "climatology", "truth")
 FORECAST, MEMBERS, PERSISTENCE, CLIMATOLOGY, TRUTH = SYSTEMS
 SYSTEM, CHANNEL, REGION, LEAD = "system", "channel", "region", "prediction_timedelta"

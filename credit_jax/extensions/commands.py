@@ -12,6 +12,19 @@ COMMANDS: Mapping[str, CommandEntry] = MappingProxyType(
         )
         for name, command, summary, platforms in (
             (
+                "preprocess",
+                "preprocess.command:Preprocess",
+                "fit the scalers of a config",
+                "cpu",
+            ),
+            ("init", "setup.command:Init", "a config for your own files", "cpu"),
+            (
+                "plot",
+                "plots.command:Plot",
+                "maps of forecasts, figures of scores",
+                "cpu",
+            ),
+            (
                 "submit",
                 "submit.command:Submit",
                 "training as jobs of PBS or SLURM",

@@ -47,7 +47,6 @@ from credit_jax.training.loggers import (
 )
 from credit_jax.training.loop import Loggers, NonFiniteLossError, Outcome, TrainingLoop
 from credit_jax.training.records import RECORDS_NAME, StepRecords, Tracker
-from credit_jax.training.report import report_scores
 from credit_jax.training.restore import (
     RunStore,
     Start,
@@ -170,7 +169,8 @@ def train_model(
             source=source,
         )
         if outcome.is_complete and setup.valid_loader is not None:
-            report_scores(setup, folder, outcome, display)
+            for point in extensions("report").values():
+                point.load()(setup, folder, outcome, display)
         return outcome
 
 

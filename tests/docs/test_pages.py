@@ -30,14 +30,13 @@ from credit_jax.cli.console import all_commands, main
 from credit_jax.config import ConfigError, load_config
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.evaluation.regions import REGIONS
-from credit_jax.evaluation.scores import METRICS, write_scores
+from credit_jax.evaluation.scores import METRICS, PAGE_NAME, write_scores
 from credit_jax.extensions.assimilation.operators import operators_of
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.plan import plan_run
 from credit_jax.training.optimizer import adamw
 from credit_jax.training.restore import RunStore
 from credit_jax.training.state import init_state
-from credit_jax.visualization.page import PAGE_NAME
 from tests.config.example import example
 from tests.data.world import MODEL, TIMES
 from tests.evaluation.test_scores import some_scores

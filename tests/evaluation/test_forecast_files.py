@@ -8,7 +8,7 @@ import xarray as xr
 
 from credit_jax.evaluation.forecast_files import valid_time
 from credit_jax.evaluation.opening import open_forecasts
-from tests.visualization.stores import STARTS, make_store, write_folder
+from tests.extensions.plots.stores import STARTS, make_store, write_folder
 
 HOUR = np.timedelta64(1, "h")
 WANTED = {"SP": None, "T": (1, 0)}

@@ -38,7 +38,7 @@ from credit_jax.io.netcdf import attribute_value
 from credit_jax.named_fields.variables import Variable, Variables
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.training.display import print_table
-from tests.visualization.synthetic import make_scores
+from tests.extensions.plots.synthetic import make_scores
 
 LEADS = np.array([6, 12], "timedelta64[h]").astype("timedelta64[ns]")
 

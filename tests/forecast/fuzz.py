@@ -251,7 +251,9 @@ def differences_of_scores(
     options += ("--truth", truth, "--regions", "global")
     with contextlib.ExitStack() as stack:
         if not page:
-            pages = patch("credit_jax.cli.score.write_page", lambda scores, path: path)
+            pages = patch(
+                "credit_jax.extensions.plots.page.write_page", lambda scores, path: path
+            )
             stack.enter_context(pages)
         cache = f"{trained.folder}/cache"
         text = called(score, *where, *options, "--cache", cache)

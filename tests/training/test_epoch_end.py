@@ -17,6 +17,8 @@ from credit_jax.checkpoint import PlateauState, Progress
 from credit_jax.config import ConfigError, build_config, parse
 from credit_jax.config.schedules import PlateauConfig
 from credit_jax.config.yaml_file import read_yaml
+from credit_jax.extensions.plots.page import page_of
+from credit_jax.extensions.preprocess.scaler_fitting import fit_scalers
 from credit_jax.forecast import Forecaster
 from credit_jax.nn.parameters import (
     BATCH_STATS,
@@ -29,16 +31,14 @@ from credit_jax.training import report
 from credit_jax.training.display import Display
 from credit_jax.training.epoch_end import plateau_after
 from credit_jax.training.loop import Outcome
-from credit_jax.training.scaler_fitting import fit_scalers
 from credit_jax.training.setup import Setup
 from credit_jax.training.state import effective_decay, update_ema
-from credit_jax.visualization.page import page_of
 from tests.cli.test_predict import AVERAGED, expected, run, x
 from tests.data.world import EXACT
+from tests.extensions.plots.synthetic import make_scores
 from tests.support import assert_close
 from tests.support.configs import plan_problems
 from tests.training.tiny import tiny_config
-from tests.visualization.synthetic import make_scores
 
 __all__ = ["run", "x"]
 

@@ -25,19 +25,19 @@ from credit_jax.extensions.adjoint.growth import (
 )
 from credit_jax.extensions.adjoint.maps import State, map_of_plan
 from credit_jax.extensions.adjoint.target import Sensitivity, parse_target, sensitivity
+from credit_jax.extensions.plots.canvas import (
+    SUFFIXES,
+    check_suffix,
+    field_text,
+    save_figure,
+)
+from credit_jax.extensions.plots.maps import Map, MapFigure, MapGrid, error_colors_of
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.io.atomic import new_file, refuse_existing
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.parallel.compiler import compile_sooner
 from credit_jax.transforms.base import variable_of
-from credit_jax.visualization.canvas import (
-    SUFFIXES,
-    check_suffix,
-    field_text,
-    save_figure,
-)
-from credit_jax.visualization.maps import Map, MapFigure, MapGrid, error_colors_of
 
 
 class ComputeSensitivity(ModelOptions):

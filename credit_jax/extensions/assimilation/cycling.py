@@ -35,6 +35,8 @@ from credit_jax.extensions.assimilation.variational import (
     Window,
     analyze,
 )
+from credit_jax.extensions.plots.canvas import panels_figure, save_figure, with_units
+from credit_jax.extensions.plots.charts import Chart, Line
 from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.members import member_noise
@@ -47,8 +49,6 @@ from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.plan.forecast import ForecastPlan
 from credit_jax.transforms.rollout import PROGNOSTIC, field_type_of
-from credit_jax.visualization.canvas import panels_figure, save_figure, with_units
-from credit_jax.visualization.charts import Chart, Line
 
 ANALYSES, FORECASTS, INNOVATIONS = "analyses", "forecasts", "innovations"
 STATISTICS, FIGURE = "statistics.csv", "statistics.png"

@@ -6,7 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from credit_jax.extensions.certification.certify import Certificate, MeshVerdict
 from credit_jax.extensions.certification.verdict import Check
-from credit_jax.visualization.html import Cell, Part, TableRow, page_of_sections, part
+from credit_jax.extensions.plots.html import (
+    Cell,
+    Part,
+    TableRow,
+    page_of_sections,
+    part,
+)
 
 
 def page_of(certificate: Certificate) -> str:

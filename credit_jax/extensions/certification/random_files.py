@@ -19,9 +19,9 @@ from rich.console import Console
 from credit_jax.config import Config, ConfigError
 from credit_jax.config.data import DataConfig
 from credit_jax.extensions.certification.small_config import grid_of
+from credit_jax.extensions.preprocess import scaler_fitting
 from credit_jax.losses import needs_latitude
 from credit_jax.models.graph.edge_file import nearest_edges
-from credit_jax.training import scaler_fitting
 from credit_jax.transforms import TRANSFORMS
 from credit_jax.transforms.statistics import Fitted
 

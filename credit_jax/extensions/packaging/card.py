@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 
 from credit_jax.config.messages import printable, typeset_units
+from credit_jax.extensions.plots.canvas import field_text
 from credit_jax.io.open_files import opened
-from credit_jax.visualization.canvas import field_text
 
 # Scores in the card: this metric of forecasts in this region, with at most so many lead
 # times and channels.

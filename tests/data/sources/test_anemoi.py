@@ -10,7 +10,7 @@ import zarr
 from credit_jax.config.load import config_of
 from credit_jax.data import open_dataset
 from credit_jax.extensions.packaging.write import _copy
-from credit_jax.training.data_store import write_store
+from credit_jax.extensions.preprocess.data_store import write_store
 from credit_jax.transforms import Normalizer
 from tests.data.world import raw_config
 

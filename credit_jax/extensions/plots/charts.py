@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from credit_jax.config.messages import superscript
-from credit_jax.visualization.canvas import Panel
+from credit_jax.extensions.plots.canvas import Panel
 
 # Dashes of matplotlib's line styles, in units of the SVG of the page.
 DASHES = {"-": "none", "--": "5 3", "-.": "5 2.5 1.2 2.5", ":": "1.5 2.5"}

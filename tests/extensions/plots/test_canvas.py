@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from credit_jax.visualization.canvas import (
+from credit_jax.extensions.plots.canvas import (
     channel_text,
     new_figure,
     panels_figure,
@@ -11,15 +11,15 @@ from credit_jax.visualization.canvas import (
     save_figure,
     style,
 )
-from credit_jax.visualization.card import card_panel, differences, percent_text
-from credit_jax.visualization.score_charts import (
+from credit_jax.extensions.plots.card import card_panel, differences, percent_text
+from credit_jax.extensions.plots.score_charts import (
     curve_charts,
     rank_charts,
     rounding_energy,
     small_scales_text,
     spectrum_charts,
 )
-from tests.visualization.synthetic import make_scores
+from tests.extensions.plots.synthetic import make_scores
 
 
 @pytest.fixture(scope="module")

@@ -21,15 +21,20 @@ from credit_jax.evaluation.scores import (
     TRUTH,
     WAVENUMBER,
 )
-from credit_jax.visualization.canvas import (
+from credit_jax.extensions.plots.canvas import (
     DAY,
     channel_text,
     channel_units,
     lead_text,
     with_units,
 )
-from credit_jax.visualization.charts import Chart, Line
-from credit_jax.visualization.summary import BASELINES, GLOBAL, chosen_leads, values_of
+from credit_jax.extensions.plots.charts import Chart, Line
+from credit_jax.extensions.plots.summary import (
+    BASELINES,
+    GLOBAL,
+    chosen_leads,
+    values_of,
+)
 
 SPECTRUM, RANKS = "energy_spectrum", "rank_histogram"
 MAX_WAVES = 64  # points of a line, evenly on a logarithmic axis

@@ -50,6 +50,7 @@ from credit_jax.data.sources.source import (
     field_key,
     variables_of,
 )
+from credit_jax.extensions.preprocess.scaler_fitting import in_threads
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_file, new_folder
 from credit_jax.io.digests import (
@@ -61,7 +62,6 @@ from credit_jax.io.digests import (
 )
 from credit_jax.named_fields.units import DEGREES
 from credit_jax.training.display import Display
-from credit_jax.training.scaler_fitting import in_threads
 from credit_jax.transforms.statistics import Extremes, MeanAndVariance
 
 DIGESTS, REQUEST = "digests.json", "request.json"

@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from credit_jax.config.messages import typeset_units
-from credit_jax.io.atomic import new_file
-from credit_jax.visualization.canvas import number_text, style
-from credit_jax.visualization.choice import FieldChoice, Truth
-from credit_jax.visualization.maps import (
+from credit_jax.extensions.plots.canvas import number_text, style
+from credit_jax.extensions.plots.choice import FieldChoice, Truth
+from credit_jax.extensions.plots.maps import (
     Colors,
     Map,
     MapFigure,
@@ -22,7 +21,8 @@ from credit_jax.visualization.maps import (
     colors_of,
     error_colors_of,
 )
-from credit_jax.visualization.projections import MapProjection, MapWindow
+from credit_jax.extensions.plots.projections import MapProjection, MapWindow
+from credit_jax.io.atomic import new_file
 
 GIF_DPI = 80  # pixels per inch
 # Names and long names of what is not negative, and has units of a velocity in places.

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from credit_jax.evaluation.scores import FORECAST, LEAD, REGION
-from credit_jax.visualization.canvas import (
+from credit_jax.extensions.plots.canvas import (
     DAY,
     channel_text,
     channel_units,
@@ -17,9 +17,9 @@ from credit_jax.visualization.canvas import (
     number_text,
     region_text,
 )
-from credit_jax.visualization.html import Cell, Part, TableRow, part
-from credit_jax.visualization.score_charts import NAMES
-from credit_jax.visualization.summary import (
+from credit_jax.extensions.plots.html import Cell, Part, TableRow, part
+from credit_jax.extensions.plots.score_charts import NAMES
+from credit_jax.extensions.plots.summary import (
     BASELINES,
     Skillful,
     chosen_leads,

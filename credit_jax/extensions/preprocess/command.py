@@ -15,9 +15,12 @@ from rich.console import Console
 
 from credit_jax.cli.commands import OK, ConfigOptions, option, parse_shard, print_line
 from credit_jax.config.components import extensions
+from credit_jax.extensions.preprocess.data_store import write_store
+from credit_jax.extensions.preprocess.scaler_fitting import (
+    NothingToFitError,
+    fit_scalers,
+)
 from credit_jax.parallel.processes.watch import RESUME
-from credit_jax.training.data_store import write_store
-from credit_jax.training.scaler_fitting import NothingToFitError, fit_scalers
 
 # Defaults of the training sections, which CREDIT's configs for scalers leave out.
 _ABSENT = {

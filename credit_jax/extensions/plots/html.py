@@ -67,11 +67,11 @@ def page_of_sections(
     Control characters of names in files of others are written out, such as \x1b.
     """
     style, script = (
-        files("credit_jax.visualization").joinpath(name).read_text(encoding="utf-8")
+        files("credit_jax.extensions.plots").joinpath(name).read_text(encoding="utf-8")
         for name in ("page.css", "page.js")
     )
     named = {name: parts for name, parts in sections.items() if parts}
-    page = TEMPLATES.get_template("visualization/page.html").render(
+    page = TEMPLATES.get_template("extensions/plots/page.html").render(
         title=title, intro=intro, sections=named, style=style, script=script
     )
     return _CONTROL.sub(lambda match: printable(match[0]), page)

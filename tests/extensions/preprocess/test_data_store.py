@@ -15,12 +15,12 @@ import yaml
 import zarr
 from rich.console import Console
 
-from credit_jax.cli.preprocess import main
 from credit_jax.config.load import config_of
 from credit_jax.data import build_loader, open_dataset
 from credit_jax.data.sources.file_source import FileSource
+from credit_jax.extensions.preprocess.command import main
+from credit_jax.extensions.preprocess.data_store import DIGESTS, ERRORS, write_store
 from credit_jax.io.digests import find_damage
-from credit_jax.training.data_store import DIGESTS, ERRORS, write_store
 from tests.data.damaged import rewrite
 from tests.data.world import GRID, TIMES, raw_config, save, write_world
 
@@ -205,7 +205,7 @@ from pathlib import Path
 import yaml
 from credit_jax.config.load import config_of
 from credit_jax.data.sources.file_source import FileSource
-from credit_jax.training.data_store import write_store
+from credit_jax.extensions.preprocess.data_store import write_store
 read = FileSource.read
 def slow(*args):
     time.sleep(0.03)

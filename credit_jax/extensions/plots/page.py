@@ -11,13 +11,11 @@ import xarray as xr
 
 from credit_jax.config.messages import counted
 from credit_jax.evaluation.scores import LEAD, seen_in_training
-from credit_jax.io.activity import activity
-from credit_jax.io.atomic import new_file
-from credit_jax.visualization.canvas import channel_text, lead_text, region_text
-from credit_jax.visualization.card import card_rows, differences, tabled_leads
-from credit_jax.visualization.charts import DASHES, Chart
-from credit_jax.visualization.html import Part, page_of_sections, part
-from credit_jax.visualization.score_charts import (
+from credit_jax.extensions.plots.canvas import channel_text, lead_text, region_text
+from credit_jax.extensions.plots.card import card_rows, differences, tabled_leads
+from credit_jax.extensions.plots.charts import DASHES, Chart
+from credit_jax.extensions.plots.html import Part, page_of_sections, part
+from credit_jax.extensions.plots.score_charts import (
     LOOKS,
     NAMES,
     bands_of,
@@ -26,20 +24,21 @@ from credit_jax.visualization.score_charts import (
     small_scales_text,
     spectrum_charts,
 )
-from credit_jax.visualization.score_tables import (
+from credit_jax.extensions.plots.score_tables import (
     channels_of,
     score_table,
     skill_table,
     verdict,
 )
-from credit_jax.visualization.summary import (
+from credit_jax.extensions.plots.summary import (
     BASELINES,
     GLOBAL,
     chosen_channels,
     values_of,
 )
+from credit_jax.io.activity import activity
+from credit_jax.io.atomic import new_file
 
-PAGE_NAME = "scores.html"
 # Attributes of scores that have a name of their own; others follow with blanks.
 _ATTRIBUTE_NAMES = {
     "title": "what",

@@ -17,17 +17,24 @@ import yaml
 from rich.console import Console
 
 from credit_jax.cli.commands import INTERRUPTED, OK, USER_ERROR
-from credit_jax.cli.preprocess import main
 from credit_jax.data import ChannelGroup, open_dataset
 from credit_jax.data.dataset import collate
+from credit_jax.extensions.preprocess import scaler_fitting as fitting
+from credit_jax.extensions.preprocess.command import main
+from credit_jax.extensions.preprocess.scaler_fitting import fit_scalers
 from credit_jax.named_fields import read_scalers
-from credit_jax.training import scaler_fitting as fitting
-from credit_jax.training.scaler_fitting import fit_scalers
 from credit_jax.transforms import Normalizer, build_pipeline
 from credit_torch_bridge.compare.jax_side import import_torchvision
-from tests.cli.preprocess.configs import DEEP, FIRST, all_kinds, config, raw, scaler
 from tests.data.credit_batches import credit_loader
 from tests.data.damaged import rewrite
+from tests.extensions.preprocess.configs import (
+    DEEP,
+    FIRST,
+    all_kinds,
+    config,
+    raw,
+    scaler,
+)
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases
 from tests.support import assert_close

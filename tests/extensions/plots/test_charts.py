@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from credit_jax.visualization.canvas import lead_text, number_text
-from credit_jax.visualization.charts import Chart, Line
-from credit_jax.visualization.html import page_of_sections, part
-from credit_jax.visualization.summary import (
+from credit_jax.extensions.plots.canvas import lead_text, number_text
+from credit_jax.extensions.plots.charts import Chart, Line
+from credit_jax.extensions.plots.html import page_of_sections, part
+from credit_jax.extensions.plots.summary import (
     chosen_channels,
     chosen_leads,
     skillful_until,
     values_of,
 )
-from tests.visualization.synthetic import make_scores
+from tests.extensions.plots.synthetic import make_scores
 
 LOOK = {"color": "#123456", "linestyle": "--"}
 # That of pyright where the machine has none.
@@ -32,7 +32,7 @@ PAGE = "globalThis.document = {querySelectorAll: () => []};"
 
 def svg_of(*lines, title="c", x_label="x", **keys):
     """A chart as a browser draws it."""
-    script = files("credit_jax.visualization").joinpath("page.js").read_text("utf-8")
+    script = files("credit_jax.extensions.plots").joinpath("page.js").read_text("utf-8")
     data = json.dumps(Chart(title, x_label, lines, **keys).data)
     code = f"{PAGE}\n{script}\nconsole.log(svgOf({data}));"
     run = subprocess.run(

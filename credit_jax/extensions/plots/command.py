@@ -18,8 +18,7 @@ from credit_jax.cli.commands import OK, Command, option, print_line
 from credit_jax.config import not_available
 from credit_jax.evaluation.opening import open_forecasts
 from credit_jax.evaluation.scores import CLIMATOLOGY, read_scores, seen_in_training
-from credit_jax.forecast.archive import record_beside
-from credit_jax.visualization.canvas import (
+from credit_jax.extensions.plots.canvas import (
     SUFFIXES,
     channel_text,
     check_suffix,
@@ -27,23 +26,24 @@ from credit_jax.visualization.canvas import (
     region_text,
     save_figure,
 )
-from credit_jax.visualization.card import ERRORS, card_panel, differences
-from credit_jax.visualization.choice import choose, find_lead, truth_of
-from credit_jax.visualization.page import write_page
-from credit_jax.visualization.projections import (
+from credit_jax.extensions.plots.card import ERRORS, card_panel, differences
+from credit_jax.extensions.plots.choice import choose, find_lead, truth_of
+from credit_jax.extensions.plots.page import write_page
+from credit_jax.extensions.plots.projections import (
     PLAIN,
     PROJECTIONS,
     MapProjection,
     find_window,
 )
-from credit_jax.visualization.scene import Scene
-from credit_jax.visualization.score_charts import (
+from credit_jax.extensions.plots.scene import Scene
+from credit_jax.extensions.plots.score_charts import (
     NAMES,
     curve_charts,
     rank_charts,
     spectrum_charts,
 )
-from credit_jax.visualization.summary import BASELINES, GLOBAL, chosen_channels
+from credit_jax.extensions.plots.summary import BASELINES, GLOBAL, chosen_channels
+from credit_jax.forecast.archive import record_beside
 
 GIF = ".gif"
 TITLE_WIDTH = 60  # characters

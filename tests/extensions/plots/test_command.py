@@ -8,16 +8,16 @@ import xarray as xr
 from PIL import Image
 
 from credit_jax.cli.commands import OK, USER_ERROR
-from credit_jax.cli.plot import main
 from credit_jax.evaluation.opening import open_forecasts
 from credit_jax.evaluation.scores import write_scores
-from credit_jax.visualization.choice import choose, truth_of
-from credit_jax.visualization.scene import Scene
+from credit_jax.extensions.plots.choice import choose, truth_of
+from credit_jax.extensions.plots.command import main
+from credit_jax.extensions.plots.scene import Scene
+from tests.extensions.plots.stores import STARTS, make_store, write_folder
+from tests.extensions.plots.synthetic import make_scores
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases
 from tests.support import assert_close
-from tests.visualization.stores import STARTS, make_store, write_folder
-from tests.visualization.synthetic import make_scores
 
 CASES = Cases("plot")
 

@@ -14,11 +14,18 @@ from credit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from credit_jax.config import ConfigError
 from credit_jax.evaluation.opening import open_forecasts
 from credit_jax.evaluation.scores import (
+    PAGE_NAME,
     other_scores,
     score_table,
     seen_in_training,
     write_scores,
 )
+from credit_jax.extensions.plots.canvas import png_of
+from credit_jax.extensions.plots.charts import Chart, Line
+from credit_jax.extensions.plots.choice import choose, truth_of
+from credit_jax.extensions.plots.page import write_page
+from credit_jax.extensions.plots.scene import Scene
+from credit_jax.extensions.plots.score_charts import LOOKS
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import move_aside, new_file
 from credit_jax.training.display import Display, print_table
@@ -27,12 +34,6 @@ from credit_jax.training.loggers import LOG_NAME, read_log
 from credit_jax.training.loop import Outcome
 from credit_jax.training.setup import Setup
 from credit_jax.training.state import TrainState
-from credit_jax.visualization.canvas import png_of
-from credit_jax.visualization.charts import Chart, Line
-from credit_jax.visualization.choice import choose, truth_of
-from credit_jax.visualization.page import PAGE_NAME, write_page
-from credit_jax.visualization.scene import Scene
-from credit_jax.visualization.score_charts import LOOKS
 
 FORECAST_FOLDER, SCORES_FOLDER = "forecast", "scores"
 FIGURE_NAME = "forecast.png"

@@ -17,9 +17,9 @@ from credit_jax.data.opened_data import NamedData
 from credit_jax.evaluation.comparison import compare
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
 from credit_jax.evaluation.references import open_truth
+from credit_jax.extensions.plots.canvas import field_text, lead_text
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.variables import Variable
-from credit_jax.visualization.canvas import field_text, lead_text
 
 MEAN, SPREAD = "mean", "spread"
 

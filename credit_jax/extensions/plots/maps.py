@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float
 
 from credit_jax.config.messages import typeset_units
-from credit_jax.visualization.canvas import INK, new_figure, style
-from credit_jax.visualization.projections import MapProjection, MapWindow, window_of
+from credit_jax.extensions.plots.canvas import INK, new_figure, style
+from credit_jax.extensions.plots.projections import MapProjection, MapWindow, window_of
 
 # Of fields of one sign, of fields of both, and of errors.
 SEQUENTIAL, SIGNED, DIVERGING = "viridis", "PuOr_r", "RdBu_r"
@@ -224,7 +224,7 @@ def _lines() -> list[np.ndarray]:
     # Natural Earth's of 1:110 million, which is public domain, in a file made by
     # tools/coastline.py: accurate to about 20 km, enough for maps of continents and of
     # the globe.
-    file = files("credit_jax.visualization").joinpath("coastline.npz")
+    file = files("credit_jax.extensions.plots").joinpath("coastline.npz")
     with as_file(file) as path, np.load(path) as stored:
         points, lengths = stored["points"] / 100.0, stored["lengths"]
     return np.split(points, np.cumsum(lengths)[:-1])

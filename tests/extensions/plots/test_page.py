@@ -7,10 +7,10 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from credit_jax.visualization.canvas import channel_text, lead_text, region_text
-from credit_jax.visualization.page import page_of, write_page
-from credit_jax.visualization.score_charts import NAMES
-from tests.visualization.synthetic import make_scores
+from credit_jax.extensions.plots.canvas import channel_text, lead_text, region_text
+from credit_jax.extensions.plots.page import page_of, write_page
+from credit_jax.extensions.plots.score_charts import NAMES
+from tests.extensions.plots.synthetic import make_scores
 
 VOID = {"meta", "img", "br"}
 PNG = b"\x89PNG of no picture"

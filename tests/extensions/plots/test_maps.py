@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from credit_jax.visualization.canvas import png_of
-from credit_jax.visualization.maps import (
+from credit_jax.extensions.plots.canvas import png_of
+from credit_jax.extensions.plots.maps import (
     DIVERGING,
     SEQUENTIAL,
     SIGNED,
@@ -18,7 +18,7 @@ from credit_jax.visualization.maps import (
     colors_of,
     error_colors_of,
 )
-from credit_jax.visualization.projections import (
+from credit_jax.extensions.plots.projections import (
     PROJECTIONS,
     MapProjection,
     MapWindow,

@@ -11,9 +11,9 @@ import yaml
 
 from credit_jax.cli.check import check_config
 from credit_jax.cli.commands import OK
-from credit_jax.cli.init import main
-from credit_jax.cli.preprocess import main as preprocess
 from credit_jax.config import load_config
+from credit_jax.extensions.preprocess.command import main as preprocess
+from credit_jax.extensions.setup.command import main
 from credit_jax.models.registry import build
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases

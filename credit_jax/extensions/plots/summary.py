@@ -20,7 +20,7 @@ from credit_jax.evaluation.scores import (
     REGION,
     SYSTEM,
 )
-from credit_jax.visualization.canvas import lead_text
+from credit_jax.extensions.plots.canvas import lead_text
 
 BASELINES = (PERSISTENCE, CLIMATOLOGY)
 GLOBAL = "global"

@@ -10,8 +10,8 @@ import xarray as xr
 from jaxtyping import Float
 
 from credit_jax.evaluation.scores import FORECAST, LEAD
-from credit_jax.visualization.canvas import Panel, lead_text
-from credit_jax.visualization.summary import GLOBAL
+from credit_jax.extensions.plots.canvas import Panel, lead_text
+from credit_jax.extensions.plots.summary import GLOBAL
 
 MAX_LEADS = 20
 # Differences beyond this have the same color.
