@@ -66,7 +66,9 @@ pytest.importorskip("griffe", reason="make test installs mkdocstrings")
 SOURCE = '''"""A module."""
 
 import os
-from pathlib import Path
+from pathlib import (
+    Path,
+)
 
 # Why.
 known = {"place": os}
