@@ -24,7 +24,7 @@ CASES = Cases("init")
 __all__ = ["no_objects_left"]
 
 LEVELS = [100.0, 500.0, 850.5]
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 def fields(times, deep=(), flat=(), *, calendar=None, rows=32, level="level"):
