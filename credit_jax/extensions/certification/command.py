@@ -142,7 +142,9 @@ class Certify(ConfigOptions):
             print_line(f"not passed: {out}", "bold red")
             return FAILED
         count = meshes_text(len(certificate.verdicts), "give")
-        print_line(f"OK: {count} what one device gives: {out}", "bold green")
+        reference = certificate.reference
+        reference = "one device" if reference == ONE_DEVICE else reference
+        print_line(f"OK: {count} what {reference} gives: {out}", "bold green")
         return OK
 
 

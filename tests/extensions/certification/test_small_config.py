@@ -7,10 +7,13 @@ import pytest
 from credit_jax.config import build_config
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.yaml_file import read_yaml
+from credit_jax.extensions.certification.command import small_config
+from credit_jax.extensions.certification.meshes import reference_of
 from credit_jax.extensions.certification.random_files import write_files
 from credit_jax.extensions.certification.small_config import (
     GRID,
     UNPADDED,
+    for_any_mesh,
     grid_of,
     make_small,
 )
@@ -103,3 +106,32 @@ def test_a_model_says_how_small_it_can_be(tmp_path, monkeypatch):
     assert model["depths"] == mapping["model"]["depths"]
     model["post_conf"]["activate"] = True
     assert small["post_conf"] == {"activate": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "members", "ranks"),
+    [
+        ("crossformer_ensemble_1deg", "KCRPS", 4, 4),
+        ("crossformer_ensemble_1deg", "KCRPS", 1, None),
+        ("crossformer_ensemble_1deg", "ring-crps", 2, 2),
+        ("demo", "mse", 1, None),
+    ],
+)
+def test_ranks_of_a_loss_that_depends_on_their_number(name, loss, members, ranks):
+    mapping = read_yaml(f"configs/{name}.yaml")
+    mapping["loss"] |= {"training_loss": loss}
+    mapping["trainer"] |= {"ensemble_size": members}
+    changed = for_any_mesh(mapping, num_samples=8, num_updates=3)
+    assert changed["trainer"]["num_devices"] == ranks
+    assert reference_of(ranks) == (f"ddp{ranks}" if ranks else "1")
+
+
+def test_a_source_of_later_times_has_all_samples(tmp_path, monkeypatch):
+    mapping = read_yaml("configs/wrf_1h.yaml")
+    monkeypatch.chdir(tmp_path)
+    small = small_config(mapping, tmp_path)
+    config = build_config(small)
+    plan = plan_run(config, num_devices=1, begins=False)
+    trainer = config.trainer
+    count = trainer.train_batch_size * trainer.batches_per_epoch
+    assert len(plan.loaders["train"].dataset) == count
