@@ -17,6 +17,7 @@ from credit_jax.checkpoint import PlateauState, Progress
 from credit_jax.config import ConfigError, build_config, parse
 from credit_jax.config.schedules import PlateauConfig
 from credit_jax.config.yaml_file import read_yaml
+from credit_jax.extensions.plots import report
 from credit_jax.extensions.plots.page import page_of
 from credit_jax.extensions.preprocess.scaler_fitting import fit_scalers
 from credit_jax.forecast import Forecaster
@@ -27,7 +28,6 @@ from credit_jax.nn.parameters import (
 )
 from credit_jax.packages.package import restore
 from credit_jax.plan.run_record import RunRecord
-from credit_jax.training import report
 from credit_jax.training.display import Display
 from credit_jax.training.epoch_end import plateau_after
 from credit_jax.training.loop import Outcome

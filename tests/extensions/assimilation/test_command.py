@@ -9,12 +9,12 @@ import pytest
 import xarray as xr
 import yaml
 
-from credit_jax.cli import preprocess
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.score import main as score
 from credit_jax.extensions.assimilation.command import main
 from credit_jax.extensions.assimilation.cycling import Cycling
 from credit_jax.extensions.packaging import command as package
+from credit_jax.extensions.preprocess import command as preprocess
 from tests.data.world import GRID
 from tests.extensions.adjoint.conftest import *  # noqa: F403
 from tests.forecast.tiny_run import forecast, read
