@@ -391,7 +391,7 @@ class ModelDef:
                 'apply(..., batch_stats=model_state["batch_stats"])'
             )
         module = self.bind(weights, batch_stats)
-        if context.remat.counts_blocks:
+        if not isinstance(context.remat.reshard_after_forward, bool):
             context = replace(context, blocks=BlockCount(self.num_blocks))
         prediction = module(inputs, context)
         after: Collection = {path: {} for path in self.batch_stats}

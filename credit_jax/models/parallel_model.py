@@ -447,7 +447,9 @@ class ParallelModel:
     def _output(self, prediction: Array, inputs: Mapping[str, Array]) -> Array:
         """Rounds a prediction to the output dtype, then casts to that of the inputs."""
         dtype = jnp.result_type(*inputs.values())
-        return self.parallel_config.precision.cast_output(prediction).astype(dtype)
+        rounded = self.parallel_config.precision.output
+        prediction = prediction if rounded is None else prediction.astype(rounded)
+        return prediction.astype(dtype)
 
     def _context(
         self,

@@ -301,18 +301,15 @@ def write_scalers(
         scalers: {"input" or "target": {source: {key: attributes}}}; numpy arrays among
             the attributes are written in base64.
     """
+    options: Any = {"indent": 4, "sort_keys": True, "default": _encoded_array}
     nested = {
         data_type: {
-            source: {key: _dumped(scaler) for key, scaler in by_key.items()}
+            source: {key: json.dumps(each, **options) for key, each in by_key.items()}
             for source, by_key in sources.items()
         }
         for data_type, sources in scalers.items()
     }
-    Path(path).write_text(_dumped(nested))
-
-
-def _dumped(value: Any) -> str:
-    return json.dumps(value, indent=4, sort_keys=True, default=_encoded_array)
+    Path(path).write_text(json.dumps(nested, **options))
 
 
 def _encoded_array(array: np.ndarray) -> dict[str, Any]:

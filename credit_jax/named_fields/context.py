@@ -66,9 +66,8 @@ class ChannelLayout:
         self, values: Float[Array, " channel"]
     ) -> Float[Array, " variable"]:
         """Mean over the channels of each variable."""
-        matrix = np.zeros((len(self.counts), self.num_channels))
-        matrix[self._owner, np.arange(self.num_channels)] = 1.0
-        matrix /= np.asarray(self.counts)[:, None]
+        shares = np.diag(1.0 / np.asarray(self.counts))
+        matrix = np.repeat(shares, self.counts, axis=1)
         averaging = jnp.asarray(matrix, values.dtype)
         return jnp.matmul(averaging, values, precision="highest")
 
@@ -76,12 +75,8 @@ class ChannelLayout:
         self, values: Float[Array, " variable"]
     ) -> Float[Array, "1 channel 1 1 1"]:
         """Repeats each variable's value for its channels, to broadcast to fields."""
-        return values[self._owner].reshape(1, -1, 1, 1, 1)
-
-    @property
-    def _owner(self) -> np.ndarray:
-        """(channel,) index of the variable of each channel."""
-        return np.repeat(np.arange(len(self.counts)), self.counts)
+        owner = np.repeat(np.arange(len(self.counts)), self.counts)
+        return values[owner].reshape(1, -1, 1, 1, 1)
 
 
 ChannelFields = Float[Array, "batch channel time rows lon"]

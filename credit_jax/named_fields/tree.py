@@ -85,11 +85,6 @@ def keys_of_tree(subject: str, tree: FieldTree) -> Iterator[None]:
         ) from error
 
 
-def has_named_pair(tree: FieldTree) -> bool:
-    """Whether postblocks made named fields of both prediction and target."""
-    return PREDICTION in tree and TARGET in tree
-
-
 def named_pair(
     tree: FieldTree, targets: Collection[str], *, include_computed: bool = True
 ) -> tuple[Array, Array, ChannelLayout]:

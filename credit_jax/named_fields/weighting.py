@@ -13,7 +13,13 @@ from jaxtyping import Array, Float
 from credit_jax.config.loss import WeightArgs
 from credit_jax.config.messages import hint
 from credit_jax.named_fields.context import ChannelLayout, FieldContext
-from credit_jax.named_fields.tree import FieldTree, has_named_pair, named_pair, widened
+from credit_jax.named_fields.tree import (
+    PREDICTION,
+    TARGET,
+    FieldTree,
+    named_pair,
+    widened,
+)
 
 SMALLEST_VARIANCE = 1e-12
 
@@ -134,7 +140,7 @@ class ScoredVariables:
             normalized: whether "y_pred" and "y" are taken if the tree has no such
                 fields.
         """
-        if has_named_pair(tree) or not normalized:
+        if (PREDICTION in tree and TARGET in tree) or not normalized:
             computed = self.args.include_computed_diagnostics
             prediction, target, layout = named_pair(
                 tree, self.channels, include_computed=computed

@@ -142,7 +142,7 @@ class ExpertFeedForward(nnx.Module):
         if numbers is not None:
             units = self._dropped(units, numbers, dispatch, context)
         y = dispatch.combine(dispatch.product(units, self.down[...], wide), weights)
-        if context.rules.splits_experts_units:
+        if EXPERT_MLP in context.rules.tensor:
             y = psum(y, axes.tensor)
         # After the sum over tp, every device of which has all biases.
         biases = self.down_bias[...].astype(wide)

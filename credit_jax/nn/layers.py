@@ -34,7 +34,7 @@ from credit_jax.parallel.domain.attention import (
     scse,
     spatial_attention,
 )
-from credit_jax.parallel.domain.conv import conv2d_field
+from credit_jax.parallel.domain.conv import conv_field
 from credit_jax.parallel.domain.norm import batch_norm_field, group_norm
 from credit_jax.parallel.params.spec import Initializer, constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field, Layout
@@ -334,14 +334,14 @@ class Conv(nnx.Module):
 
         Args:
             field: channel_in channels.
-            out: layout of the output rows; None for the default of `conv2d_field`.
+            out: layout of the output rows; None for the default of `conv_field`.
             context: required if `split` is "row".
         """
         if self.split == "row":
             kernel = self.kernel[...][0, 0]
             field = field.like(sum_over_tensor(field.data, kernel, context))
         else:
-            field = conv2d_field(
+            field = conv_field(
                 field,
                 self.kernel[...],
                 stride=self.stride,

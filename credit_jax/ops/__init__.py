@@ -15,7 +15,6 @@ from credit_jax.ops.norm import batch_norm as batch_norm
 from credit_jax.ops.norm import layer_norm as layer_norm
 from credit_jax.ops.patches import pixel_shuffle as pixel_shuffle
 from credit_jax.ops.patches import unpatch as unpatch
-from credit_jax.ops.pool import adaptive_avg_pool2d as adaptive_avg_pool2d
 from credit_jax.ops.pool import avg_pool2d as avg_pool2d
 from credit_jax.ops.pool import max_pool2d as max_pool2d
 from credit_jax.ops.resize import area_taps as area_taps

@@ -5,7 +5,6 @@ Height and width are pooled one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -83,26 +82,6 @@ def max_pool2d(
         window = windows[dim - 1]
         num = window.count(x.shape[dim])
         x = window_max(x, window, num, dim, low=window.padding[0])
-    return x
-
-
-def adaptive_avg_pool2d(
-    x: Float[Array, "batch height width channel"], size: tuple[int | None, int | None]
-) -> Float[Array, "batch height_out width_out channel"]:
-    """Mean pooling to a given size, as torch.nn.functional.adaptive_avg_pool2d.
-
-    Output i is the mean of the points floor(i * in / out) to
-    ceil((i + 1) * in / out) - 1.
-
-    Args:
-        x: (batch, height, width, channel).
-        size: output height and width; None keeps that of `x`.
-
-    Raises:
-        ValueError: an output size below 1.
-    """
-    for dim in (HEIGHT, WIDTH):
-        x = adaptive_means(x, size[dim - 1], dim)
     return x
 
 
@@ -227,51 +206,6 @@ def _points_of(
         x = lax.slice_in_dim(x, 0, length - low, axis=dim)
     high = max(length - low - x.shape[dim], 0)
     return pad_dim(x, dim, (low, high), value)
-
-
-def adaptive_windows(size: int, out: int) -> list[range]:
-    """Returns the range of input points that each of `out` output points averages.
-
-    >>> adaptive_windows(5, 2)
-    [range(0, 3), range(2, 5)]
-    """
-    if out < 1:
-        raise ValueError(f"the output size is {out}; expected 1 or more points")
-    return [range(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
-
-
-def adaptive_means(x: Array, out: int | None, dim: int) -> Array:
-    """Adaptive average pooling along one dim to `out` points; None returns `x`."""
-    size = x.shape[dim]
-    if out is None or out == size:
-        return x
-    windows = adaptive_windows(size, out)
-    longest = max(map(len, windows))
-    if longest * out != size:
-        index = padded_windows(windows, longest)
-        x = jnp.where(
-            along(jnp.asarray(index >= 0), dim, x.ndim),
-            jnp.take(x, np.maximum(index, 0), dim),
-            jnp.zeros((), x.dtype),
-        )
-    return mean_of_windows(x, jnp.asarray([len(w) for w in windows]), dim)
-
-
-def padded_windows(windows: Sequence[Sequence[int]], longest: int) -> np.ndarray:
-    """Concatenates the points of all windows, each padded to `longest` with -1."""
-    return np.asarray([[*w, *[-1] * (longest - len(w))] for w in windows]).reshape(-1)
-
-
-def mean_of_windows(x: Array, points: Array, dim: int) -> Array:
-    """Returns means of concatenated windows, each padded with zeros to one length.
-
-    Args:
-        points: (windows,), number of points of each without padding.
-    """
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    shape = (*x.shape[:dim], points.shape[0], -1, *x.shape[dim + 1 :])
-    sums = wide.reshape(shape).sum(dim + 1)
-    return (sums / along(points.astype(sums.dtype), dim, x.ndim)).astype(x.dtype)
 
 
 def along(values: Array, dim: int, ndim: int) -> Array:

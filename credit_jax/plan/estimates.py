@@ -30,11 +30,7 @@ from credit_jax.parallel.mesh.device_mesh import (
     TP,
     MeshAxes,
 )
-from credit_jax.parallel.params.fsdp import (
-    ShardingRules,
-    gathers_over_domain_in_blocks,
-    split_degree,
-)
+from credit_jax.parallel.params.fsdp import ShardingRules, split_axes
 from credit_jax.parallel.params.spec import ParamSpec
 
 FLOAT32 = 4
@@ -88,7 +84,7 @@ def estimate_memory(
     field = FLOAT32 * _samples(config) * rows * model_def.image_width
     later = steps - 1 if trainer.backprop == "full" else 0
     over_domain = 0
-    if not gathers_over_domain_in_blocks(axes):
+    if axes.num_shard == 1:
         split = [
             d for d in param_specs.values() if rules.domain_dim(d, axes) is not None
         ]
@@ -154,7 +150,7 @@ def local_size(
     spec = (rules or ShardingRules()).spec(param_spec, axes)
     names = tuple(spec) + (None,) * (len(param_spec.shape) - len(spec))
     return math.prod(
-        -(-length // split_degree(name, degrees))
+        -(-length // math.prod(degrees[axis] for axis in split_axes(name)))
         for length, name in zip(param_spec.shape, names, strict=True)
     )
 

@@ -114,10 +114,6 @@ class OverGround(Transform):
         """A field of `key` whose padding rows have a value that is safe in formulas."""
         return fill_padding(get_field(tree, self.key, key), fill, context)
 
-    def surface_of(self, tree: FieldTree, context: StepContext) -> Any:
-        """Surface pressure, Pa, of the entry that the block extends."""
-        return self.filled(tree, self.surface_pressure_var, context, PASCAL)
-
     def ground_of(self, tree: FieldTree, surface: Any, context: StepContext) -> Any:
         """Surface geopotential at the first time, repeated for ensemble members."""
         if self._ground is not None:
@@ -195,7 +191,7 @@ class SeaLevelPressure(_OfEra5):
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Adds `output_name`, (batch, 1, time, lat, lon) in Pa."""
-        surface = self.surface_of(tree, context)
+        surface = self.filled(tree, self.surface_pressure_var, context, PASCAL)
         pressure = mean_sea_level_pressure(
             surface,
             self.filled(tree, self.temperature_var, context, KELVIN),
@@ -237,7 +233,7 @@ class Geopotential(_OfLevels):
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Adds `output_name`, (batch, level, time, lat, lon) in m^2 / s^2."""
-        surface = self.surface_of(tree, context)
+        surface = self.filled(tree, self.surface_pressure_var, context, PASCAL)
         fields = (
             self.ground_of(tree, surface, context),
             surface,
@@ -299,7 +295,7 @@ class PressureInterp(_OfLevels):
         def column(key: str, fill: float) -> Any:
             return self.filled(tree, key, context, fill)[:, down]
 
-        surface = self.surface_of(tree, context)
+        surface = self.filled(tree, self.surface_pressure_var, context, PASCAL)
         state = ColumnState(
             column(self.temperature_var, KELVIN),
             column(self.geopotential_var, 0.0),
@@ -467,7 +463,7 @@ class FullLevels(OverGround):
         Differs from CREDIT: `P_HEIGHT` is computed (CREDIT writes zeros), and the
         geopotential of levels that a file counts from 0 is that of these levels.
         """
-        surface = self.surface_of(tree, context)
+        surface = self.filled(tree, self.surface_pressure_var, context, PASCAL)
         ground = self.ground_of(tree, surface, context)
         temperature = self.filled(tree, self.temperature_var, context, KELVIN)
         self._check(self.temperature_var, temperature)

@@ -187,8 +187,8 @@ class _Moments(Transform):
         """Normalizes a field: (x - mean) / std."""
         if not self.changes(key):
             return array
-        mean, std = self.statistics(key, array.shape[1])
-        return standardize(array, _by_level(mean), _by_level(std))
+        moments = self.statistics(key, array.shape[1])
+        return standardize(array, *(np.reshape(m, (1, -1, 1, 1, 1)) for m in moments))
 
     def denormalize(
         self, key: str, array: Shaped[Any, "batch level time lat lon"]
@@ -196,8 +196,9 @@ class _Moments(Transform):
         """Converts a normalized field to physical units: x std + mean."""
         if not self.changes(key):
             return array
-        mean, std = self.statistics(key, array.shape[1])
-        return array * _by_level(std) + _by_level(mean)
+        moments = self.statistics(key, array.shape[1])
+        mean, std = (np.reshape(m, (1, -1, 1, 1, 1)) for m in moments)
+        return array * std + mean
 
     def statistics(
         self, key: str, num_levels: int
@@ -365,9 +366,3 @@ def _read(
                 f"are not finite in {name!r}; recompute it"
             )
     return values, units, levels
-
-
-def _by_level(
-    values: Float[np.ndarray, " level"],
-) -> Float[np.ndarray, "1 level 1 1 1"]:
-    return np.asarray(values).reshape(1, -1, 1, 1, 1)

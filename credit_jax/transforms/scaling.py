@@ -499,19 +499,17 @@ class _Scaling(OfScalers, OfVariables):
         return self.changes(key) and not self.is_spatial(key)
 
     @property
-    def _every_scaler(self) -> list[Scaler]:
-        return [s for side in self._scalers.values() for s in by_key(side).values()]
-
-    @property
     def reach(self) -> Reach:  # type: ignore[override]
         """By point if scalers are by grid point or by longitude."""
-        by_point = any(scaler.channels_last for scaler in self._every_scaler)
+        sides = map(by_key, self._scalers.values())
+        by_point = any(s.channels_last for side in sides for s in side.values())
         return Reach.POINT if by_point or self.spatial_variables else Reach.CHANNEL
 
     @property
     def needs_host(self) -> bool:  # type: ignore[override]
         """Whether scalers are quantiles, whose tails need float64."""
-        return any(isinstance(each, QuantileScaler) for each in self._every_scaler)
+        sides = map(by_key, self._scalers.values())
+        return any(isinstance(s, QuantileScaler) for x in sides for s in x.values())
 
     def check(self, schema: TreeSchema) -> None:
         """Checks that the selected variables have scalers that fit their levels."""

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from credit_jax.ops import (
-    adaptive_avg_pool2d,
     area_taps,
     avg_pool2d,
     linear_taps,
@@ -76,16 +75,6 @@ MAXIMA = {
         },
     ),
 }
-ADAPTIVE = {
-    "to one": (7, 5, (1, 1)),
-    "divides": (8, 6, (4, 3)),
-    "does not divide": (9, 7, (4, 3)),
-    "one less": (9, 7, (8, 6)),
-    "more than there are": (5, 4, (8, 7)),
-    "rows only": (9, 7, (2, None)),
-    "columns only": (9, 7, (None, 1)),
-    "same": (5, 4, (5, 4)),
-}
 
 
 def check(op, reference, what, x):
@@ -127,17 +116,6 @@ def test_maxima_are_those_of_torch(name, ties):
     )
 
 
-@pytest.mark.parametrize("name", ADAPTIVE)
-def test_adaptive_averages_are_those_of_torch(name):
-    height, width, size = ADAPTIVE[name]
-    check(
-        lambda x: adaptive_avg_pool2d(x, size),
-        lambda x: torch.nn.functional.adaptive_avg_pool2d(x, size),
-        name,
-        draw((2, height, width, 3)),
-    )
-
-
 def test_not_a_number_wins():
     x = np.asarray([[1.0, np.nan, 2.0, 3.0, 4.0, -np.inf]], np.float32)
     out = max_pool2d(jnp.asarray(x[..., None, None]), (3, 1))
@@ -149,9 +127,9 @@ def test_not_a_number_wins():
 
 def test_sums_of_bfloat16_are_wide():
     x = jnp.ones((1, 512, 1, 1), jnp.bfloat16)
-    for out in (avg_pool2d(x, (512, 1)), adaptive_avg_pool2d(x, (1, 1))):
-        assert out.dtype == jnp.bfloat16
-        assert out.item() == 1.0
+    out = avg_pool2d(x, (512, 1))
+    assert out.dtype == jnp.bfloat16
+    assert out.item() == 1.0
 
 
 @pytest.mark.parametrize(
@@ -162,7 +140,6 @@ def test_sums_of_bfloat16_are_wide():
         (lambda x: avg_pool2d(x, (5, 1)), "reaches over 5 points, but there are 4"),
         (lambda x: max_pool2d(x, (3, 3), dilation=(2, 1)), "reaches over 5 points"),
         (lambda x: avg_pool2d(x, (2, 2), stride=(0, 1)), "expected 1 or more"),
-        (lambda x: adaptive_avg_pool2d(x, (0, 1)), "output size is 0"),
     ],
 )
 def test_arguments_that_make_no_pooling_are_refused(op, message):

@@ -114,7 +114,7 @@ def subject_of_model(
         ema_decay=0.9,
         # FSDP shards the parameters of a small model, too.
         options={"min_shard_size": MIN_SHARD_SIZE},
-        precision=_precision(x64),
+        precision=Precision.of("float64") if x64 else Precision(),
         seed=seed,
     )
 
@@ -149,7 +149,7 @@ def subject_of_config(
         forecast=objective.valid_rollout if model_def.process is None else ONE_STEP,
         ema_decay=trainer.ema_decay if trainer.use_ema else None,
         options=model_options(trainer),
-        precision=_precision(x64),
+        precision=Precision.of("float64") if x64 else Precision(),
         shared=config.loss.members_are_ranks,
         seed=config.seed,
         weights=weights,
@@ -160,10 +160,6 @@ def subject_of_config(
 def ranks_of(config: Config) -> int | None:
     """Data-parallel ranks that a config of `for_any_mesh` needs; None for any."""
     return config.trainer.num_devices
-
-
-def _precision(x64: bool) -> Precision:
-    return Precision.of("float64") if x64 else Precision()
 
 
 def wide(tree: Any) -> Any:

@@ -98,7 +98,10 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
     # dinosaur needs rank promotion, which the caller may have disabled.
     displayed = live_display() if console.is_terminal else nullcontext()
     with jax.numpy_rank_promotion("allow"), displayed, _progress(console) as progress:
-        task = progress.add_task("days", total=_days_to_compute(demo))
+        task = progress.add_task(
+            "days",
+            total=demo.days if is_spun_up(demo) else demo.spinup_days + demo.days,
+        )
         with new_dataset(folder, expected) as partial:
             _make(demo, partial, lambda days: progress.advance(task, days))
     return folder
@@ -150,7 +153,7 @@ def _chunks(
     rain: Any = np.zeros((climate.latitude.size, climate.longitude.size), np.float32)
     if is_spun_up(demo):
         state, rain = read_spun_up(climate)
-    all_days = _days_to_compute(demo)
+    all_days = demo.days if is_spun_up(demo) else demo.spinup_days + demo.days
     for start in range(demo.days - all_days, demo.days, DAYS_AT_ONCE):
         num_days = min(DAYS_AT_ONCE, demo.days - start)
         times: Any = pd.date_range(
@@ -175,10 +178,6 @@ def _chunks(
             times = times[times >= FIRST_TIME]
             _check_finite(fields, times)
             yield times, fields
-
-
-def _days_to_compute(demo: DemoConfig) -> int:
-    return demo.days if is_spun_up(demo) else demo.spinup_days + demo.days
 
 
 def _check_finite(fields: dict[str, np.ndarray], times: pd.DatetimeIndex) -> None:

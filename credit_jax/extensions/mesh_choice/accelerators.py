@@ -37,11 +37,6 @@ class Accelerator:
     memory: float
     achieved: float = 1.0
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether its speeds are fitted to a step that was timed."""
-        return self.achieved < 1
-
 
 ACCELERATORS: Mapping[str, Accelerator] = MappingProxyType(
     {

@@ -140,6 +140,6 @@ def _print(ranked: Sequence[Ranked], batch: int, accelerator: Accelerator) -> No
             "share this batch; another one is --batch N"
         )
     source = "data sheets, for perfect kernels; nothing was measured"
-    if accelerator.is_measured:
+    if accelerator.achieved < 1:
         source = "a step that was timed on one device; several were not measured"
     print_line(f"Derived from traced programs and {source} (docs/mesh.md).")

@@ -34,7 +34,8 @@ def open_gfs(
     """
     config = data.source[name]
     assert isinstance(config, GfsConfig)
-    system, hour = config.model_system, config.forecast_hour
+    system = config.gfs_type or config.system or config.model or "gdas"
+    hour = config.forecast_hour
     suffix = "anl" if hour is None else f"f{hour:03d}"
     base = config.folder.replace("%", "%%")
     folder = os.path.join(base, f"{system}.%Y%m%d", "%H", "atmos")

@@ -128,11 +128,6 @@ class GfsConfig(BucketConfig):
     level_coord: str | None = "pfull"
     check_availability: bool = True
 
-    @property
-    def model_system(self) -> str:
-        """The value of the first of `gfs_type`, `system`, `model` that is set."""
-        return self.gfs_type or self.system or self.model or "gdas"
-
 
 class GefsConfig(BucketConfig):
     """Initial states of a member of GEFS, on the cubed sphere.

@@ -18,7 +18,7 @@ from credit_jax.nn.parameters import parameter
 from credit_jax.ops.dense import add_bias
 from credit_jax.ops.space_to_depth import IntPair
 from credit_jax.parallel.compiler import DECODER, EMBEDDING, INPUT, OUTPUT
-from credit_jax.parallel.domain.conv import conv2d_field, conv_transpose2d_field
+from credit_jax.parallel.domain.conv import conv_field, conv_transpose_field
 from credit_jax.parallel.domain.pool import resize_bilinear
 from credit_jax.parallel.domain.rearrange import (
     add,
@@ -69,7 +69,7 @@ class _PatchProjection(nnx.Module):
         *_, channel_out = self.kernel[...].shape
         kernel = jnp.moveaxis(self.kernel[...], 0, 3)
         kernel = kernel.reshape(*patch, -1, channel_out)
-        field = conv2d_field(field, kernel, stride=patch)
+        field = conv_field(field, kernel, stride=patch)
         return field.like(add_bias(field.data, self.bias[...]))
 
 
@@ -170,7 +170,7 @@ class ConvTranspose(nnx.Module):
 
     def __call__(self, field: Field) -> Field:
         ends = (self.padding, self.padding)
-        field = conv_transpose2d_field(
+        field = conv_transpose_field(
             field,
             self.kernel[...],
             stride=(self.stride, self.stride),

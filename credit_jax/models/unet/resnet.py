@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.parallel.compiler import BLOCKS
 from credit_jax.parallel.domain.pool import max_pool2d_field
 from credit_jax.parallel.domain.rearrange import add
-from credit_jax.parallel.params.spec import Initializer, kaiming_normal, torch_uniform
+from credit_jax.parallel.params.spec import Initializer, torch_uniform
 from credit_jax.parallel.rows.layout import Field
 
 WIDTHS = (64, 128, 256, 512)
@@ -81,7 +82,9 @@ class ConvNorm(nnx.Module):
             padding=kernel_size // 2,
             groups=groups,
             use_bias=False,
-            kernel_init=kernel_init or kaiming_normal(channel_out * kernel_size**2),
+            # torch's kaiming_normal_ for ReLU
+            kernel_init=kernel_init
+            or Initializer("normal", math.sqrt(2.0 / (channel_out * kernel_size**2))),
             spectral_norm=False,
         )
         self.norm = BatchNorm(channel_out)

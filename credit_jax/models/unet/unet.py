@@ -6,6 +6,7 @@ mean of two frames enters the encoder.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -44,7 +45,7 @@ from credit_jax.parallel.domain.attention import scse
 from credit_jax.parallel.domain.norm import group_norm
 from credit_jax.parallel.domain.pool import resize_area, resize_bilinear, resize_nearest
 from credit_jax.parallel.domain.rearrange import join
-from credit_jax.parallel.params.spec import constant, kaiming_uniform, xavier_uniform
+from credit_jax.parallel.params.spec import Initializer, constant, kaiming_uniform
 from credit_jax.parallel.rows.exchange import reshard
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.state_dict.key_table import Rule, below, key_table
@@ -412,7 +413,10 @@ class SegmentationHead(nnx.Module):
             channel_out,
             3,
             padding=1,
-            kernel_init=xavier_uniform(9 * channel_in, 9 * channel_out),
+            # torch's xavier_uniform_
+            kernel_init=Initializer(
+                "uniform", math.sqrt(6.0 / (9 * channel_in + 9 * channel_out))
+            ),
             bias_init=constant(0.0),
             spectral_norm=False,
         )

@@ -24,12 +24,11 @@ from credit_jax.ops.custom_vjp import pvary
 from credit_jax.ops.dense import add_bias
 from credit_jax.ops.space_to_depth import pad_dim
 from credit_jax.parallel.collectives import axis_index, keep_moved, psum
-from credit_jax.parallel.domain.conv import conv2d_field
+from credit_jax.parallel.domain.conv import conv_field
 from credit_jax.parallel.domain.norm import batch_norm_field
 from credit_jax.parallel.domain.pool import (
     global_mean_pool,
-    mean_over_lat,
-    mean_over_lon,
+    mean_over,
 )
 from credit_jax.parallel.domain.strips import Windows
 from credit_jax.parallel.domain.windows import Kind, group_layout, window_layout
@@ -122,8 +121,8 @@ def coordinate_attention(
     Returns:
         The field times both gates; and the running statistics, updated in training.
     """
-    lat = _squeezed(mean_over_lon(field), field, weights, dim=1)[:, :, 0]
-    lon = _squeezed(mean_over_lat(field), field, weights, dim=2)[:, 0]
+    lat = _squeezed(mean_over(field, 2), field, weights, dim=1)[:, :, 0]
+    lon = _squeezed(mean_over(field, 1), field, weights, dim=2)[:, 0]
     joint = jnp.concatenate([lat, lon], 1)
     # Every shard has the means of all rows and columns now: a field on one device.
     normal, running = batch_norm_field(
@@ -137,8 +136,12 @@ def coordinate_attention(
         axes=axes,
     )
     lat, lon = jnp.split(jax.nn.silu(normal.data), [lat.shape[1]], 1)
-    by_row = _linear(_local(lat[:, :, None], field, 1), weights.lat, weights.lat_bias)
-    by_column = _linear(_local(lon[:, None], field, 2), weights.lon, weights.lon_bias)
+    by_row = add_bias(
+        jnp.matmul(_local(lat[:, :, None], field, 1), weights.lat), weights.lat_bias
+    )
+    by_column = add_bias(
+        jnp.matmul(_local(lon[:, None], field, 2), weights.lon), weights.lon_bias
+    )
     gate = jax.nn.sigmoid(by_row) * jax.nn.sigmoid(by_column)
     return field.like(field.data * gate), running
 
@@ -147,7 +150,7 @@ def _squeezed(
     mean: Array, field: Field, weights: CoordinateWeights, *, dim: int
 ) -> Array:
     """Returns the means in hidden channels, with all rows on every shard."""
-    hidden = _linear(mean, weights.squeeze, weights.squeeze_bias)
+    hidden = add_bias(jnp.matmul(mean, weights.squeeze), weights.squeeze_bias)
     return gather_rows(field.like(hidden)) if dim == field.layout.dim else hidden
 
 
@@ -156,10 +159,6 @@ def _local(full: Array, field: Field, dim: int) -> Array:
     if dim != field.layout.dim:
         return full
     return jnp.moveaxis(field.layout.local(jnp.moveaxis(full, dim, 0)), 0, dim)
-
-
-def _linear(x: Array, kernel: Array, bias: Array) -> Array:
-    return add_bias(jnp.matmul(x, kernel), bias)
 
 
 def _times(field: Field, gate: Float[Array, "batch channel"]) -> Field:
@@ -194,7 +193,7 @@ def spatial_attention(
     largest = jnp.take_along_axis(x, jnp.argmax(x, -1, keepdims=True), -1)
     seen = field.like(jnp.concatenate([mean, largest], -1))
     half_h, half_w = kernel.shape[0] // 2, kernel.shape[1] // 2
-    gate = conv2d_field(
+    gate = conv_field(
         seen,
         kernel,
         padding=((half_h, half_h), (half_w, half_w)),

@@ -1,4 +1,4 @@
-"""Convolutions and patch embeddings of sharded fields, periodic and transposed ones."""
+"""Convolutions of sharded fields, periodic and transposed ones."""
 
 from __future__ import annotations
 
@@ -14,13 +14,6 @@ from credit_jax.ops import conv_transpose
 from credit_jax.ops.conv import (
     LAT,
     LON,
-    NO_PADDING,
-    NO_PADDING_3D,
-    AnyPadding,
-    AnyPadding3d,
-    Padding,
-    Padding3d,
-    Triple,
     check_periodic,
     check_transposed,
     explicit_padding,
@@ -51,22 +44,24 @@ class KernelGeometry:
     dilation: int
 
 
-def conv2d_field(
+def conv_field(
     field: Field,
-    kernel: Float[Array, "kernel_h kernel_w group_in channel_out"],
+    kernel: Float[Array, "*kernel group_in channel_out"],
     *,
-    stride: IntPair = (1, 1),
-    padding: AnyPadding = NO_PADDING,
-    dilation: IntPair = (1, 1),
+    stride: tuple[int, ...] | None = None,
+    padding: Sequence[IntPair] | str | None = None,
+    dilation: tuple[int, ...] | None = None,
     groups: int = 1,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.conv.conv2d` on a field, with the halo that its output rows need.
+    """`ops.conv.conv2d` or `conv3d` on a field, with the halo that its rows need.
 
     Args:
-        field: (batch, lat, lon, channel_in), sharded along dim 1 or 2.
-        kernel: (kernel_h, kernel_w, channel_in / groups, channel_out).
-        stride, padding, dilation, groups: as for `ops.conv.conv2d`.
+        field: (batch, lat, lon, channel_in) or (batch, depth, lat, lon, channel_in),
+            sharded along any spatial dim.
+        kernel: (*size in each spatial dim, channel_in / groups, channel_out).
+        stride, padding, dilation, groups: as for `ops.conv.conv2d`; None for its
+            defaults.
         out: layout of the output rows; None for equal blocks.
 
     Returns:
@@ -75,50 +70,12 @@ def conv2d_field(
     Raises:
         ValueError: as for `ops.conv.conv2d`, or the number of rows of `out` is wrong.
     """
-    return _conv_field(conv2d, field, kernel, stride, padding, dilation, groups, out)
-
-
-def conv3d_field(
-    field: Field,
-    kernel: Float[Array, "kernel_d kernel_h kernel_w group_in channel_out"],
-    *,
-    stride: Triple = (1, 1, 1),
-    padding: AnyPadding3d = NO_PADDING_3D,
-    dilation: Triple = (1, 1, 1),
-    groups: int = 1,
-    out: Layout | None = None,
-) -> Field:
-    """`ops.conv.conv3d` on a field, with the halo that its output rows need.
-
-    Args:
-        field: (batch, depth, lat, lon, channel_in), sharded along dim 1, 2 or 3.
-        kernel: (kernel_d, kernel_h, kernel_w, channel_in / groups, channel_out).
-        stride, padding, dilation, groups, out: as for `conv2d_field`.
-
-    Returns:
-        Field on layout `out`.
-
-    Raises:
-        ValueError: as for `conv2d_field`.
-    """
-    return _conv_field(conv3d, field, kernel, stride, padding, dilation, groups, out)
-
-
-def _conv_field(
-    conv: Callable[..., Array],
-    field: Field,
-    kernel: Array,
-    stride: tuple[int, ...],
-    padding: Sequence[IntPair] | str,
-    dilation: tuple[int, ...],
-    groups: int,
-    out: Layout | None,
-) -> Field:
-    layout, at = field.layout, spatial_dim(field.layout, len(stride))
-    pads = explicit_padding(
-        padding, kernel.shape[:-2], stride=stride, dilation=dilation
-    )
-    geometry = KernelGeometry(kernel.shape[at], stride[at], pads[at], dilation[at])
+    sizes = kernel.shape[:-2]
+    stride, dilation = (each or (1,) * len(sizes) for each in (stride, dilation))
+    layout, at = field.layout, spatial_dim(field.layout, len(sizes))
+    padding = [(0, 0)] * len(sizes) if padding is None else padding
+    pads = explicit_padding(padding, sizes, stride=stride, dilation=dilation)
+    geometry = KernelGeometry(sizes[at], stride[at], pads[at], dilation[at])
     rows = conv_out_size(
         layout.size, geometry.size, geometry.stride, geometry.padding, geometry.dilation
     )
@@ -126,7 +83,8 @@ def _conv_field(
     if layout.num_shards > 1:
         # Zeros beyond the poles are among these rows.
         field = reshard(field, conv_rows(layout, target, geometry), scope=HALO)
-        pads = without(pads, at)
+        pads = tuple((0, 0) if i == at else pair for i, pair in enumerate(pads))
+    conv: Callable[..., Array] = conv2d if len(sizes) == 2 else conv3d
     data = conv(
         in_row_order(field).data,
         kernel,
@@ -217,11 +175,6 @@ def conv_rows(layout: Layout, out: Layout, geometry: KernelGeometry) -> Layout:
     return consecutive_rows(layout, starts, span)
 
 
-def without(padding: Sequence[IntPair], index: int) -> tuple[IntPair, ...]:
-    """Returns the padding with (0, 0) along spatial dim `index`."""
-    return tuple((0, 0) if i == index else pair for i, pair in enumerate(padding))
-
-
 def periodic_conv2d_field(
     field: Field,
     kernel: Float[Array, "kernel_h kernel_w channel_in channel_out"],
@@ -281,14 +234,14 @@ def _periodic_rows(layout: Layout, out: Layout, size: int, padding: int) -> Layo
     return layout.with_rows(needed, layout.size)
 
 
-def conv_transpose2d_field(
+def conv_transpose_field(
     field: Field,
-    kernel: Float[Array, "kernel_h kernel_w channel_in group_out"],
+    kernel: Float[Array, "*kernel channel_in group_out"],
     *,
-    stride: IntPair = (1, 1),
-    padding: Padding = NO_PADDING,
-    output_padding: IntPair = (0, 0),
-    dilation: IntPair = (1, 1),
+    stride: tuple[int, ...] | None = None,
+    padding: Sequence[IntPair] | None = None,
+    output_padding: tuple[int, ...] | None = None,
+    dilation: tuple[int, ...] | None = None,
     groups: int = 1,
     out: Layout | None = None,
 ) -> Field:
@@ -298,77 +251,38 @@ def conv_transpose2d_field(
     size equals the stride, and blocks of input and output rows match, no row moves.
 
     Args:
-        field: (batch, lat, lon, channel_in), sharded along dim 1 or 2.
-        kernel: (kernel_h, kernel_w, channel_in, channel_out / groups).
+        field: (batch, lat, lon, channel_in) or (batch, depth, lat, lon, channel_in),
+            sharded along any spatial dim.
+        kernel: (*size in each spatial dim, channel_in, channel_out / groups).
         stride, padding, output_padding, dilation, groups: as for
-            `ops.conv.conv_transpose`.
+            `ops.conv.conv_transpose`; None for its defaults.
         out: layout of the output rows; None for equal blocks.
 
     Returns:
         Field on layout `out`.
 
     Raises:
-        ValueError: as for `ops.conv.conv_transpose`, or the number of rows
-            of `out` is wrong.
+        ValueError: as for `ops.conv.conv_transpose`, or the number of rows of `out`
+            is wrong.
     """
-    geometry = stride, padding, output_padding, dilation, groups
-    return _conv_transpose_field(field, kernel, *geometry, out)
-
-
-def conv_transpose3d_field(
-    field: Field,
-    kernel: Float[Array, "kernel_d kernel_h kernel_w channel_in group_out"],
-    *,
-    stride: Triple = (1, 1, 1),
-    padding: Padding3d = NO_PADDING_3D,
-    output_padding: Triple = (0, 0, 0),
-    dilation: Triple = (1, 1, 1),
-    groups: int = 1,
-    out: Layout | None = None,
-) -> Field:
-    """`ops.conv.conv_transpose` on a field.
-
-    Args:
-        field: (batch, depth, lat, lon, channel_in), sharded along dim 1, 2 or 3.
-        kernel: (kernel_d, kernel_h, kernel_w, channel_in, channel_out / groups).
-        stride, padding, output_padding, dilation, groups, out: as for
-            `conv_transpose2d_field`.
-
-    Returns:
-        Field on layout `out`.
-
-    Raises:
-        ValueError: as for `conv_transpose2d_field`.
-    """
-    geometry = stride, padding, output_padding, dilation, groups
-    return _conv_transpose_field(field, kernel, *geometry, out)
-
-
-def _conv_transpose_field(
-    field: Field,
-    kernel: Array,
-    stride: tuple[int, ...],
-    padding: tuple[IntPair, ...],
-    output_padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int,
-    out: Layout | None,
-) -> Field:
-    layout, at = field.layout, spatial_dim(field.layout, len(stride))
+    sizes = kernel.shape[:-2]
+    layout, at = field.layout, spatial_dim(field.layout, len(sizes))
+    stride, dilation = (each or (1,) * len(sizes) for each in (stride, dilation))
+    ends = list(padding or [(0, 0)] * len(sizes))
+    after, phase = list(output_padding or (0,) * len(sizes)), None
     rows = check_transposed(
         layout.size,
-        kernel.shape[at],
+        sizes[at],
         stride=stride[at],
-        padding=padding[at],
-        output_padding=output_padding[at],
+        padding=ends[at],
+        output_padding=after[at],
         dilation=dilation[at],
     )
     target = consecutive_layout(layout, rows, out)
-    ends, after, phase = list(padding), list(output_padding), None
     if layout.num_shards > 1:
-        extent, step = dilation[at] * (kernel.shape[at] - 1) + 1, stride[at]
+        extent, step = dilation[at] * (sizes[at] - 1) + 1, stride[at]
         need, phase, leading = transposed_rows(
-            layout, target, extent=extent, stride=step, low=padding[at][0]
+            layout, target, extent=extent, stride=step, low=ends[at][0]
         )
         field = reshard(field, need, scope=HALO)
         ends[at] = (leading * step, max(extent - step, 0))

@@ -428,12 +428,8 @@ class ParallelDims:
         return self.tp > 1
 
     @property
-    def domain_enabled(self) -> bool:
-        return self.domain > 1
-
-    @property
     def cp_enabled(self) -> bool:
-        return self.domain_enabled
+        return self.domain > 1
 
     def summary(self) -> str:
         """All degrees in one line."""

@@ -13,7 +13,6 @@ reduce dtype.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +29,6 @@ from credit_jax.parallel.collectives import psum
 from credit_jax.parallel.mesh.device_mesh import DOMAIN, DP_SHARD, MeshAxes
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.params.spec import (
-    EXPERT_MLP,
     EXPERTS,
     LAYERS,
     MIN_SHARD_SIZE,
@@ -119,11 +117,6 @@ class ShardingRules:
         """Returns the PartitionSpec of every parameter, by path."""
         return {path: self.spec(d, axes) for path, d in param_specs.items()}
 
-    @property
-    def splits_experts_units(self) -> bool:
-        """Whether the hidden units of an expert are sharded over tp."""
-        return EXPERT_MLP in self.tensor
-
     def _axis(self, name: str | None, axes: MeshAxes) -> str | None:
         """Returns the axis for a dim name: tp, ep or None."""
         if name == EXPERTS:
@@ -134,17 +127,6 @@ class ShardingRules:
 def split_axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """Returns the mesh axes of one entry of a PartitionSpec."""
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
-
-
-def split_degree(
-    entry: str | tuple[str, ...] | None, degrees: Mapping[str, int]
-) -> int:
-    """Returns the number of shards of a dim with this entry of a PartitionSpec.
-
-    >>> split_degree(("dp_shard", "domain"), {"dp_shard": 2, "domain": 4})
-    8
-    """
-    return math.prod(degrees[axis] for axis in split_axes(entry))
 
 
 def matrix_specs(
@@ -170,11 +152,6 @@ _LARGE = 2**16
 GatherOrder = tuple[tuple[str | None, int], ...]
 
 
-def gathers_over_domain_in_blocks(axes: MeshAxes) -> bool:
-    """Whether blocks gather over domain: `gather` does, not `gather_over_domain`."""
-    return axes.num_shard > 1
-
-
 def gather(
     weight: Array,
     param_spec: ParamSpec,
@@ -193,7 +170,7 @@ def gather(
         precision: dtypes of the gathered parameter and of the sum of its gradient.
     """
     dims = {axes.shard: rules.shard_dim(param_spec, axes)}
-    if gathers_over_domain_in_blocks(axes):
+    if axes.num_shard > 1:
         dims[axes.domain] = rules.domain_dim(param_spec, axes)
     steps = tuple((axis, dim) for axis, dim in dims.items() if dim is not None)
     if not steps:
@@ -225,7 +202,7 @@ def gather_over_domain(
         All parameters; those that are not sharded over domain are unchanged.
     """
     full = dict(weights)
-    if gathers_over_domain_in_blocks(axes):
+    if axes.num_shard > 1:
         return full
     for path, weight in weights.items():
         param_spec = param_specs[path]

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, UInt
 
 from credit_jax.ops.random import random_bits
 from credit_jax.parallel.collectives import axis_index
-from credit_jax.parallel.params.fsdp import split_degree
+from credit_jax.parallel.params.fsdp import split_axes
 from credit_jax.parallel.params.spec import Initializer, ParamSpec
 
 # Number of elements drawn in an iteration of the loop.
@@ -108,7 +108,7 @@ def _local_shape(
 ) -> tuple[int, ...]:
     names = _names(param_spec, spec)
     return tuple(
-        length // split_degree(name, degrees)
+        length // math.prod(degrees[axis] for axis in split_axes(name))
         for length, name in zip(param_spec.shape, names, strict=True)
     )
 

@@ -49,11 +49,6 @@ class Remat:
                 " false, or the number of blocks (0 or more) that stay gathered"
             )
 
-    @property
-    def counts_blocks(self) -> bool:
-        """Whether the policy depends on the index of a block."""
-        return not isinstance(self.reshard_after_forward, bool)
-
     def num_saved(self, first: int, num: int, total: int) -> int:
         """Returns how many of `num` consecutive blocks save their gathered parameters.
 

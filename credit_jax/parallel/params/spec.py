@@ -55,19 +55,9 @@ def xavier_normal(fan_in: int, fan_out: int) -> Initializer:
     return Initializer("normal", math.sqrt(2.0 / (fan_in + fan_out)))
 
 
-def xavier_uniform(fan_in: int, fan_out: int) -> Initializer:
-    """U(-1, 1) sqrt(6 / (fan_in + fan_out)), torch.nn.init.xavier_uniform_."""
-    return Initializer("uniform", math.sqrt(6.0 / (fan_in + fan_out)))
-
-
 def kaiming_uniform(fan: int) -> Initializer:
     """U(-1, 1) sqrt(6 / fan), torch.nn.init.kaiming_uniform_ for ReLU."""
     return Initializer("uniform", math.sqrt(6.0 / fan))
-
-
-def kaiming_normal(fan: int) -> Initializer:
-    """N(0, 2 / fan), torch.nn.init.kaiming_normal_ for ReLU."""
-    return Initializer("normal", math.sqrt(2.0 / fan))
 
 
 def icnr(fan_in: int, scale: int) -> Initializer:

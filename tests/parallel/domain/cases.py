@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from credit_jax.parallel.domain.conv import conv2d_field, conv2d_scales
+from credit_jax.parallel.domain.conv import conv2d_scales, conv_field
 from credit_jax.parallel.domain.norm import group_norm
 from credit_jax.parallel.domain.pool import resize_bilinear
 from credit_jax.parallel.domain.rearrange import (
@@ -45,7 +45,7 @@ def conv(
     weights = ((*kernel, channels[0] // groups, channels[1]),)
 
     def op(field: Field, kernel: jax.Array) -> Field:
-        return conv2d_field(field, kernel, groups=groups, **keywords)
+        return conv_field(field, kernel, groups=groups, **keywords)
 
     shape = (2, rows, lon, channels[0])
     if dim == 2:
@@ -117,7 +117,7 @@ def embedded(rows: int, columns: int, window: int) -> Case:
         strips, _ = Windows(rows, columns, window, 1).layouts(field.layout)
         field = reshard(field, strips)
         field = field.like(jnp.sin(field.data))
-        out = conv2d_field(field, kernel, padding=((1, 1), (1, 1)))
+        out = conv_field(field, kernel, padding=((1, 1), (1, 1)))
         return join(out, field)
 
     return Case(op, ((2, rows, columns, 2),), ((3, 3, 2, 2),))
@@ -164,7 +164,7 @@ def upsampled(rows: int) -> Case:
 
     def op(field: Field, skip: Field, kernel: jax.Array) -> Field:
         up = pixel_shuffle_field(field, 2)
-        x = conv2d_field(up, kernel, padding=((1, 1), (1, 1)), out=up.layout)
+        x = conv_field(up, kernel, padding=((1, 1), (1, 1)), out=up.layout)
         return join(add(up, x), skip)
 
     return Case(op, ((2, rows, 3, 8), (2, 2 * rows, 6, 1)), ((3, 3, 2, 2),))

@@ -6,14 +6,11 @@ from typing import Any
 import jax
 
 from credit_jax.parallel.domain.conv import (
-    conv2d_field,
-    conv3d_field,
-    conv_transpose2d_field,
-    conv_transpose3d_field,
+    conv_field,
+    conv_transpose_field,
     periodic_conv2d_field,
 )
 from credit_jax.parallel.domain.pool import (
-    adaptive_avg_pool2d_field,
     avg_pool2d_field,
     max_pool2d_field,
 )
@@ -41,9 +38,8 @@ def convolved(
     **keywords: Any,
 ) -> Case:
     """A convolution of 2 or 3 spatial dims, `rows` along `dim`."""
-    op = conv2d_field if len(kernel) == 2 else conv3d_field
     return Case(
-        lambda f, w: op(f, w, groups=groups, **keywords),
+        lambda f, w: conv_field(f, w, groups=groups, **keywords),
         (field_shape(rows, others, dim, channels[0]),),
         ((*kernel, channels[0] // groups, channels[1]),),
         dim,
@@ -61,9 +57,8 @@ def transposed(
     **keywords: Any,
 ) -> Case:
     """A transposed convolution of 2 or 3 spatial dims, `rows` along `dim`."""
-    op = conv_transpose2d_field if len(kernel) == 2 else conv_transpose3d_field
     return Case(
-        lambda f, w: op(f, w, groups=groups, **keywords),
+        lambda f, w: conv_transpose_field(f, w, groups=groups, **keywords),
         (field_shape(rows, others, dim, channels[0]),),
         ((*kernel, channels[0], channels[1] // groups),),
         dim,
@@ -97,14 +92,6 @@ def largest(rows: int, kernel: Any, *, dim: int = 1, **keywords: Any) -> Case:
     )
 
 
-def adaptive(rows: int, size: Any, *, dim: int = 1) -> Case:
-    return Case(
-        lambda f: adaptive_avg_pool2d_field(f, size),
-        (field_shape(rows, (5,), dim, 2),),
-        dim=dim,
-    )
-
-
 def backwards(layout: Layout) -> Layout:
     """A layout in descending order: the last rows first."""
     last = layout.size - 1
@@ -117,12 +104,11 @@ def on_odd_layouts(rows: int) -> Case:
 
     def op(field: Field, kernel: jax.Array, up: jax.Array) -> Field:
         odd = backwards(field.layout)
-        y = conv2d_field(field, kernel, padding="same", out=odd)
+        y = conv_field(field, kernel, padding="same", out=odd)
         y = max_pool2d_field(y, (3, 1), stride=(1, 1), padding=((1, 1), NONE), out=odd)
         y = periodic_conv2d_field(y, kernel, out=odd)
-        y = adaptive_avg_pool2d_field(y, (rows, 2), out=odd)
         twice = backwards(field.layout.to_blocks(2 * rows))
-        y = conv_transpose2d_field(y, up, stride=(2, 1), out=twice)
+        y = conv_transpose_field(y, up, stride=(2, 1), out=twice)
         y = avg_pool2d_field(y, (2, 1))
         return y
 
@@ -163,8 +149,6 @@ THREE_DIMS = {
         3, (1, 5, 1), others=(2, 2), dim=2, padding=(NONE, (2, 2), NONE)
     ),
 }
-
-PATCHES = {}
 
 TRANSPOSED = {
     "up 2": transposed(16, (2, 2), stride=(2, 2)),
@@ -246,20 +230,12 @@ POOLS = {
         13, (2, 3), dim=2, stride=(1, 1), padding=(NONE, (1, 1))
     ),
     "maximum, 3 rows": largest(3, (3, 1), stride=(1, 1), padding=((1, 1), NONE)),
-    "adaptive, one": adaptive(13, (1, 1)),
-    "adaptive, divides": adaptive(16, (8, 5)),
-    "adaptive, one less": adaptive(13, (12, 3)),
-    "adaptive, few": adaptive(17, (3, 2)),
-    "adaptive, more": adaptive(5, (13, None)),
-    "adaptive, columns only": adaptive(13, (None, 1)),
-    "adaptive, longitude split": adaptive(13, (2, 4), dim=2),
     "odd layouts": on_odd_layouts(13),
 }
 
 CONVOLUTION_CASES: dict[str, Case] = {
     **SAME,
     **THREE_DIMS,
-    **PATCHES,
     **TRANSPOSED,
     **PERIODIC,
     **POOLS,

@@ -23,10 +23,8 @@ from credit_jax.parallel.domain.attention import (
 from credit_jax.parallel.domain.halo_exchange import HaloExchange, halo_exchange, trim
 from credit_jax.parallel.domain.norm import batch_norm_field, group_norm
 from credit_jax.parallel.domain.pool import (
-    global_max_pool,
     global_mean_pool,
-    mean_over_lat,
-    mean_over_lon,
+    mean_over,
     resize_area,
     resize_bilinear,
     resize_nearest,
@@ -286,17 +284,10 @@ POOLS = {
     "global mean, uneven": pool(13, global_mean_pool),
     "global mean, 2 rows": pool(2, global_mean_pool),
     "global mean, longitude split": pool(13, global_mean_pool, 2),
-    "global max": pool(24, global_max_pool),
-    "global max, uneven": pool(13, global_max_pool),
-    "global max, 2 rows": pool(2, global_max_pool),
-    "global max, longitude split": pool(13, global_max_pool, 2),
-    "global max of equal values": pool(
-        13, lambda f: global_max_pool(f.like(jnp.clip(f.data, -1, 1)))
-    ),
-    "mean over lat": profile(13, mean_over_lat),
-    "mean over lon": profile(13, mean_over_lon),
-    "mean over lat, longitude split": profile(13, mean_over_lat, 2),
-    "mean over lon, longitude split": profile(13, mean_over_lon, 2),
+    "mean over lat": profile(13, lambda f: mean_over(f, 1)),
+    "mean over lon": profile(13, lambda f: mean_over(f, 2)),
+    "mean over lat, longitude split": profile(13, lambda f: mean_over(f, 1), 2),
+    "mean over lon, longitude split": profile(13, lambda f: mean_over(f, 2), 2),
     "squeeze and excite": excite(13),
     "squeeze and excite, longitude split": excite(12, 2),
     "efficient channel attention": channels(13),

@@ -21,7 +21,6 @@ from tests.parallel.domain.convolution_cases import (
     PATCHES,
     PERIODIC,
     TRANSPOSED,
-    adaptive,
     averaged,
     convolved,
     largest,
@@ -259,9 +258,6 @@ CASES_CONVOLUTION_COLLECTIVES = {
         largest(16, (3, 3), stride=(2, 2), padding=((1, 1), (1, 1))),
         {"collective-permute": 1},
     ),
-    "adaptive, divides": (adaptive(16, (8, 1)), {}),
-    "adaptive, columns only": (adaptive(16, (None, 1)), {}),
-    "adaptive, wide windows": (adaptive(45, (2, 1)), {"reduce-scatter": 1}),
 }
 
 
