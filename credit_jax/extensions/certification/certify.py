@@ -5,22 +5,27 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 
 from credit_jax.extensions.certification.measure import PARTS, Measured, measure
 from credit_jax.extensions.certification.meshes import ONE_DEVICE, chosen_meshes
 from credit_jax.extensions.certification.place import block_outputs, first_difference
-from credit_jax.extensions.certification.subject import NUM_SAMPLES, subject_of_model
+from credit_jax.extensions.certification.subject import (
+    NUM_SAMPLES,
+    Subject,
+    subject_of_model,
+)
 from credit_jax.extensions.certification.verdict import (
+    FLOAT32,
+    FLOAT64,
     Bounds,
     Check,
-    bounds_of,
     compare,
     not_finite,
     vanishing,
@@ -53,8 +58,8 @@ class MeshVerdict:
     def passed(self) -> bool:
         """Whether every bound holds, of float64 where that of float32 is broken."""
         decisive = self.in_float64 or self.checks
-        decided = all(check.passed for check in decisive)
-        return bool(decisive) and decided and _final_pass(self.checks)
+        broken = _broken(decisive) or _broken(self.checks, final=True)
+        return bool(decisive) and not broken
 
     def lines(self) -> Iterator[str]:
         """The verdict as text: the check nearest to its bound, and what differs."""
@@ -128,22 +133,10 @@ class Certificate:
         }
 
 
-def _broken(checks: Sequence[Check]) -> tuple[str, ...]:
-    """The parts of what is measured in which a bound is broken."""
-    wrong = {check.part for check in checks if not check.passed}
+def _broken(checks: Sequence[Check], *, final: bool = False) -> tuple[str, ...]:
+    """The parts in which a bound is broken; with `final`, one not for float64."""
+    wrong = {c.part for c in checks if not c.passed and (c.is_final or not final)}
     return tuple(part for part in PARTS if part in wrong)
-
-
-def _final_pass(checks: Sequence[Check]) -> bool:
-    """Whether all passes that float64 does not decide."""
-    return all(check.passed for check in checks if check.is_final)
-
-
-def _is_blurred(checks: Sequence[Check]) -> bool:
-    """Whether an error is so large that a dtype says nothing, if it is of rounding."""
-    return any(
-        check.error > BLURRED * check.bound for check in checks if not check.is_final
-    )
 
 
 def certify_model(
@@ -181,39 +174,69 @@ def certify_model(
     names = chosen_meshes(model_def, meshes, len(present), num_samples=NUM_SAMPLES)
     names = [name for name in names if name != ONE_DEVICE]
     with tempfile.TemporaryDirectory() as folder:
-        runner = _InProcess(model_def, present, Path(folder), seed)
-        judge = Judge(runner, ONE_DEVICE, x64=x64)
+
+        def run(job: Job, function: Callable[..., Any], *numbers: Any) -> Any:
+            with jax.enable_x64(job.x64):
+                subject = subject_of_model(model_def, x64=job.x64, seed=seed)
+                return function(job, subject, present, *numbers)
+
+        judge = Judge(run, Job(ONE_DEVICE, ONE_DEVICE, Path(folder), x64))
         verdicts = [judge(name) for name in names]
-        expected = judge.expected(x64=x64)
+        expected = judge.expected()
     return Certificate(
         str(model_def.config.type),
         ONE_DEVICE,
-        bounds_of(x64=x64),
+        FLOAT64 if x64 else FLOAT32,
         tuple(verdicts),
         vanishing=tuple(vanishing(expected)),
     )
 
 
-@runtime_checkable
-class Runner(Protocol):
-    """Runs a subject on meshes."""
+@dataclass(frozen=True)
+class Job:
+    """What is asked of one mesh, beside that which others are compared with.
+
+    `folder` has the checkpoints of all meshes.
+    """
+
+    mesh: str
+    reference: str
+    folder: Path
+    x64: bool = False
+    parts: tuple[str, ...] = PARTS
+
+    @property
+    def runs(self) -> Path:
+        """Folder of the checkpoints in the dtype of the job, and of its parts."""
+        return self.folder / "-".join(
+            ("float64" if self.x64 else "float32", *self.parts)
+        )
 
     def measure(
-        self, mesh: str, expected: Measured | None, *, x64: bool, parts: Sequence[str]
+        self, subject: Subject, devices: Sequence[Any], expected: Measured | None
     ) -> Measured:
-        """Some numbers of a mesh, with those of the reference unless it is that."""
-        ...
+        """The numbers of the mesh, with those of the reference unless it is that."""
+        return measure(
+            subject,
+            self.mesh,
+            devices,
+            folder=self.runs / self.mesh,
+            reference=None if expected is None else self.runs / self.reference,
+            expected=expected,
+            parts=self.parts,
+        )
 
     def place(
-        self, actual: Measured, expected: Measured, *, x64: bool, parts: Sequence[str]
+        self,
+        subject: Subject,
+        devices: Sequence[Any],
+        expected: Measured,
+        actual: Measured,
     ) -> str:
-        """The first place where numbers differ from those of the reference."""
-        ...
-
-
-def folder_name(*, x64: bool, parts: Sequence[str]) -> str:
-    """Name of the folder of numbers of a dtype, and of some parts."""
-    return "-".join(("float64" if x64 else "float32", *parts))
+        """The first place where the mesh differs from the reference."""
+        outputs = block_outputs(subject, self.reference, devices, expected.start)
+        bounds = FLOAT64 if self.x64 else FLOAT32
+        return first_difference(subject, devices, actual, expected, bounds, outputs)
 
 
 class Judge:
@@ -221,104 +244,70 @@ class Judge:
 
     Where an error in float32 is beyond `BLURRED` bounds and float64 finds none, float32
     says nothing about the model: the meshes that follow are compared in float64 alone,
-    as all are with `x64`.
+    as all are if the job of the reference is in float64.
+
+    Args:
+        run: (job, a method of `Job`, numbers) -> what the method gives for the subject
+            and the devices that `run` knows.
+        job: the job of the reference.
     """
 
-    def __init__(self, runner: Runner, reference: str, *, x64: bool) -> None:
-        self._runner = runner
-        self._reference = reference
-        self._x64 = x64
+    def __init__(self, run: Callable[..., Any], job: Job) -> None:
+        self._run, self._job = run, job
         self._is_blurred = False
         self._lock = threading.Lock()
         # Of the reference alone: those of all meshes together can fill the memory.
-        self._expected: dict[tuple[bool, tuple[str, ...]], Future[Measured]] = {}
+        self._expected: dict[Job, Future[Measured]] = {}
 
-    def expected(self, *, x64: bool, parts: Sequence[str] = PARTS) -> Measured:
-        """Some numbers of the reference, which are computed once."""
-        key = x64, tuple(parts)
+    def expected(self, job: Job | None = None) -> Measured:
+        """Some numbers of the reference, in the dtype of a job, computed once."""
+        job = replace(job or self._job, mesh=self._job.mesh)
         with self._lock:
-            is_first = key not in self._expected
-            result = self._expected.setdefault(key, Future())
+            is_first = job not in self._expected
+            result = self._expected.setdefault(job, Future())
         if is_first:
             try:
-                numbers = self._runner.measure(
-                    self._reference, None, x64=x64, parts=parts
-                )
-                result.set_result(numbers)
+                result.set_result(self._run(job, Job.measure, None))
             except BaseException as error:
                 result.set_exception(error)
         return result.result()
 
     def __call__(self, mesh: str) -> MeshVerdict:
         """Returns the verdict of a mesh; threads may ask for several at a time."""
-        at_once = self._x64 or self._is_blurred
+        at_once = self._job.x64 or self._is_blurred
+        job = replace(self._job, mesh=mesh, x64=at_once)
         # Its errors are not those of the mesh.
-        if wrong := not_finite(self.expected(x64=at_once)):
+        if wrong := not_finite(self.expected(job)):
             raise ValueError(
-                f"mesh {self._reference} gives numbers that are not finite ({wrong}), "
+                f"mesh {job.reference} gives numbers that are not finite ({wrong}), "
                 "with which nothing can be compared; look for their cause there first, "
                 "such as a checkpoint of a run that had diverged"
             )
-        narrow, wide, block, parts = (), (), "", PARTS
+        narrow, wide, block, parts, is_blurred = (), (), "", PARTS, False
         try:
             if not at_once:
-                narrow, block = self._checked(mesh, PARTS, x64=False)
-                if not _final_pass(narrow):
+                narrow, block = self._checked(job)
+                if _broken(narrow, final=True):
                     return MeshVerdict(mesh, narrow, place=block)
-                parts = PARTS if _is_blurred(narrow) else _broken(narrow)
+                # So large an error, if it is of rounding, that a dtype says nothing.
+                is_blurred = any(
+                    c.error > BLURRED * c.bound for c in narrow if not c.is_final
+                )
+                parts = PARTS if is_blurred else _broken(narrow)
             if parts:
-                wide, block = self._checked(mesh, parts, x64=True)
-                if _is_blurred(narrow) and not _broken(wide):
+                wide, block = self._checked(replace(job, x64=True, parts=parts))
+                if is_blurred and not _broken(wide):
                     self._is_blurred = True
         except Exception as error:  # whatever a wrong sharding raises is a finding
             return MeshVerdict(mesh, place=f"it does not run: {error}")
-        if self._x64:
+        if self._job.x64:
             narrow, wide = wide, ()
         return MeshVerdict(mesh, narrow, wide, block)
 
-    def _checked(
-        self, mesh: str, parts: Sequence[str], *, x64: bool
-    ) -> tuple[tuple[Check, ...], str]:
+    def _checked(self, job: Job) -> tuple[tuple[Check, ...], str]:
         """The checks of a mesh, and the place where it differs, if that is decided."""
-        expected = self.expected(x64=x64, parts=parts)
-        kind = {"x64": x64, "parts": parts}
-        actual = self._runner.measure(mesh, expected, **kind)
-        checks = tuple(compare(actual, expected, bounds_of(x64=x64)))
-        differs = _broken(checks) if x64 else not _final_pass(checks)
-        block = self._runner.place(actual, expected, **kind) if differs else ""
-        return checks, block
-
-
-class _InProcess:
-    """Runs a model on the devices of this process."""
-
-    def __init__(
-        self, model_def: ModelDef, devices: Sequence[Any], folder: Path, seed: int
-    ) -> None:
-        self._model_def, self._devices = model_def, devices
-        self._folder, self._seed = folder, seed
-
-    def measure(
-        self, mesh: str, expected: Measured | None, *, x64: bool, parts: Sequence[str]
-    ) -> Measured:
-        folder = self._folder / folder_name(x64=x64, parts=parts)
-        with jax.enable_x64(x64):
-            return measure(
-                subject_of_model(self._model_def, x64=x64, seed=self._seed),
-                mesh,
-                self._devices,
-                folder=folder / mesh,
-                reference=None if expected is None else folder / ONE_DEVICE,
-                expected=expected,
-                parts=parts,
-            )
-
-    def place(
-        self, actual: Measured, expected: Measured, *, x64: bool, parts: Sequence[str]
-    ) -> str:
-        del parts
-        with jax.enable_x64(x64):
-            subject = subject_of_model(self._model_def, x64=x64, seed=self._seed)
-            outputs = block_outputs(subject, ONE_DEVICE, self._devices, expected.start)
-            arguments = actual, expected, bounds_of(x64=x64), outputs
-            return first_difference(subject, self._devices, *arguments)
+        expected = self.expected(job)
+        actual = self._run(job, Job.measure, expected)
+        checks = tuple(compare(actual, expected, FLOAT64 if job.x64 else FLOAT32))
+        differs = _broken(checks, final=not job.x64)
+        return checks, self._run(job, Job.place, expected, actual) if differs else ""

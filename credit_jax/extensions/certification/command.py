@@ -26,11 +26,11 @@ from credit_jax.config import Config, apply_overrides, build_config, dump_config
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.extensions.certification.certify import (
     Certificate,
+    Job,
     Judge,
     MeshVerdict,
-    folder_name,
 )
-from credit_jax.extensions.certification.measure import FIRST, PARTS
+from credit_jax.extensions.certification.measure import FIRST
 from credit_jax.extensions.certification.meshes import (
     MAX_DEVICES,
     ONE_DEVICE,
@@ -40,7 +40,7 @@ from credit_jax.extensions.certification.meshes import (
     reference_of,
 )
 from credit_jax.extensions.certification.page import meshes_text, page_of
-from credit_jax.extensions.certification.processes import Job, Processes, is_simulated
+from credit_jax.extensions.certification.processes import Processes, is_simulated
 from credit_jax.extensions.certification.random_files import fit_scalers, write_files
 from credit_jax.extensions.certification.small_config import (
     MAX_ACCUMULATED,
@@ -53,7 +53,12 @@ from credit_jax.extensions.certification.subject import (
     NUM_UPDATES,
     ranks_of,
 )
-from credit_jax.extensions.certification.verdict import NARROW, bounds_of, vanishing
+from credit_jax.extensions.certification.verdict import (
+    FLOAT32,
+    FLOAT64,
+    NARROW,
+    vanishing,
+)
 from credit_jax.io.atomic import new_file, refuse_existing
 from credit_jax.io.digests import record_of
 from credit_jax.models.model_def import ModelDef
@@ -218,21 +223,15 @@ def _certified(
     # As many as there are cores, and one for accelerators, which it takes whole.
     at_once = args.processes or ((os.cpu_count() or 1) if is_simulated() else 1)
     at_once = min(at_once, len(meshes))
-    job = Job(
-        path,
-        reference,
-        reference,
-        folder,
-        checkpoint=args.checkpoint,
-        cache=args.cache,
-    )
     runner = Processes(
-        job,
+        (path, args.checkpoint, args.cache),
+        folder,
         num_devices=max(dims_of(name).world_size for name in (reference, *meshes)),
         at_once=at_once,
         cwd=None if args.full else folder,
     )
-    judge = Judge(runner, reference, x64=args.x64)
+    job = Job(reference, reference, folder, args.x64)
+    judge = Judge(runner, job)
 
     def judged(mesh: str) -> MeshVerdict:
         verdict = judge(mesh)
@@ -243,15 +242,14 @@ def _certified(
         count = meshes_text(len(meshes))
         print_line(f"{count} beside {reference}, {at_once} at a time")
         verdicts = tuple(pool.map(judged, meshes))
-        expected = judge.expected(x64=args.x64)
-    numbers = folder / folder_name(x64=args.x64, parts=PARTS)
-    run = numbers / reference / FIRST
+        expected = judge.expected()
+    run = job.runs / reference / FIRST
     credit = _against_credit(path, run) if args.against else ()
     size = "as it is" if args.full else "made small"
     return Certificate(
         f"{Path(args.config).name}, {config.model['type']}, {size}",
         reference,
-        bounds_of(x64=args.x64),
+        FLOAT64 if args.x64 else FLOAT32,
         verdicts,
         credit=tuple(credit[1:]),
         credit_passed=not credit or credit[0] == "0",

@@ -16,7 +16,7 @@ import pandas as pd
 
 from credit_jax.config import build_config
 from credit_jax.config.custom_objects import SECTION, absolute_paths, is_registered
-from credit_jax.config.finetune import FinetuneConfig, finetune_of
+from credit_jax.config.finetune import finetune_of
 from credit_jax.config.sources.source import SourceConfig
 from credit_jax.models.registry import build, parse_model
 from credit_jax.parallel.mesh.devices import required_devices
@@ -177,14 +177,22 @@ def certified_mapping(
 ) -> dict[str, Any]:
     """Returns a small config, with its files in a folder, for a certificate."""
     trainer = mapping["trainer"]
-    count = num_samples * num_updates * _accumulated(trainer)
+    accumulated = min(trainer.get("grad_accum_every", 1), MAX_ACCUMULATED)
+    count = num_samples * num_updates * accumulated
     config = make_small(mapping, folder, max(SAMPLES, count))
     config.pop("demo", None)
     config["trainer"]["fsdp"] = {"min_shard_size": MIN_SHARD_SIZE}
     config["trainer"]["ensemble_size"] = min(trainer.get("ensemble_size", 1), 2)
-    config["trainer"]["finetune"] = _small_finetune(
-        finetune_of(mapping), config["model"]
-    )
+    if (finetune := finetune_of(mapping)) is not None:
+        # What is frozen and has adapters, of the parameters that a small model has.
+        model_def = build(config["model"])
+        small: dict[str, Any] = {"from": finetune.base}
+        for key in ("freeze", "train"):
+            small[key] = matching(getattr(finetune, key), model_def)
+        if finetune.lora is not None:
+            targets = matching(finetune.lora.targets, model_def)
+            small["lora"] = finetune.lora.model_dump() | {"targets": targets}
+        config["trainer"]["finetune"] = small
     if stages := trainer.get("curriculum"):
         config["trainer"]["curriculum"] = stages
         # The longest forecast of a stage needs more times.
@@ -197,26 +205,6 @@ def certified_mapping(
     return for_any_mesh(config, num_samples=num_samples, num_updates=num_updates)
 
 
-def _accumulated(trainer: Mapping[str, Any]) -> int:
-    return min(trainer.get("grad_accum_every", 1), MAX_ACCUMULATED)
-
-
-def _small_finetune(
-    finetune: FinetuneConfig | None, model: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """What is frozen and has adapters, of the parameters that a small model has."""
-    if finetune is None:
-        return None
-    model_def = build(model)
-    small: dict[str, Any] = {"from": finetune.base}
-    for key in ("freeze", "train"):
-        small[key] = matching(getattr(finetune, key), model_def)
-    if finetune.lora is not None:
-        targets = matching(finetune.lora.targets, model_def)
-        small["lora"] = finetune.lora.model_dump() | {"targets": targets}
-    return small
-
-
 def for_any_mesh(
     mapping: Mapping[str, Any], *, num_samples: int, num_updates: int
 ) -> dict[str, Any]:
@@ -224,9 +212,10 @@ def for_any_mesh(
 
     Its `num_devices` are the data-parallel ranks that its loss needs; None for any.
     """
-    accumulated, ranks = _accumulated(mapping["trainer"]), _num_ranks(mapping)
+    trainer, ranks = mapping["trainer"], _num_ranks(mapping)
+    accumulated = min(trainer.get("grad_accum_every", 1), MAX_ACCUMULATED)
     trainer = {
-        **mapping["trainer"],
+        **trainer,
         "train_batch_size": num_samples,
         "valid_batch_size": num_samples,
         "grad_accum_every": accumulated,

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.tree_util import keystr
 
 from credit_jax.checkpoint import (
     EMA,
@@ -99,7 +100,9 @@ def trained_arrays(state: TrainState) -> Arrays:
             optimizer = inner
     parts = {PARAMS: state.params, AVERAGE: state.ema, OPTIMIZER: optimizer}
     return {
-        f"{name}{SEPARATOR}{_name_of(path)}": np.asarray(jax.device_get(leaf))
+        name + SEPARATOR + keystr(path, simple=True, separator="/"): np.asarray(
+            jax.device_get(leaf)
+        )
         for name, part in parts.items()
         for path, leaf in jax.tree_util.tree_leaves_with_path(part)
     }
@@ -186,9 +189,6 @@ def _digested(arrays: Mapping[str, Any], remainder: Mapping[str, Any]) -> Arrays
     for path, leaf in jax.tree_util.tree_leaves_with_path(remainder):
         content = np.asarray(jax.device_get(leaf)).tobytes()
         digest = hashlib.sha256(content).digest()
-        digests[_name_of(path)] = np.frombuffer(digest, np.uint8)
+        name = keystr(path, simple=True, separator="/")
+        digests[name] = np.frombuffer(digest, np.uint8)
     return host(arrays) | digests
-
-
-def _name_of(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -76,11 +76,6 @@ FLOAT64 = Bounds(
 NARROW = 0.05
 
 
-def bounds_of(*, x64: bool) -> Bounds:
-    """Returns the bounds of float64 or of float32."""
-    return FLOAT64 if x64 else FLOAT32
-
-
 @dataclass(frozen=True)
 class Check:
     """The largest relative error of a quantity of one mesh, and what has it.
@@ -121,10 +116,9 @@ def compare(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]
     error = _ratio(_norm(gradients), _norm(expected.gradients))
     checks += [
         Check("gradient of all weights", error, bounds.gradient),
-        _each(
+        _worst(
             "gradient of each weight",
-            actual.gradients,
-            expected.gradients,
+            errors_of_each(actual.gradients, expected.gradients),
             bounds.parameter,
         ),
         _equal_bits("checkpoint written here", actual.written, actual.saved),
@@ -137,9 +131,11 @@ def compare(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]
         checks.append(
             _equal_bits("weights of a forecast", actual.opened, expected.opened)
         )
+    pairs = zip(actual.losses, expected.losses, strict=True)
+    losses = {f"update {n}": relative_error(*pair) for n, pair in enumerate(pairs, 1)}
     # What follows from the former comes last: the first that differs is its cause.
     checks += [
-        _losses(actual, expected, bounds.loss),
+        _worst("loss of each update", losses, bounds.loss),
         *_logs(actual, expected, bounds),
         _change("all weights", PARAMS, actual, expected, bounds.change),
     ]
@@ -151,8 +147,8 @@ def compare(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]
     arrays = actual.trained, expected.trained, bounds.run
     checks.append(_of_parts("state at the end", *arrays))
     if expected.state:
-        states = actual.state, expected.state
-        checks.append(_each("state of the model", *states, bounds.parameter))
+        errors = errors_of_each(actual.state, expected.state)
+        checks.append(_worst("state of the model", errors, bounds.parameter))
     return checks
 
 
@@ -180,9 +176,8 @@ def _logs(actual: Measured, expected: Measured, bounds: Bounds) -> list[Check]:
                 errors[key] = min(errors[key], abs(float(pair[0] - pair[1])))
             # 16 bits keep 16 digits less than float32, whose errors are of rounding.
             errors[key] /= max(1.0, 2.0**16 * rounding.get(kind, 0.0) / NARROW)
-        worst = max(errors, key=lambda key: errors[key])
         quantity = "logs of the run" + (", in its dtype" if is_narrow else "")
-        checks.append(Check(quantity, errors[worst], bound, worst, TRAINING, is_narrow))
+        checks.append(_worst(quantity, errors, bound, is_final=is_narrow))
     return checks
 
 
@@ -210,8 +205,7 @@ def _of_parts(
         name: _ratio(_norm(arrays), _norm(sizes[name]))
         for name, arrays in differences.items()
     }
-    worst = max(errors, key=lambda name: errors[name])
-    return Check(quantity, errors[worst], bound, worst)
+    return _worst(quantity, errors, bound)
 
 
 def errors_of_each(actual: Arrays, expected: Arrays) -> dict[str, float]:
@@ -226,20 +220,17 @@ def errors_of_each(actual: Arrays, expected: Arrays) -> dict[str, float]:
     return errors
 
 
-def _each(quantity: str, actual: Arrays, expected: Arrays, bound: float) -> Check:
-    """The array with the largest error."""
-    errors = errors_of_each(actual, expected)
-    worst = max(errors, key=lambda path: errors[path], default="")
-    return Check(quantity, errors.get(worst, 0.0), bound, worst)
-
-
-def _losses(actual: Measured, expected: Measured, bound: float) -> Check:
-    errors = [
-        relative_error(a, b)
-        for a, b in zip(actual.losses, expected.losses, strict=True)
-    ]
-    worst = int(np.argmax(errors))
-    return Check("loss of each update", errors[worst], bound, f"update {worst + 1}")
+def _worst(
+    quantity: str,
+    errors: Mapping[str, float],
+    bound: float,
+    *,
+    is_final: bool = False,
+) -> Check:
+    """The largest of some errors, by what has them."""
+    where = max(errors, key=lambda key: errors[key], default="")
+    error = errors.get(where, 0.0)
+    return Check(quantity, error, bound, where, is_final=is_final)
 
 
 def _change(
@@ -292,9 +283,8 @@ def not_finite(measured: Measured) -> str:
 
 def _equal_bits(quantity: str, actual: Arrays, expected: Arrays) -> Check:
     errors = {path: relative_error(actual[path], a) for path, a in expected.items()}
-    worst = max(errors, key=lambda path: errors[path])
-    origin = worst if errors[worst] else ""
-    return Check(quantity, errors[worst], 0.0, origin, is_final=True)
+    differing = {path: error for path, error in errors.items() if error}
+    return _worst(quantity, differing, 0.0, is_final=True)
 
 
 def _worst_channel(actual: np.ndarray, expected: np.ndarray) -> str:

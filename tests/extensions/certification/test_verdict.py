@@ -2,12 +2,13 @@
 
 import dataclasses
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from credit_jax.extensions.certification import Certificate
-from credit_jax.extensions.certification.certify import Judge
+from credit_jax.extensions.certification.certify import Job, Judge
 from credit_jax.extensions.certification.measure import (
     FORECAST,
     PARTS,
@@ -128,8 +129,14 @@ class Numbers:
         self.wrong, self.error, self.asked = wrong, error, []
         self.changes = {}
 
-    def measure(self, mesh, expected, *, x64, parts):
+    def __call__(self, job, function, expected, actual=None):
+        mesh, x64, parts = job.mesh, job.x64, job.parts
+        if function is Job.place:
+            return f"{mesh}, {x64}, {', '.join(parts)}"
         self.asked.append((mesh, x64, parts))
+        return self.measured(mesh, expected, x64, parts)
+
+    def measured(self, mesh, expected, x64, parts):
         changes = {} if TRAINING in parts else {"gradients": {}, "restored": {}}
         changes["mesh"] = mesh
         if expected is not None:
@@ -139,13 +146,14 @@ class Numbers:
             changes["forecast"] = {"prediction": (1 + self.error) * prediction}
         return measured(**changes)
 
-    def place(self, actual, expected, *, x64, parts):
-        return f"{actual.mesh}, {x64}, {', '.join(parts)}"
+
+def judge_of(runner, *, x64=False):
+    return Judge(runner, Job("1", "1", Path(), x64))
 
 
 def test_float64_decides_of_what_is_broken_alone():
     runner = Numbers(wrong={False})
-    judge = Judge(runner, "1", x64=False)
+    judge = judge_of(runner)
     for mesh in ("tp2", "domain2"):
         verdict = judge(mesh)
         assert verdict.passed
@@ -162,7 +170,7 @@ def test_float64_does_not_decide_of_bits():
     runner = Numbers(wrong=())
     initial = {path: array + 1e-9 for path, array in measured().initial.items()}
     runner.changes = {"initial": initial}
-    verdict = Judge(runner, "1", x64=False)("tp2")
+    verdict = judge_of(runner)("tp2")
     assert not verdict.passed
     assert verdict.place == "tp2, False, forecast, training"
     assert not any(x64 for _, x64, _ in runner.asked)
@@ -170,7 +178,7 @@ def test_float64_does_not_decide_of_bits():
 
 @pytest.mark.parametrize("x64", [False, True])
 def test_what_is_broken_in_float64_differs(x64):
-    verdict = Judge(Numbers(wrong={False, True}), "1", x64=x64)("tp2")
+    verdict = judge_of(Numbers(wrong={False, True}), x64=x64)("tp2")
     assert not verdict.passed
     parts = ", ".join(PARTS if x64 else ["forecast"])
     assert verdict.place == f"tp2, True, {parts}"
@@ -178,7 +186,7 @@ def test_what_is_broken_in_float64_differs(x64):
 
 def test_where_float32_says_nothing_the_others_are_compared_in_float64_alone():
     runner = Numbers(wrong={False}, error=2e-5)
-    judge = Judge(runner, "1", x64=False)
+    judge = judge_of(runner)
     first, second = judge("tp2"), judge("domain2")
     assert first.passed
     assert second.passed
@@ -195,18 +203,18 @@ def test_where_float32_says_nothing_the_others_are_compared_in_float64_alone():
 
 def test_an_error_in_float64_does_not_make_float32_say_nothing():
     runner = Numbers(wrong={False, True}, error=2e-5)
-    judge = Judge(runner, "1", x64=False)
+    judge = judge_of(runner)
     verdicts = [judge("tp2"), judge("domain2")]
     assert all(verdict.checks and not verdict.passed for verdict in verdicts)
 
 
 def test_errors_stand_under_their_quantity():
     runner = Numbers(wrong={False})
-    runner.measure = lambda mesh, expected, *, x64, parts: measured(
+    runner.measured = lambda mesh, expected, x64, parts: measured(
         losses=np.array([1.0, 0.9 + 4e-6 * (mesh != "1" and not x64)]),
         **({} if FORECAST in parts else {"forecast": {}}),
     )
-    verdict = Judge(runner, "1", x64=False)("tp2")
+    verdict = judge_of(runner)("tp2")
     page = page_of(Certificate("a model", "1", FLOAT32, (verdict,)))
     quantities = [check.quantity for check in verdict.checks]
     row = page[page.index("tp2, float64") :]
@@ -228,6 +236,6 @@ def test_errors_stand_under_their_quantity():
 def test_one_device_without_finite_numbers(changes, name):
     """Every mesh would differ from it."""
     runner = Numbers(wrong=())
-    runner.measure = lambda *args, **options: measured(**changes)
+    runner.measured = lambda *arguments: measured(**changes)
     with pytest.raises(ValueError, match=rf"mesh 1 gives .* not finite \({name}\)"):
-        Judge(runner, "1", x64=False)("tp2")
+        judge_of(runner)("tp2")
