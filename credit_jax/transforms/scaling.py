@@ -166,29 +166,6 @@ def digest(scaler: QuantileScaler, dtype: np.dtype) -> Digest:
 def _transform(scaler: QuantileScaler, channel_digest: Digest, x: Any) -> Any:
     special = scipy.special if is_numpy(x) else jax.scipy.special
     xp = np if is_numpy(x) else jnp
-    share = xp.clip(_cdf(xp, channel_digest, x), scaler.min_val, scaler.max_val)
-    if scaler.distribution == "normal":
-        return special.ndtri(share)
-    if scaler.distribution == "logistic":
-        return special.logit(share)
-    return share
-
-
-def _inverse(scaler: QuantileScaler, channel_digest: Digest, z: Any) -> Any:
-    special = scipy.special if is_numpy(z) else jax.scipy.special
-    xp = np if is_numpy(z) else jnp
-    share = z
-    if scaler.distribution == "normal":
-        # torch's formula; at -5.2 in float32 it has only one digit, with which CREDIT's
-        # weights were trained.
-        share = (1 + special.erf(z / np.sqrt(2.0).item())) * 0.5
-    elif scaler.distribution == "logistic":
-        share = special.expit(z)
-    return _quantile(xp, channel_digest, share)
-
-
-def _cdf(xp: Any, channel_digest: Digest, x: Any) -> Any:
-    """Cumulative distribution function of one digest at x, by bridgescaler's cases."""
     mean, weight, merged, total, low, high, count = channel_digest
     size, last = mean.shape[0], xp.maximum(count - 1, 0)
     left, right = (xp.searchsorted(mean, x, side=side) for side in ("left", "right"))
@@ -209,7 +186,29 @@ def _cdf(xp: Any, channel_digest: Digest, x: Any) -> Any:
     ramp = xp.where(high - low < xp.finfo(x.dtype).eps, 0.5, ramp)
     ramp = xp.where(x < low, 0.0, xp.where(x > high, 1.0, ramp))
     cdf = xp.where(count <= 1, ramp, cdf)
-    return xp.where(count == 0, xp.nan, cdf).astype(x.dtype)
+    share = xp.clip(
+        xp.where(count == 0, xp.nan, cdf).astype(x.dtype),
+        scaler.min_val,
+        scaler.max_val,
+    )
+    if scaler.distribution == "normal":
+        return special.ndtri(share)
+    if scaler.distribution == "logistic":
+        return special.logit(share)
+    return share
+
+
+def _inverse(scaler: QuantileScaler, channel_digest: Digest, z: Any) -> Any:
+    special = scipy.special if is_numpy(z) else jax.scipy.special
+    xp = np if is_numpy(z) else jnp
+    share = z
+    if scaler.distribution == "normal":
+        # torch's formula; at -5.2 in float32 it has only one digit, with which CREDIT's
+        # weights were trained.
+        share = (1 + special.erf(z / np.sqrt(2.0).item())) * 0.5
+    elif scaler.distribution == "logistic":
+        share = special.expit(z)
+    return _quantile(xp, channel_digest, share)
 
 
 def _quantile(xp: Any, channel_digest: Digest, share: Any) -> Any:

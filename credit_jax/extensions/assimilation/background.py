@@ -396,20 +396,15 @@ def _chosen(
             f"assimilation.background.file: has the winds {names}, which the model "
             "lacks; fit it to forecasts of this model"
         )
+    whole = covariance.root @ covariance.root.transpose(0, 2, 1)
     return replace(
         covariance,
         channels=tuple(covariance.channels[k] for k in order),
         deviation=covariance.deviation[order],
-        root=_rows_of(covariance.root, order),
+        root=symmetric_root(whole[:, order][:, :, order]),
         winds=tuple(order.index(k) for k in covariance.winds),
         balance=None if balance is None else balance[:, order][:, :, order],
     )
-
-
-def _rows_of(root: np.ndarray, order: Sequence[int]) -> np.ndarray:
-    """The symmetric root of the same covariance with some channels, in an order."""
-    covariance = (root @ root.transpose(0, 2, 1))[:, order][:, :, order]
-    return symmetric_root(covariance)
 
 
 def _times(matrices: np.ndarray, coefficients: np.ndarray) -> np.ndarray:

@@ -148,7 +148,12 @@ class Cycling:
                 self.show(f"{_label(start)}: done before")
                 continue
             with activity(f"assimilating the window of {_label(start)}"):
-                forecast = self._forecast(number)
+                schedule = self.plan.schedule
+                steps = range(1, schedule.num_steps + 1)
+                forecast = self._map_from(schedule.starts[number], number, steps)
+                if self._map is None:
+                    self._map = forecast
+                forecast = forecast.compiled_as(self._map)
                 if background is None:
                     background = self._background(number, forecast)
                 background = self._window(number, forecast, background, writes)
@@ -226,15 +231,6 @@ class Cycling:
             figure = departures_figure(pd.DataFrame(rows), units)
             save_figure(figure, self.folder / FIGURE)
         self.archive.mark(task, {})
-
-    def _forecast(self, number: int) -> ForecastMap:
-        """The forecast from the start of a window."""
-        schedule = self.plan.schedule
-        steps = range(1, schedule.num_steps + 1)
-        forecast = self._map_from(schedule.starts[number], number, steps)
-        if self._map is None:
-            self._map = forecast
-        return forecast.compiled_as(self._map)
 
     def _map_from(
         self, start: np.datetime64, number: int, steps: Sequence[int]

@@ -97,11 +97,17 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
     )
     # dinosaur needs rank promotion, which the caller may have disabled.
     displayed = live_display() if console.is_terminal else nullcontext()
-    with jax.numpy_rank_promotion("allow"), displayed, _progress(console) as progress:
-        task = progress.add_task(
-            "days",
-            total=demo.days if is_spun_up(demo) else demo.spinup_days + demo.days,
-        )
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+    days = demo.days if is_spun_up(demo) else demo.spinup_days + demo.days
+    with jax.numpy_rank_promotion("allow"), displayed, progress:
+        task = progress.add_task("days", total=days)
         with new_dataset(folder, expected) as partial:
             _make(demo, partial, lambda days: progress.advance(task, days))
     return folder
@@ -176,17 +182,13 @@ def _chunks(
                 for name in outputs[0]
             }
             times = times[times >= FIRST_TIME]
-            _check_finite(fields, times)
+            for variable, field in fields.items():
+                if not np.isfinite(field).all():
+                    raise RuntimeError(
+                        f"the climate model became unstable: {variable} is not finite "
+                        f"between {times[0]} and {times[-1]}; another --seed may do"
+                    )
             yield times, fields
-
-
-def _check_finite(fields: dict[str, np.ndarray], times: pd.DatetimeIndex) -> None:
-    for name, field in fields.items():
-        if not np.isfinite(field).all():
-            raise RuntimeError(
-                f"the climate model became unstable: {name} is not finite between "
-                f"{times[0]} and {times[-1]}; another --seed may do"
-            )
 
 
 def _check_same(folder: Path, expected: dict[str, Any]) -> None:
@@ -206,17 +208,6 @@ def _check_same(folder: Path, expected: dict[str, Any]) -> None:
     raise ValueError(
         f"{folder} holds another demo data set: {differences}. Remove the folder to "
         "make it anew, or choose another one"
-    )
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
     )
 
 

@@ -75,10 +75,21 @@ def build_climate(
     """
     forcing = forcing or ForcingConfig()
     disc = discretize(truncation)
+    # Dry, isothermal and at rest, with a pressure wave at a random position.
+    make, _ = primitive_equations_states.isothermal_rest_atmosphere(
+        disc.coords,
+        disc.specs,
+        tref=REFERENCE_TEMPERATURE * scales.units.degK,
+        p0=REFERENCE_PRESSURE * scales.units.pascal,
+        p1=PERTURBATION * scales.units.pascal,
+        surface_height=disc.height * scales.units.m,
+    )
+    initial = make(jax.random.key(seed))
+    dry = {"q": jnp.zeros_like(initial.temperature_variation)}
     return Climate(
         advance=jax.jit(_advance(disc, STEP_SECONDS[truncation], forcing)),
         fields=jax.jit(lambda state: fields_of(disc, state)),
-        initial=_initial_state(disc, seed),
+        initial=dataclasses.replace(initial, tracers=dry),
         latitude=np.degrees(disc.latitude[0, ::-1]),
         longitude=np.degrees(disc.longitude[:, 0]),
         sigma=np.asarray(disc.levels.centers),
@@ -91,7 +102,20 @@ def build_climate(
 
 def _advance(disc: Discretization, seconds: float, forcing: ForcingConfig) -> Callable:
     """`(state, day) -> (state, rain)` over `OUTPUT_HOURS`, in steps of `seconds`."""
-    dynamics = _dynamics_step(disc, seconds)
+    # Primitive equations, and a filter of the shortest waves.
+    length = seconds * disc.second
+    equations = primitive_equations.PrimitiveEquationsSigma(
+        np.full(NUM_LEVELS, REFERENCE_TEMPERATURE * disc.kelvin),
+        primitive_equations.truncated_modal_orography(
+            disc.height * disc.meter, disc.coords
+        ),
+        disc.coords,
+        disc.specs,
+    )
+    smooth = time_integration.exponential_step_filter(disc.grid, length)
+    dynamics = time_integration.step_with_filters(
+        time_integration.imex_rk_sil3(equations, length), [smooth]
+    )
     force = forcing_step(disc, seconds, forcing)
     num_steps = round(OUTPUT_HOURS * 3600 / seconds)
 
@@ -106,37 +130,3 @@ def _advance(disc: Discretization, seconds: float, forcing: ForcingConfig) -> Ca
         return state, to_north_first(rain)
 
     return advance
-
-
-def _dynamics_step(
-    disc: Discretization, seconds: float
-) -> Callable[[SpectralState], SpectralState]:
-    """Builds one step of the primitive equations and a filter of the shortest waves."""
-    step = seconds * disc.second
-    equations = primitive_equations.PrimitiveEquationsSigma(
-        np.full(NUM_LEVELS, REFERENCE_TEMPERATURE * disc.kelvin),
-        primitive_equations.truncated_modal_orography(
-            disc.height * disc.meter, disc.coords
-        ),
-        disc.coords,
-        disc.specs,
-    )
-    smooth = time_integration.exponential_step_filter(disc.grid, step)
-    return time_integration.step_with_filters(
-        time_integration.imex_rk_sil3(equations, step), [smooth]
-    )
-
-
-def _initial_state(disc: Discretization, seed: int) -> SpectralState:
-    """A dry isothermal state at rest, with a pressure wave at a random position."""
-    make, _ = primitive_equations_states.isothermal_rest_atmosphere(
-        disc.coords,
-        disc.specs,
-        tref=REFERENCE_TEMPERATURE * scales.units.degK,
-        p0=REFERENCE_PRESSURE * scales.units.pascal,
-        p1=PERTURBATION * scales.units.pascal,
-        surface_height=disc.height * scales.units.m,
-    )
-    state = make(jax.random.key(seed))
-    dry = {"q": jnp.zeros_like(state.temperature_variation)}
-    return dataclasses.replace(state, tracers=dry)

@@ -132,35 +132,27 @@ def _layouts(blocks: Layout, windows: Windows) -> tuple[Layout, Layout]:
     if windows.long > 1 and long.length <= even and not windows.columns_meet:
         # Long windows stay in rows, so that strips need fit short windows only.
         windows = replace(windows, long=1)
-    owner, short = _short_strips(blocks, windows)
-    if windows.long > 1:
-        long = _long_strips(blocks, windows, owner)
-    elif all_short:
-        long = short
-    return short, long
-
-
-def _short_strips(blocks: Layout, windows: Windows) -> tuple[np.ndarray, Layout]:
-    """Returns the shard of each strip, and the layout by short windows."""
     num = blocks.num_shards
     order, number = windows.short_of_strips()
     total = int(number.max()) + 1
-    # All numbers have as many strips, so that equal ranges are equal shares.
+    # The shard of each strip; all numbers have as many, so that equal ranges are equal
+    # shares.
     ends = [shard * total // num for shard in range(1, num)]
     owner = np.searchsorted(ends, number, side="right")
-    return owner, _in_order(blocks, windows, owner, order)
-
-
-def _long_strips(blocks: Layout, windows: Windows, owner: np.ndarray) -> Layout:
-    """Returns the layout by groups, given the shard of each strip by short windows."""
-    order, number = windows.long_of_strips()
-    strip_counts = np.zeros((int(number.max()) + 1, blocks.num_shards), int)
-    np.add.at(strip_counts, (number, owner), 1)
-    # A shard may have some more groups than an even share, if fewer strips move then.
-    even = len(strip_counts) / blocks.num_shards
-    spare = NEARLY_EVEN if windows.columns_meet else 1.0
-    room = max(math.ceil(even), math.floor(spare * even))
-    return _in_order(blocks, windows, _deal(strip_counts, room)[number], order)
+    short = _in_order(blocks, windows, owner, order)
+    if windows.long > 1:
+        order, group = windows.long_of_strips()
+        strip_counts = np.zeros((int(group.max()) + 1, num), int)
+        np.add.at(strip_counts, (group, owner), 1)
+        # A shard may have some more groups than an even share, if fewer strips move.
+        even = len(strip_counts) / num
+        spare = NEARLY_EVEN if windows.columns_meet else 1.0
+        room = max(math.ceil(even), math.floor(spare * even))
+        owner = _deal(strip_counts, room)[group]
+        long = _in_order(blocks, windows, owner, order)
+    elif all_short:
+        long = short
+    return short, long
 
 
 def _deal(strip_counts: np.ndarray, room: int) -> np.ndarray:

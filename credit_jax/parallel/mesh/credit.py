@@ -68,33 +68,33 @@ def parse_parallelism_conf(conf: Mapping[str, Any] | Config) -> dict[str, Any]:
 def normalize_parallelism(section: Parallelism) -> dict[str, Any]:
     """Returns the section with its defaults; see `parse_parallelism_conf`."""
     if not isinstance(section, ParallelismConfig):
-        section = _parse_section(section)
+        data = section.get("data", "none")
+        if data not in DATA_MODES:
+            raise ValueError(
+                "trainer.parallelism.data must be 'fsdp2', 'ddp', or 'none', got "
+                f"{data!r}"
+            )
+        degrees = {
+            name: section[name] for name in ("tensor", "domain") if name in section
+        }
+        for name, value in degrees.items():
+            degree = whole_number(value)
+            if degree is None or degree < 1:
+                raise ValueError(
+                    f"trainer.parallelism.{name} must be an integer >= 1, got {value!r}"
+                )
+            degrees[name] = degree
+        unknown = sorted(set(section) - {*_KEYS, *_FURTHER})
+        if unknown:
+            raise ValueError(
+                f"Unknown trainer.parallelism key(s): {unknown} "
+                f"(expected data, tensor, domain, or further {', '.join(_FURTHER)})"
+            )
+        section = parse(
+            ParallelismConfig, {**section, **degrees}, "trainer.parallelism"
+        )
     said = section.model_dump(exclude_defaults=True, exclude={"cp"})
     return {key: getattr(section, key) for key in _KEYS} | said
-
-
-def _parse_section(section: Mapping[str, Any]) -> ParallelismConfig:
-    """Validates a section, with the error messages of CREDIT for its keys."""
-    data = section.get("data", "none")
-    if data not in DATA_MODES:
-        raise ValueError(
-            f"trainer.parallelism.data must be 'fsdp2', 'ddp', or 'none', got {data!r}"
-        )
-    degrees = {key: section[key] for key in ("tensor", "domain") if key in section}
-    for key, value in degrees.items():
-        degree = whole_number(value)
-        if degree is None or degree < 1:
-            raise ValueError(
-                f"trainer.parallelism.{key} must be an integer >= 1, got {value!r}"
-            )
-        degrees[key] = degree
-    unknown = sorted(set(section) - {*_KEYS, *_FURTHER})
-    if unknown:
-        raise ValueError(
-            f"Unknown trainer.parallelism key(s): {unknown} "
-            f"(expected data, tensor, domain, or further {', '.join(_FURTHER)})"
-        )
-    return parse(ParallelismConfig, {**section, **degrees}, "trainer.parallelism")
 
 
 def dp_world_size(parallelism_conf: Parallelism, world_size: int) -> int:

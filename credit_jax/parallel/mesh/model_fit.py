@@ -134,7 +134,10 @@ def model_notes(
         return []
     notes = []
     if height % domain:
-        listed = _listed_blocks(height, domain)
+        length = -(-height // domain)
+        first = range(min(domain, MOST_LISTED))
+        sizes = [str(min(length, max(0, height - length * shard))) for shard in first]
+        listed = ", ".join(sizes) + (", ..." if domain > MOST_LISTED else "")
         notes.append(
             f"{height} rows over domain {domain} are uneven ({listed}); results "
             "are exact nonetheless"
@@ -218,15 +221,3 @@ def _stages(config: ModelSizes) -> Sequence[Any]:
     """Returns the stages of a model's geometry; empty for a model without stages."""
     geometry = config.geometry()
     return () if geometry is None else geometry.stages
-
-
-def _listed_blocks(size: int, num_shards: int) -> str:
-    """Returns the sizes of the blocks of rows as text, of at most `MOST_LISTED` blocks.
-
-    >>> _listed_blocks(32, 3)
-    '11, 11, 10'
-    """
-    length = -(-size // num_shards)
-    first = range(min(num_shards, MOST_LISTED))
-    sizes = [str(min(length, max(0, size - length * shard))) for shard in first]
-    return ", ".join(sizes) + (", ..." if num_shards > MOST_LISTED else "")

@@ -146,7 +146,18 @@ def _gather(
     x: Array, index: np.ndarray, used: np.ndarray, axis: str | None, dim: int
 ) -> Array:
     """Returns rows `index[shard]`; nothing may depend on those that are not `used`."""
-    inverse = _inverse(index, used, x.shape[dim])
+    size = x.shape[dim]
+    # index, used: (shards, rows).
+    order = np.argsort(np.where(used, index, size), 1, kind="stable")
+    counts = [
+        np.bincount(rows[real], minlength=size)
+        for rows, real in zip(index, used, strict=True)
+    ]
+    inverse = np.full((max(1, np.max(counts)), len(index), size), -1, np.int32)
+    for shard, count in enumerate(counts):
+        rows = np.repeat(np.arange(size), count)
+        time = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
+        inverse[time, shard, rows] = order[shard, : len(rows)]
     # A row that is taken many times makes as many gathers of all rows.
     if inverse.size > _MAX_WASTE * max(index.size, inverse[0].size):
         return _rows_at(x, index, axis, dim)
@@ -167,22 +178,6 @@ def _gather(
         return reduce(add, parts)
 
     return linear(take, transpose, x, axis)
-
-
-def _inverse(index: np.ndarray, used: np.ndarray, size: int) -> np.ndarray:
-    """Returns the positions of each row in the index, (times, shards, size), or -1."""
-    # index, used: (shards, rows).
-    order = np.argsort(np.where(used, index, size), 1, kind="stable")
-    counts = [
-        np.bincount(rows[real], minlength=size)
-        for rows, real in zip(index, used, strict=True)
-    ]
-    inverse = np.full((max(1, np.max(counts)), len(index), size), -1, np.int32)
-    for shard, count in enumerate(counts):
-        rows = np.repeat(np.arange(size), count)
-        time = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
-        inverse[time, shard, rows] = order[shard, : len(rows)]
-    return inverse
 
 
 def _rows_at(x: Array, index: np.ndarray, axis: str | None, dim: int) -> Array:
