@@ -22,6 +22,7 @@ from credit_jax.transforms.base import (
     Effects,
     FieldTree,
     InputBlock,
+    OutputBlock,
     Reach,
     StepContext,
     Transform,
@@ -188,7 +189,7 @@ class Reconstruct(Transform):
 
 
 @postblock("flatten_to_tensor")
-class FlattenToTensor(OfScalers):
+class FlattenToTensor(OutputBlock, OfScalers):
     """Joins named fields to one array of channels.
 
     Attributes:
@@ -204,10 +205,6 @@ class FlattenToTensor(OfScalers):
     method: Method = "transform"
     key: str = "y_processed"
     out_key: str = "y_pred"
-
-    @property
-    def sides(self) -> dict[str, str]:
-        return {self.key: "target"}
 
     def by_level(self, key: str) -> bool:
         return self.variables is None or key in self.variables

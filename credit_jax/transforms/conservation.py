@@ -233,6 +233,8 @@ class _EnergyFixer(_OnLevels):
     surf_lh_var: str
     lead_time_periods: int
 
+    # (readers before and after the step) -> net energy flux into the air, W / m^2
+    flux: ClassVar[Callable[..., Any]]
     # (lat, lon) m^2 / s^2
     _surface_geopotential: np.ndarray = PrivateAttr()
 
@@ -263,10 +265,6 @@ class _EnergyFixer(_OnLevels):
     @property
     def effects(self) -> Effects:
         return Effects(state=self._air_keys)
-
-    def flux(self, previous: Reader, after: Reader) -> Any:
-        """Net energy flux into the air, W / m^2."""
-        raise NotImplementedError
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Replaces temperature."""

@@ -129,7 +129,7 @@ class _OfEra5(OverGround):
     surface_geopotential_var: str = "ARCO_ERA5/static/2d/geopotential_at_surface"
 
 
-class _OfLevels(_OfEra5):
+class _OfModelLevels(OfLevels, _OfEra5):
     """A diagnostic of model levels.
 
     Attributes:
@@ -144,37 +144,6 @@ class _OfLevels(_OfEra5):
     level_info_file: PackagedFile = "ERA5_Lev_Info.nc"
     levels: tuple[int, ...] | None = None
     chunk_size: int = 1000
-
-    # Whether coefficients are those of the interfaces of levels, and not the centers.
-    interfaces: ClassVar[bool] = False
-
-    # Coefficients of the levels of the data, a in Pa, and b.
-    _coefficients: Coefficients = PrivateAttr()
-    # Numbers of these levels in their file; None if it has none.
-    _numbers: CoordinateValues | None = PrivateAttr()
-
-    @property
-    def coefficient_names(self) -> tuple[str, str]:
-        """Names of a and b in the file."""
-        raise NotImplementedError
-
-    @property
-    def level_keys(self) -> tuple[str, ...]:
-        """Keys of the variables on these levels."""
-        raise NotImplementedError
-
-    def open(self) -> None:
-        super().open()
-        path, names, levels = self.level_info_file, self.coefficient_names, self.levels
-        self._coefficients = read_coefficients(
-            path, *names, levels, interfaces=self.interfaces
-        )
-        self._numbers = level_numbers(path, names[0], levels, between=self.interfaces)
-
-    @property
-    def level_files(self) -> tuple[LevelFile, ...]:
-        path, names = self.level_info_file, self.coefficient_names
-        return (LevelFile.of(path, names, self.level_keys, self._numbers),)
 
 
 @postblock("mslp_diagnostic")
@@ -204,7 +173,7 @@ class SeaLevelPressure(_OfEra5):
 
 
 @postblock("geopotential_diagnostic")
-class Geopotential(_OfLevels):
+class Geopotential(_OfModelLevels):
     """Geopotential of hybrid levels, by the hydrostatic equation.
 
     Attributes:
@@ -215,21 +184,13 @@ class Geopotential(_OfLevels):
             the interfaces.
     """
 
-    interfaces: ClassVar = True
+    on_levels: ClassVar = ("temperature_var", "specific_humidity_var")
 
     output_name: str = "ARCO_ERA5/derived_diagnostic/3d/geopotential"
     specific_humidity_var: str = "ARCO_ERA5/prognostic/3d/specific_humidity"
     flip_vertical: bool = True
     model_a_half_var: str = "a_half"
     model_b_half_var: str = "b_half"
-
-    @property
-    def coefficient_names(self) -> tuple[str, str]:
-        return self.model_a_half_var, self.model_b_half_var
-
-    @property
-    def level_keys(self) -> tuple[str, ...]:
-        return self.temperature_var, self.specific_humidity_var
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Adds `output_name`, (batch, level, time, lat, lon) in m^2 / s^2."""
@@ -240,7 +201,7 @@ class Geopotential(_OfLevels):
             self.filled(tree, self.temperature_var, context, KELVIN),
             self.filled(tree, self.specific_humidity_var, context, 0.0),
         )
-        with errors_of(self.level_info_file, *self.coefficient_names):
+        with errors_of(*self.level_origin):
             heights = geopotential(
                 *fields, self._coefficients, flip_vertical=self.flip_vertical
             )
@@ -251,7 +212,7 @@ class Geopotential(_OfLevels):
 
 
 @postblock("pressure_interp_diagnostic")
-class PressureInterp(_OfLevels):
+class PressureInterp(_OfModelLevels):
     """Fields of hybrid levels, interpolated to levels of pressure.
 
     Attributes:
@@ -267,6 +228,15 @@ class PressureInterp(_OfLevels):
             of levels.
     """
 
+    level_fields: ClassVar = (
+        "level_info_file",
+        "model_a_var",
+        "model_b_var",
+        "levels",
+    )
+    on_levels: ClassVar = ("temperature_var", "interp_variables")
+    interfaces: ClassVar = False
+
     pressure_levels: tuple[float, ...] = (500.0, 850.0)
     interp_variables: tuple[str, ...] = (
         "ARCO_ERA5/prognostic/3d/u_component_of_wind",
@@ -278,14 +248,6 @@ class PressureInterp(_OfLevels):
     temp_height: float = 150.0
     model_a_var: str = "a_model"
     model_b_var: str = "b_model"
-
-    @property
-    def coefficient_names(self) -> tuple[str, str]:
-        return self.model_a_var, self.model_b_var
-
-    @property
-    def level_keys(self) -> tuple[str, ...]:
-        return self.temperature_var, *self.interp_variables
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Adds one (batch, pressure, time, lat, lon) field for each variable."""
@@ -303,7 +265,7 @@ class PressureInterp(_OfLevels):
             self.ground_of(tree, surface, context),
         )
         fields = [column(key, 0.0) for key in self.interp_variables]
-        with errors_of(self.level_info_file, *self.coefficient_names):
+        with errors_of(*self.level_origin):
             out = to_pressure_levels(
                 fields,
                 state,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 from os.path import expandvars
 from typing import Any, ClassVar, Literal
 
@@ -61,20 +62,61 @@ from credit_jax.transforms.base import (
 class _ByEntry(Transform):
     """A block that is applied to each entry by itself, before or after the model."""
 
+    # (tree, entry, context) -> the tree with new variables of one entry.
+    replaced: ClassVar[Callable[..., dict[str, Any]]]
+
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         new = dict(tree)
         for part in self.entries(tree):
             new = self.replaced(new, part, context)
         return new
 
-    def replaced(
-        self, tree: FieldTree, part: str, context: StepContext
-    ) -> dict[str, Any]:
-        """The tree with new variables of one entry."""
-        raise NotImplementedError
+
+class OfLevels(Transform):
+    """A block that reads the coefficients of the levels of the data from a file.
+
+    Attributes of the class name fields: `level_fields` the file, the names of a (Pa)
+    and b, and the levels that are taken; `on_levels` keys of variables on these levels.
+    `interfaces` says whether coefficients are those of the interfaces of levels, and
+    not the centers.
+    """
+
+    level_fields: ClassVar[tuple[str, str, str, str]] = (
+        "level_info_file",
+        "model_a_half_var",
+        "model_b_half_var",
+        "levels",
+    )
+    on_levels: ClassVar[tuple[str, ...]]
+    interfaces: ClassVar[bool] = True
+
+    # Coefficients of the levels of the data, a in Pa, and b.
+    _coefficients: Coefficients = PrivateAttr()
+    # Numbers of these levels in their file; None if it has none.
+    _numbers: CoordinateValues | None = PrivateAttr()
+
+    @property
+    def level_origin(self) -> tuple[Any, ...]:
+        """The file of the coefficients, and their names."""
+        return tuple(getattr(self, name) for name in self.level_fields[:3])
+
+    def open(self) -> None:
+        super().open()
+        (path, a, b), on = self.level_origin, self.interfaces
+        levels = getattr(self, self.level_fields[3])
+        self._coefficients = read_coefficients(path, a, b, levels, interfaces=on)
+        self._numbers = level_numbers(path, a, levels, between=on)
+
+    @property
+    def level_files(self) -> tuple[LevelFile, ...]:
+        path, *names = self.level_origin
+        keys: list[str] = []
+        for key in (getattr(self, name) for name in self.on_levels):
+            keys += [key] if isinstance(key, str) else key
+        return (LevelFile.of(path, names, keys, self._numbers),)
 
 
-class _LevelInterp(_ByEntry):
+class _LevelInterp(OfLevels, _ByEntry):
     """Interpolates variables to other hybrid levels, linearly in log(pressure).
 
     Attributes:
@@ -93,6 +135,14 @@ class _LevelInterp(_ByEntry):
         chunk_size: no effect; all columns are computed at once.
     """
 
+    level_fields: ClassVar = (
+        "source_level_info_file",
+        "source_a_var",
+        "source_b_var",
+        "source_levels",
+    )
+    on_levels: ClassVar = ("variables",)
+
     variables: tuple[str, ...]
     surface_pressure_var: str
     source_level_info_file: PackagedFile
@@ -107,17 +157,12 @@ class _LevelInterp(_ByEntry):
     dest_levels: tuple[int, ...] | None = None
     chunk_size: int = 1000
 
-    # Coefficients at the centers of the levels.
-    _source: Coefficients = PrivateAttr()
+    # Coefficients at the centers of the new levels.
     _dest: Coefficients = PrivateAttr()
-    # Numbers of the source levels in their file; None if it has none.
-    _numbers: CoordinateValues | None = PrivateAttr()
 
     def open(self) -> None:
-        self._source = centers(
-            self.source_level_info_file,
-            self.source_a_var,
-            self.source_b_var,
+        self._coefficients = centers(
+            *self.level_origin,
             self.source_levels,
             on_interfaces=self.source_on_interfaces,
         )
@@ -134,14 +179,6 @@ class _LevelInterp(_ByEntry):
             self.source_levels,
             between=self.source_on_interfaces,
         )
-
-    @property
-    def level_files(self) -> tuple[LevelFile, ...]:
-        path, names = (
-            self.source_level_info_file,
-            (self.source_a_var, self.source_b_var),
-        )
-        return (LevelFile.of(path, names, self.variables, self._numbers),)
 
     def replaced(
         self, tree: FieldTree, part: str, context: StepContext
@@ -161,11 +198,13 @@ class _LevelInterp(_ByEntry):
         for key in present:
             field = get_field(tree, part, key)
             self._check_levels(part, key, field.shape[1])
-            moved[key] = hybrid_to_hybrid(field, pressure, self._source, self._dest)
+            moved[key] = hybrid_to_hybrid(
+                field, pressure, self._coefficients, self._dest
+            )
         return with_fields(tree, part, moved)
 
     def _check_levels(self, part: str, key: str, levels: int) -> None:
-        count = len(self._source[0])
+        count = len(self._coefficients[0])
         if levels != count:
             raise ValueError(
                 f"{key} of {part} has {levels} levels, the source coefficients "
@@ -215,7 +254,7 @@ def is_predicted(var_key: str) -> bool:
     return var_key.split("/")[1:2] in ([kind] for kind in OUTPUT_TYPES)
 
 
-class _Advection(_ByEntry):
+class _Advection(OfLevels, _ByEntry):
     """Replaces tracers by their values at the departure points of the air.
 
     Attributes:
@@ -240,6 +279,7 @@ class _Advection(_ByEntry):
     """
 
     reach: ClassVar = Reach.GRID
+    on_levels: ClassVar = ("u_var", "v_var", "tracer_vars")
 
     tracer_vars: tuple[str, ...] = ("ERA5/prognostic/3d/specific_humidity",)
     u_var: str = "ERA5/prognostic/3d/u_component_of_wind"
@@ -260,34 +300,18 @@ class _Advection(_ByEntry):
     dp_dlevel_floor: float = 1.0
     lon_halo: int = 1
 
-    # Coefficients of the interfaces, and the grid of the file in degrees.
-    _half_levels: Coefficients = PrivateAttr()
+    # The grid of the file in degrees.
     _latitude: np.ndarray = PrivateAttr()
     _longitude: np.ndarray = PrivateAttr()
-    # Numbers of the levels in their file, from the top; None if it has none.
-    _numbers: CoordinateValues | None = PrivateAttr()
 
     def open(self) -> None:
-        names = self.model_a_half_var, self.model_b_half_var
-        self._half_levels = read_coefficients(
-            self.level_info_file, *names, self.levels, interfaces=True
-        )
+        super().open()
+        if self._numbers is not None and self.level_order == "surface_to_top":
+            self._numbers = self._numbers[::-1]
         self._latitude, self._longitude = read_arrays(
             self.grid_info_file or self.level_info_file,
             (self.latitude_var, self.longitude_var),
         )
-        self._numbers = level_numbers(
-            self.level_info_file, names[0], self.levels, between=True
-        )
-
-    @property
-    def level_files(self) -> tuple[LevelFile, ...]:
-        numbers = self._numbers
-        if numbers is not None and self.level_order == "surface_to_top":
-            numbers = numbers[::-1]
-        keys = (self.u_var, self.v_var, *self.tracer_vars)
-        names = self.model_a_half_var, self.model_b_half_var
-        return (LevelFile.of(self.level_info_file, names, keys, numbers),)
 
     def at(self, schema: TreeSchema, grid: GridCoordinates) -> _Advection:
         """Returns the block with its rows and columns in the order of the data.
@@ -337,15 +361,14 @@ class _Advection(_ByEntry):
         step = Advection(
             latitude,
             longitude,
-            self._half_levels,
+            self._coefficients,
             self.timestep_seconds,
             self.n_iterations,
             self.coslat_floor,
             self.dp_dlevel_floor,
         )
         tracers = [field(key) for key in self.tracer_vars]
-        names = self.model_a_half_var, self.model_b_half_var
-        with errors_of(self.level_info_file, *names):
+        with errors_of(*self.level_origin):
             moved = step(tracers, wind, context)
         moved = [tracer[:, down] for tracer in moved]
         return with_fields(tree, part, dict(zip(self.tracer_vars, moved, strict=True)))

@@ -85,15 +85,10 @@ def is_numpy(x: Any) -> bool:
 
 
 class _Elementwise(OfVariables):
-    """A function of single values, and what undoes it."""
+    """A function of single values, and what undoes it, both of a field."""
 
-    def formula(self, x: Any) -> Any:
-        """Computes the function of a field."""
-        raise NotImplementedError
-
-    def undone(self, y: Any) -> Any:
-        """Computes what undoes it."""
-        raise NotImplementedError
+    formula: ClassVar[Callable[..., Any]]
+    undone: ClassVar[Callable[..., Any]]
 
 
 class _Log(_Elementwise):

@@ -397,16 +397,17 @@ class OfScalers(Transform):
 
     scaler_path: FilePath | None = None
 
+    # Side of the file whose scalers are taken, for a preblock that of each entry.
+    side: ClassVar[str | None] = "target"
+    # (key) -> whether a variable is scaled by level.
+    by_level: ClassVar[Callable[..., bool]]
+
     _scalers: ScalerDict = PrivateAttr(default_factory=dict)
 
     @property
     def sides(self) -> dict[str, str]:
         """Entry of the tree -> side of the file whose scalers it takes."""
-        raise NotImplementedError
-
-    def by_level(self, key: str) -> bool:
-        """Whether a variable is scaled by level."""
-        raise NotImplementedError
+        return {entry: self.side or entry for entry in self.entries()}
 
     def open(self) -> None:
         path = os.path.expandvars(str(self.scaler_path))
@@ -608,16 +609,12 @@ class ScalerPreblock(_Scaling, Fitted):  # type: ignore[misc]
     """
 
     undone_by: ClassVar = "bridgescaler_transform"
+    side: ClassVar = None
 
     method: Method = "transform"
     scaler_type: Literal["standard", "quantile", "minmax"] = "standard"
     scaler_params: dict[str, Any] | None = None
     data_types: tuple[DataType, ...] | None = None
-
-    @property
-    def sides(self) -> dict[str, str]:
-        """Each entry has scalers of its own."""
-        return {side: side for side in self.entries()}
 
     @property
     def params(self) -> AffineParams:
@@ -679,8 +676,3 @@ class ScalerPostblock(OutputBlock, _Scaling):  # type: ignore[misc]
     """
 
     method: Method = "inverse_transform"
-
-    @property
-    def sides(self) -> dict[str, str]:
-        """What is predicted has the scalers of the target."""
-        return {self.key: "target"}

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import expandvars
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Shaped
@@ -22,7 +22,7 @@ from credit_jax.config.components import files_within
 from credit_jax.io.atomic import new_file
 from credit_jax.named_fields.bridgescaler import Attributes
 from credit_jax.named_fields.coordinates import CoordinateValues
-from credit_jax.transforms.base import FieldTree, Transform
+from credit_jax.transforms.base import Transform
 
 PerChannel = Float[np.ndarray, " channel"]
 AnyArray = Shaped[np.ndarray, "..."]
@@ -279,7 +279,15 @@ class VariableFacts:
 
 
 class Fitted(Transform):
-    """Base class of preblocks whose files `credit-jax preprocess` fits."""
+    """Base class of preblocks whose files `credit-jax preprocess` fits.
+
+    `collect` (tree) computes the statistics of one batch, before the block is applied;
+    `write` (statistics, paths, `VariableFacts`) writes the files to paths in the order
+    of `fitted_files`.
+    """
+
+    collect: ClassVar[Callable[..., Collected]]
+    write: ClassVar[Callable[..., None]]
 
     @property
     def fitted_files(self) -> tuple[Path, ...]:
@@ -287,20 +295,8 @@ class Fitted(Transform):
         files = files_within(type(self), self.model_dump())
         return tuple(Path(expandvars(path)) for _, path, _ in files)
 
-    @property
-    def in_order(self) -> bool:
-        """Whether the result depends on the order and the size of batches."""
-        return False
-
-    def collect(self, tree: FieldTree) -> Collected:
-        """Computes the statistics of one batch, before the block is applied."""
-        raise NotImplementedError
-
-    def write(
-        self, collected: Collected, paths: Sequence[Path], facts: VariableFacts
-    ) -> None:
-        """Writes the files to `paths`, in the order of `fitted_files`."""
-        raise NotImplementedError
+    # Whether the result depends on the order and the size of batches.
+    in_order: ClassVar[bool] = False
 
 
 def map_leaves(change: Any, nested: Collected) -> dict[str, Any]:

@@ -73,30 +73,21 @@ class GefsSource(Source):
     def check(self, field_type: str, times: np.ndarray) -> None:
         """See `Source.check`."""
         for time in times[:: -(-len(times) // _MANY_FILES)] if len(times) else ():
-            for part in {
-                self._part(*variable) for variable in self._variables(field_type)
-            }:
-                for path in paths_of(self.config, time, part):
-                    if not exists(path):
-                        raise BadSampleError(
-                            f"data.source.{self.name}: {str(time)[:16]}: no file "
-                            f"{path!r}"
-                        )
-
-    def _variables(self, field_type: str) -> list[tuple[str, str]]:
-        return list(variables_of(self.config, field_type))
-
-    def _part(self, dims: str, name: str) -> str:
-        """Prefix of the file of a tile that has a variable."""
-        return "gfs" if dims == "3d" or name in _ATMOSPHERE else "sfc"
+            variables = variables_of(self.config, field_type)
+            paths = {p for v in variables for p in paths_of(self.config, time, *v)}
+            for path in sorted(paths):
+                if not exists(path):
+                    raise BadSampleError(
+                        f"data.source.{self.name}: {str(time)[:16]}: no file {path!r}"
+                    )
 
     def _read_one(
         self, field_type: str, time: np.datetime64
     ) -> dict[str, Float[np.ndarray, "level point"]]:
         """Reads all variables of a field type at one time."""
         fields = {}
-        for dims, name in self._variables(field_type):
-            paths = paths_of(self.config, time, self._part(dims, name))
+        for dims, name in variables_of(self.config, field_type):
+            paths = paths_of(self.config, time, dims, name)
             tiles = [self._tile(path, dims, name) for path in paths]
             field = np.concatenate(tiles, axis=1, dtype=np.float32)
             fields[field_key(self.name, field_type, dims, name)] = field
@@ -138,18 +129,21 @@ class GefsSource(Source):
         return values.reshape(-1, points)
 
 
-def paths_of(config: GefsConfig, time: np.datetime64, part: str) -> list[str]:
+def paths_of(
+    config: GefsConfig, time: np.datetime64, dims: str = "3d", name: str = ""
+) -> list[str]:
     """Returns the paths of the files of the six tiles.
 
     Args:
         config: section of the source.
         time: start time of the run.
-        part: "gfs" for the atmosphere, "sfc" for the surface.
+        dims, name: a variable; "3d" ones are in the files of the atmosphere.
     """
+    part = "gfs" if dims == "3d" or name in _ATMOSPHERE else "sfc"
     run: Any = pd.Timestamp(time)
     day = os.path.join(config.folder, f"gefs.{run:%Y%m%d}", f"{run:%H}", "atmos/init")
-    names = (f"{part}_data.tile{tile}.nc" for tile in _TILES)
-    return [os.path.join(day, config.member, name) for name in names]
+    tiles = (f"{part}_data.tile{tile}.nc" for tile in _TILES)
+    return [os.path.join(day, config.member, tile) for tile in tiles]
 
 
 def open_gefs(
@@ -174,9 +168,9 @@ def open_gefs(
     source = GefsSource(name, config, files)
     times = probe_times(data, config)
     tried = times[:_MANY_FILES]
-    first = next((t for t in tried if exists(paths_of(config, t, "gfs")[0])), None)
+    first = next((t for t in tried if exists(paths_of(config, t)[0])), None)
     if first is None:
-        path = paths_of(config, times[0], "gfs")[0]
+        path = paths_of(config, times[0])[0]
         raise FileNotFoundError(f"data.source.{name}: no file {path!r}")
     fields: dict[str, np.ndarray] = {}
     for kind in config.variables.by_type:

@@ -18,7 +18,7 @@ from credit_jax.data.sources.file_variable import FileConventions
 from credit_jax.data.sources.files import Files
 from credit_jax.data.sources.reader import OpenFile
 from credit_jax.data.sources.registry import SourceEntry
-from credit_jax.extensions.noaa.sections import Corners, Extent, GoesConfig
+from credit_jax.extensions.noaa.sections import Corners, GoesConfig
 from credit_jax.io.open_files import OpenFiles
 
 # Entries of a catalog instead of a file: missing, of bad quality, left out by hand.
@@ -31,28 +31,26 @@ _SATELLITES = {
 _GRIDS = {"C": "abi_conus_lat_lon.nc", "F": "abi_full_disk_lat_lon.nc"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Images(Files):
     """Image files by the requested time; see `Files`.
 
     Attributes:
         template: path of the folder or of the catalog.
-        times: (time,) times that have a file, sorted.
-        paths: path of the file of each time.
+        by_time: path of the file of each time that has one, sorted.
     """
 
     template: str
-    times: tuple[np.datetime64, ...]
-    paths: tuple[str, ...]
+    by_time: dict[np.datetime64, str]
 
     @property
     def first_path(self) -> str:
         """The first file."""
-        return self.paths[0]
+        return next(iter(self.by_time.values()))
 
     def find(self, time: np.datetime64) -> str | None:
         """Returns the file of a time, or None."""
-        return self._by_time.get(time)
+        return self.by_time.get(time)
 
     def lacks(self, time: np.datetime64) -> str:
         """The end of an error message: why a time has no file."""
@@ -60,11 +58,7 @@ class Images(Files):
 
     def available(self, times: np.ndarray) -> np.ndarray:
         """Whether each time has a file; samples without one are left out."""
-        return np.isin(times, np.array(self.times, dtype="datetime64[ns]"))
-
-    @functools.cached_property
-    def _by_time(self) -> dict[np.datetime64, str]:
-        return dict(zip(self.times, self.paths, strict=True))
+        return np.isin(times, np.array([*self.by_time], dtype="datetime64[ns]"))
 
 
 def open_goes(
@@ -131,11 +125,9 @@ def _from_folders(
     index, first = index[~index.duplicated()], np.flatnonzero(~index.duplicated())
     tolerance: Any = pd.Timedelta(config.scan_tolerance)
     nearest = index.get_indexer(stamps, method="nearest", tolerance=tolerance)
-    near = [i for i, position in enumerate(nearest) if position >= 0]
+    positions = zip(times, nearest, strict=True)
     return Images(
-        base,
-        tuple(times[i] for i in near),
-        tuple(paths[order[first[nearest[i]]]] for i in near),
+        base, {t: paths[order[first[near]]] for t, near in positions if near >= 0}
     )
 
 
@@ -190,7 +182,7 @@ def _from_catalogs(
             f"in {', '.join(paths)}: {missing[:1]!s}; make the catalog again"
         )
     good.sort()
-    return Images(paths[0], tuple(t for t, _ in good), tuple(f for _, f in good))
+    return Images(paths[0], dict(good))
 
 
 def _check_catalog(
@@ -235,18 +227,15 @@ def _area(config: GoesConfig, open_files: OpenFiles) -> tuple[slice, slice]:
         )
     dataset = open_files.dataset(path)
     lat, lon = (dataset[key].values for key in ("latitude", "longitude"))
-    points = [_nearest(lat, lon, *corner) for corner in _corners(config.extent)]
+    if isinstance(config.extent, Corners):
+        corners = [config.extent.nw, config.extent.se]
+    else:
+        assert config.extent is not None
+        west, east, south, north = config.extent
+        corners = [(y, x) for y in (south, north) for x in (west, east)]
+    points = [_nearest(lat, lon, *corner) for corner in corners]
     rows, columns = zip(*points, strict=True)
     return slice(min(rows), max(rows) + 1), slice(min(columns), max(columns) + 1)
-
-
-def _corners(extent: Extent | Corners | None) -> list[tuple[float, float]]:
-    """(latitude, longitude) of each corner."""
-    if isinstance(extent, Corners):
-        return [extent.nw, extent.se]
-    assert extent is not None
-    west, east, south, north = extent
-    return [(lat, lon) for lat in (south, north) for lon in (west, east)]
 
 
 def _nearest(

@@ -44,16 +44,6 @@ class GribField:
     values: Float[np.ndarray, "y x"]
     message: Any
 
-    @property
-    def latitude(self) -> Float[np.ndarray, "y x"]:
-        """Latitude of each point, degrees."""
-        return self.message.latlons()[0]
-
-    @property
-    def longitude(self) -> Float[np.ndarray, "y x"]:
-        """Longitude of each point, degrees."""
-        return self.message.latlons()[1]
-
 
 def read_inventory(path: str, origin: str) -> tuple[Message, ...]:
     """Reads the inventory of a file.

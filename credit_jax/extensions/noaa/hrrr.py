@@ -208,7 +208,7 @@ def open_hrrr(
     assert first is not None
     levels = common_count(counts, f"data.source.{name}")
     field = decode(*first)
-    rows, columns = _part(config, field.latitude, field.longitude)
+    rows, columns = _part(config, *field.message.latlons())
     shape = field.values[rows, columns].shape
     return HrrrSource(name, config, first_time, rows, columns, shape, levels)
 
