@@ -116,7 +116,14 @@ def optimize_state(
     )
 
     def update(gradient: Any, moments: Any, state: Any, rate: Array) -> Any:
-        changes, moments = adam.update(_clipped(gradient, config), moments, state)
+        if config.max_norm != 0:
+            # As torch's `clip_grad_norm_`.
+            norm = optax.tree.norm(gradient)
+            dynamic = config.max_norm == "dynamic"
+            largest = jnp.sqrt(norm) if dynamic else jnp.float32(config.max_norm)
+            factor = jnp.minimum(1.0, largest / (norm + 1e-6))
+            gradient = jax.tree.map(lambda x: x * factor, gradient)
+        changes, moments = adam.update(gradient, moments, state)
         state = jax.tree.map(lambda x, change: x - rate * change, state, changes)
         return state, moments
 
@@ -136,17 +143,6 @@ def optimize_state(
             state, moments = updated(gradient, moments, state, jnp.float32(rate))
             progress(iteration)
     return state
-
-
-def _clipped(gradient: Any, config: OptimizeConfig) -> Any:
-    """The gradient, of at most `config.max_norm`, as torch's `clip_grad_norm_`."""
-    if config.max_norm == 0:
-        return gradient
-    norm = optax.tree.norm(gradient)
-    dynamic = config.max_norm == "dynamic"
-    largest = jnp.sqrt(norm) if dynamic else jnp.float32(config.max_norm)
-    factor = jnp.minimum(1.0, largest / (norm + 1e-6))
-    return jax.tree.map(lambda x: x * factor, gradient)
 
 
 def _learning_rates(config: OptimizeConfig, windows: list[int]) -> Iterator[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -321,7 +321,8 @@ class StateCovariance:
     def fields(self, control: np.ndarray) -> dict[str, np.ndarray]:
         """Key -> (level, lat, lon) of a flat control variable."""
         full = self.covariance.fields(control.reshape(self.covariance.shape))
-        return dict(self._split(full))
+        ends = np.cumsum([*self.levels.values()])
+        return dict(zip(self.levels, np.split(full, ends[:-1]), strict=True))
 
     def transposed(self, fields: Mapping[str, np.ndarray]) -> np.ndarray:
         """The transpose of `fields`, flat."""
@@ -332,12 +333,6 @@ class StateCovariance:
     def size(self) -> int:
         """Number of control variables."""
         return int(np.prod(self.covariance.shape))
-
-    def _split(self, full: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        first = 0
-        for key, count in self.levels.items():
-            yield key, full[first : first + count]
-            first += count
 
 
 def covariance_of(

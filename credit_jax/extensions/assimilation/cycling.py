@@ -145,9 +145,9 @@ class Cycling:
         for number, start in enumerate(self.plan.schedule.starts):
             if self.archive.done(Task(number, 0)):
                 background = None
-                self.show(f"{_label(start)}: done before")
+                self.show(f"{str(start)[:16]}: done before")
                 continue
-            with activity(f"assimilating the window of {_label(start)}"):
+            with activity(f"assimilating the window of {str(start)[:16]}"):
                 schedule = self.plan.schedule
                 steps = range(1, schedule.num_steps + 1)
                 forecast = self._map_from(schedule.starts[number], number, steps)
@@ -176,7 +176,7 @@ class Cycling:
 
         def progress(iteration: CGIteration) -> None:
             self.show(
-                f"{_label(start)}: outer {iteration.outer}, inner {iteration.inner}: "
+                f"{str(start)[:16]}: outer {iteration.outer}, inner {iteration.inner}: "
                 f"cost {iteration.cost:.6g}, gradient {iteration.gradient_norm:.3g}"
             )
 
@@ -185,12 +185,12 @@ class Cycling:
         except MissingFieldError as error:
             if "missing" not in self.config.leave_out:
                 raise
-            self.show(f"{_label(start)}: note: left out: {error.line}")
+            self.show(f"{str(start)[:16]}: note: left out: {error.line}")
             table = observed.table.loc[~error.missing]
             window = replace(window, observed=self.observer.observed(table, grid))
         variance = background_variance(window.first, number)
         for line in far_departures(window.first, variance):
-            self.show(f"{_label(start)}: note: {line}")
+            self.show(f"{str(start)[:16]}: note: {line}")
         analysis = analyze(window, self.config, progress)
         innovations = innovations_of(analysis, variance, start)
         state = analysis.state
@@ -198,9 +198,9 @@ class Cycling:
         if writes:
             self._write(number, state, steps, innovations)
         if analysis.note:
-            self.show(f"{_label(start)}: note: {analysis.note}")
+            self.show(f"{str(start)[:16]}: note: {analysis.note}")
         for line in _summary(innovations):
-            self.show(f"{_label(start)}: {line}")
+            self.show(f"{str(start)[:16]}: {line}")
         return {key: steps[key][-1] for key in state}
 
     def _write(
@@ -353,7 +353,7 @@ def innovations_of(
         values = [getattr(iteration, name) for iteration in analysis.iterations]
         variables[name] = ("iteration", np.array(values, float))
     attributes = {
-        "window": _label(start),
+        "window": str(start)[:16],
         "background_cost": analysis.first.cost,
         "analysis_cost": analysis.last.cost,
         "chi_squared": analysis.chi_squared,
@@ -439,7 +439,3 @@ def _summary(innovations: xr.Dataset) -> list[str]:
             for row in rows
         ),
     ]
-
-
-def _label(time: np.datetime64) -> str:
-    return str(time)[:16]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -73,7 +74,8 @@ def read_observations(paths: Iterable[str]) -> pd.DataFrame:
         if not path.is_file():
             raise FileNotFoundError(f"assimilation.observations: {path} does not exist")
         try:
-            table = _READERS.get(path.suffix.lower(), _netcdf)(path)
+            read = _READERS.get(path.suffix.lower())
+            table = _netcdf(path) if read is None else _timed(read(path))
         except (ImportError, ValueError) as error:
             raise ValueError(
                 f"assimilation.observations: {path} cannot be read as CSV (.csv), "
@@ -107,13 +109,11 @@ def read_observations(paths: Iterable[str]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def _csv(path: Path) -> pd.DataFrame:
+_READERS: Mapping[str, Callable[[Path], pd.DataFrame]] = {
     # A comma at the end of all rows would make the first column an index otherwise.
-    return _timed(pd.read_csv(path, skipinitialspace=True, index_col=False))
-
-
-def _parquet(path: Path) -> pd.DataFrame:
-    return _timed(pd.read_parquet(path))
+    ".csv": partial(pd.read_csv, skipinitialspace=True, index_col=False),
+    ".parquet": pd.read_parquet,
+}
 
 
 def _timed(table: pd.DataFrame) -> pd.DataFrame:
@@ -165,9 +165,6 @@ def _netcdf(path: Path) -> pd.DataFrame:
         if column not in table and units.get(name):
             table[column] = str(units[name])
     return table
-
-
-_READERS = {".csv": _csv, ".parquet": _parquet}
 
 
 def first_row(row: Any, text: str) -> str:

@@ -203,16 +203,14 @@ class Guess:
         window = self.window
         perturbation = window.perturbation(change)
         tangents = self.linear.tangent_linear(perturbation)
-        return window.observer.tangents(
-            window.observed, self._at, (perturbation, tangents)
-        )
+        at = dict(self.linear.state), self.fields
+        return window.observer.tangents(window.observed, at, (perturbation, tangents))
 
     def transposed(self, weights: np.ndarray) -> np.ndarray:
         """(control,) G' times weights of observations."""
         window = self.window
-        of_start, of_fields = window.observer.gradient(
-            window.observed, self._at, weights
-        )
+        at = dict(self.linear.state), self.fields
+        of_start, of_fields = window.observer.gradient(window.observed, at, weights)
         through = self.linear.adjoint(of_fields)
         # The copies of the first sample have no weights.
         total = {
@@ -221,10 +219,6 @@ class Guess:
             for key in through
         }
         return window.covariance.transposed(total)
-
-    @property
-    def _at(self) -> tuple[Any, Any]:
-        return dict(self.linear.state), self.fields
 
 
 @dataclass(frozen=True, eq=False)

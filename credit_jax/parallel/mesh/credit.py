@@ -158,7 +158,7 @@ def build_device_mesh(
     groups = {
         "dp": dims.dp if dims.dp_enabled else (),
         "tp": (TP,) if dims.tp_enabled else (),
-        "domain": (DOMAIN,) if (dims.domain > 1) else (),
+        "domain": (DOMAIN,) if dims.domain_enabled else (),
     }
     return mesh, {name: submesh(mesh, axes) for name, axes in groups.items() if axes}
 

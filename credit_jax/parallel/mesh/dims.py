@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from jax.sharding import Mesh
@@ -75,8 +75,8 @@ def as_section(config: object) -> dict[str, Any]:
     if isinstance(config, BaseModel):
         config = config.model_dump()
     elif is_dataclass(config) and not isinstance(config, type):
-        config = asdict(config)
-        config = {key: config[key] for key in KEYS if key in config}
+        given = [each.name for each in fields(config) if each.init]
+        config = {name: getattr(config, name) for name in KEYS if name in given}
     elif not isinstance(config, Mapping):
         # Objects of other programs need not have all degrees.
         config = {key: getattr(config, key, None) for key in KEYS}
@@ -225,6 +225,11 @@ def _product_problems(
 _SOURCE = "parallelism"
 
 
+def _follows(default: Any) -> Any:
+    """A field that `ParallelDims` derives from its degrees."""
+    return field(default=default, init=False, repr=False, compare=False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParallelDims:
     """Degrees that multiply to `world_size`; names of degrees above 1 are mesh axes.
@@ -242,6 +247,19 @@ class ParallelDims:
             around attention, a divisor of domain; None moves complete windows instead.
         world_size: number of devices.
         cp: alias of domain, always equal to it.
+        fsdp: axes over which parameters are sharded and gathered.
+        dp: data-parallel axes.
+        batch: axes over which samples are sharded.
+        loss: axes over which a loss is summed: samples and rows.
+        dp_size: number of data-parallel replicas: dp_replicate x dp_shard.
+        batch_size: number of ranks with different samples: dp_replicate x dp_shard x
+            ep.
+        non_dp_size: number of devices of a replica: ep x pp x tp x domain.
+        dp_enabled, fsdp_enabled: whether there is a data-parallel axis, dp_shard or
+            dp_replicate.
+        hsdp_enabled: whether both exist.
+        ep_enabled, pp_enabled, tp_enabled, domain_enabled, cp_enabled: whether the
+            degree is above 1.
 
     Raises:
         ValueError: listing all problems.
@@ -260,13 +278,52 @@ class ParallelDims:
     ulysses_degree: int | None = None
     world_size: int = 1
     cp: int | None = field(default=None, repr=False)
+    # What follows from these.
+    fsdp: tuple[str, ...] = _follows(())
+    dp: tuple[str, ...] = _follows(())
+    batch: tuple[str, ...] = _follows(())
+    loss: tuple[str, ...] = _follows(())
+    dp_size: int = _follows(1)
+    batch_size: int = _follows(1)
+    non_dp_size: int = _follows(1)
+    dp_enabled: bool = _follows(False)
+    fsdp_enabled: bool = _follows(False)
+    hsdp_enabled: bool = _follows(False)
+    ep_enabled: bool = _follows(False)
+    pp_enabled: bool = _follows(False)
+    tp_enabled: bool = _follows(False)
+    domain_enabled: bool = _follows(False)
+    cp_enabled: bool = _follows(False)
 
     def __post_init__(self) -> None:
-        sizes = {f.name: getattr(self, f.name) for f in fields(self)}
+        sizes = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
         resolved, problems = resolve(sizes, sizes.pop("world_size"))
         if problems:
             raise ConfigError(problems, _SOURCE)
-        for name, value in (resolved | {"cp": resolved[DOMAIN]}).items():
+        copies, shards = resolved[DP_REPLICATE], resolved[DP_SHARD]
+        built = built_degrees({axis: resolved[axis] for axis in ORDER})
+        groups = {
+            "fsdp": (DP_SHARD,),
+            "dp": DP_AXES,
+            "batch": BATCH_AXES,
+            "loss": (*BATCH_AXES, DOMAIN),
+        }
+        following = {
+            **{
+                name: tuple(a for a in axes if a in built)
+                for name, axes in groups.items()
+            },
+            "dp_size": copies * shards,
+            "batch_size": copies * shards * resolved[EP],
+            "non_dp_size": math.prod(resolved[axis] for axis in (EP, PP, TP, DOMAIN)),
+            "dp_enabled": copies * shards > 1,
+            "fsdp_enabled": copies * shards > 1,
+            "hsdp_enabled": min(copies, shards) > 1,
+            **{f"{axis}_enabled": resolved[axis] > 1 for axis in (EP, PP, TP, DOMAIN)},
+            "cp": resolved[DOMAIN],
+            "cp_enabled": resolved[DOMAIN] > 1,
+        }
+        for name, value in (resolved | following).items():
             object.__setattr__(self, name, value)
 
     @classmethod
@@ -362,74 +419,6 @@ class ParallelDims:
         """The axes for code inside of `shard_map`; needs no devices."""
         axes = MeshAxes.from_degrees(self.axis_degrees)
         return replace(axes, ulysses=self.ulysses_degree or 1)
-
-    @property
-    def fsdp(self) -> tuple[str, ...]:
-        """Axes over which parameters are sharded and gathered."""
-        return self._present(DP_SHARD)
-
-    @property
-    def dp(self) -> tuple[str, ...]:
-        """Data-parallel axes: dp_replicate and dp_shard."""
-        return self._present(*DP_AXES)
-
-    @property
-    def batch(self) -> tuple[str, ...]:
-        """Axes over which samples are sharded."""
-        return self._present(*BATCH_AXES)
-
-    @property
-    def loss(self) -> tuple[str, ...]:
-        """Axes over which a loss is summed: samples and rows."""
-        return self._present(*BATCH_AXES, DOMAIN)
-
-    def _present(self, *axes: str) -> tuple[str, ...]:
-        return tuple(axis for axis in axes if axis in self.axis_degrees)
-
-    @property
-    def dp_size(self) -> int:
-        """Number of data-parallel replicas: dp_replicate x dp_shard."""
-        return self.dp_replicate * self.dp_shard
-
-    @property
-    def batch_size(self) -> int:
-        """Number of ranks with different samples: dp_replicate x dp_shard x ep."""
-        return self.dp_size * self.ep
-
-    @property
-    def non_dp_size(self) -> int:
-        """Number of devices of a replica: ep x pp x tp x domain."""
-        return self.ep * self.pp * self.tp * self.domain
-
-    @property
-    def dp_enabled(self) -> bool:
-        return self.dp_size > 1
-
-    @property
-    def fsdp_enabled(self) -> bool:
-        """Whether there is a data-parallel axis, dp_shard or dp_replicate."""
-        return self.dp_shard > 1 or self.dp_replicate > 1
-
-    @property
-    def hsdp_enabled(self) -> bool:
-        """Whether both data-parallel axes, dp_shard and dp_replicate, exist."""
-        return self.dp_shard > 1 and self.dp_replicate > 1
-
-    @property
-    def ep_enabled(self) -> bool:
-        return self.ep > 1
-
-    @property
-    def pp_enabled(self) -> bool:
-        return self.pp > 1
-
-    @property
-    def tp_enabled(self) -> bool:
-        return self.tp > 1
-
-    @property
-    def cp_enabled(self) -> bool:
-        return self.domain > 1
 
     def summary(self) -> str:
         """All degrees in one line."""
