@@ -54,6 +54,7 @@ from credit_jax.transforms.base import (
     variable_of,
     with_fields,
 )
+from credit_jax.transforms.levels import OfLevels
 
 Ground: TypeAlias = Float[np.ndarray, "lat lon"]
 
