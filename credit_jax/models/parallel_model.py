@@ -447,9 +447,7 @@ class ParallelModel:
     def _output(self, prediction: Array, inputs: Mapping[str, Array]) -> Array:
         """Rounds a prediction to the output dtype, then casts to that of the inputs."""
         dtype = jnp.result_type(*inputs.values())
-        rounded = self.parallel_config.precision.output
-        prediction = prediction if rounded is None else prediction.astype(rounded)
-        return prediction.astype(dtype)
+        return self.parallel_config.precision.cast_output(prediction).astype(dtype)
 
     def _context(
         self,

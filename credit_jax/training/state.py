@@ -152,7 +152,7 @@ def state_specs(
         for path, d in trainable(optimized, param_specs).items()
     }
     opt_state = optimizer_state_specs(optimizer, shapes, specs, model.mesh)
-    scaled = model.parallel_config.precision.compute == jnp.float16
+    scaled = model.parallel_config.precision.needs_scaling
     return TrainState(
         packing=packing,
         micro_step=full,
@@ -276,7 +276,7 @@ def state_of(
     uniform = isinstance(optimizer, UniformTransformation)
     trained = trainable(packed if uniform else params, param_specs)
     averaged = trainable(packed, param_specs)
-    scaled = model.parallel_config.precision.compute == jnp.float16
+    scaled = model.parallel_config.precision.needs_scaling
     # The average is a copy: the loop donates the state, which may have an array once.
     return TrainState(
         packing=packing,

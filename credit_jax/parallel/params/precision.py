@@ -95,6 +95,11 @@ class Precision:
         """Dtype of sums inside the model: float32 or, if wider, the compute dtype."""
         return jnp.promote_types(self.compute, jnp.float32)
 
+    @property
+    def needs_scaling(self) -> bool:
+        """Whether training needs loss scaling, which is the case only for float16."""
+        return self.compute == jnp.float16
+
     def products(self) -> AbstractContextManager[None]:
         """Context manager: traces products and convolutions with `matmul`.
 
@@ -121,6 +126,10 @@ class Precision:
     def cast(self, x: Array) -> Array:
         """Casts `x` to the compute dtype."""
         return x.astype(self.compute)
+
+    def cast_output(self, x: Array) -> Array:
+        """Rounds `x` to the output dtype, if there is one."""
+        return x if self.output is None else x.astype(self.output)
 
 
 def default_mp_policy(
