@@ -76,13 +76,18 @@ class Packing:
         out = {path: d for path, d in param_specs.items() if not d.is_small}
         return out | ({PACKED: ParamSpec((self.size,), (None,))} if self.shapes else {})
 
-    def unpack_tree(self, tree: PyTree) -> PyTree:
+    def unpack_tree(
+        self, tree: PyTree, change: Callable[[Any], Any] = lambda vector: vector
+    ) -> PyTree:
         """Applies `unpack` to every dict of packed parameters of a tree.
 
         Args:
             tree: such as the state of an optimizer, of arrays or their specs.
+            change: function of each vector, applied before.
         """
-        return self.map_packed(self.unpack, tree)
+        return self.map_packed(
+            lambda node: self.unpack({**node, PACKED: change(node[PACKED])}), tree
+        )
 
     def map_packed(
         self, change: Callable[..., Any], tree: PyTree, *remainder: PyTree
@@ -154,11 +159,9 @@ def unpack_on_host(tree: PyTree, packing: Packing) -> PyTree:
         tree: arrays, or `ShapeDtypeStruct`s. Parts of a vector become numpy arrays.
         packing: packing of the model's parameters.
     """
-
-    def on_host(vector: Any) -> Any:
-        return vector if isinstance(vector, jax.ShapeDtypeStruct) else np.array(vector)
-
-    return packing.map_packed(_with_vector(on_host, packing), tree)
+    return packing.unpack_tree(
+        tree, lambda x: x if isinstance(x, jax.ShapeDtypeStruct) else np.array(x)
+    )
 
 
 def unpacked_targets(like: PyTree, packing: Packing) -> PyTree:
@@ -169,11 +172,7 @@ def unpacked_targets(like: PyTree, packing: Packing) -> PyTree:
             to the host, as numpy arrays.
         packing: packing of the model's parameters.
     """
-
-    def zeros(vector: Any) -> np.ndarray:
-        return np.zeros(vector.shape, vector.dtype)
-
-    return packing.map_packed(_with_vector(zeros, packing), like)
+    return packing.unpack_tree(like, lambda x: np.zeros(x.shape, x.dtype))
 
 
 def pack_tree(tree: PyTree, like: PyTree, packing: Packing) -> PyTree:
@@ -192,10 +191,3 @@ def pack_tree(tree: PyTree, like: PyTree, packing: Packing) -> PyTree:
         return others | {PACKED: jax.device_put(vector, node[PACKED].sharding)}
 
     return packing.map_packed(pack, like, tree)
-
-
-def _with_vector(
-    change: Callable[[Any], Any], packing: Packing
-) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Returns a function that changes the vector of packed parameters and unpacks."""
-    return lambda node: packing.unpack({**node, PACKED: change(node[PACKED])})
