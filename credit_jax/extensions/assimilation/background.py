@@ -391,12 +391,12 @@ def _chosen(
             f"assimilation.background.file: has the winds {names}, which the model "
             "lacks; fit it to forecasts of this model"
         )
-    whole = covariance.root @ covariance.root.transpose(0, 2, 1)
+    product = covariance.root @ covariance.root.transpose(0, 2, 1)
     return replace(
         covariance,
         channels=tuple(covariance.channels[k] for k in order),
         deviation=covariance.deviation[order],
-        root=symmetric_root(whole[:, order][:, :, order]),
+        root=symmetric_root(product[:, order][:, :, order]),
         winds=tuple(order.index(k) for k in covariance.winds),
         balance=None if balance is None else balance[:, order][:, :, order],
     )

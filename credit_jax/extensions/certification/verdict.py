@@ -228,9 +228,9 @@ def _worst(
     is_final: bool = False,
 ) -> Check:
     """The largest of some errors, by what has them."""
-    where = max(errors, key=lambda key: errors[key], default="")
-    error = errors.get(where, 0.0)
-    return Check(quantity, error, bound, where, is_final=is_final)
+    worst = max(errors, key=lambda key: errors[key], default="")
+    error = errors.get(worst, 0.0)
+    return Check(quantity, error, bound, worst, is_final=is_final)
 
 
 def _change(

@@ -75,8 +75,8 @@ def as_section(config: object) -> dict[str, Any]:
     if isinstance(config, BaseModel):
         config = config.model_dump()
     elif is_dataclass(config) and not isinstance(config, type):
-        given = [each.name for each in fields(config) if each.init]
-        config = {name: getattr(config, name) for name in KEYS if name in given}
+        names = [each.name for each in fields(config) if each.init]
+        config = {name: getattr(config, name) for name in KEYS if name in names}
     elif not isinstance(config, Mapping):
         # Objects of other programs need not have all degrees.
         config = {key: getattr(config, key, None) for key in KEYS}
