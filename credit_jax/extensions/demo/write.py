@@ -21,6 +21,7 @@ from jaxtyping import Float
 from credit_jax.extensions.demo.physics import solar_irradiance
 from credit_jax.io.atomic import new_folder
 from credit_jax.io.netcdf import write_netcdf
+from credit_jax.named_fields.units import DEGREES
 
 MANIFEST = "demo.json"
 FIRST_TIME = pd.Timestamp("2000-01-01")
@@ -75,16 +76,8 @@ class DemoCoordinates:
             times: None for static fields, which have neither time nor level.
         """
         coordinates: dict[str, Any] = {
-            "latitude": (
-                "latitude",
-                self.latitude,
-                {"standard_name": "latitude", "units": "degrees_north"},
-            ),
-            "longitude": (
-                "longitude",
-                self.longitude,
-                {"standard_name": "longitude", "units": "degrees_east"},
-            ),
+            name: (name, getattr(self, name), dict(attributes))
+            for name, attributes in DEGREES.items()
         }
         if times is not None:
             sigma = {
@@ -147,23 +140,18 @@ class YearWriter:
         for year in sorted(set(times.year)):
             chosen = times.year == year
             part = {name: field[chosen] for name, field in fields.items()}
-            self._append(int(year), times[chosen], part)
-
-    def _append(self, year: int, times: Times, fields: dict[str, np.ndarray]) -> None:
-        path = self._folder / f"demo_{year}.zarr"
-        dataset = _dataset(fields, self._axes, times)
-        if path.exists():
-            dataset.to_zarr(path, append_dim="time", zarr_format=2, consolidated=True)
-            return
-        encoding: dict[str, Any] = {
-            name: {"chunks": (TIMES_PER_CHUNK, *field.shape[1:])}
-            for name, field in fields.items()
-        }
-        # One chunk for the times of a year, since opening a store reads all of them.
-        encoding["time"] = {**_TIME_ENCODING, "chunks": (4 * 366,)}
-        dataset.to_zarr(
-            path, mode="w-", encoding=encoding, zarr_format=2, consolidated=True
-        )
+            path = self._folder / f"demo_{year}.zarr"
+            dataset = _dataset(part, self._axes, times[chosen])
+            how: dict[str, Any] = {"append_dim": "time"}
+            if not path.exists():
+                encoding: dict[str, Any] = {
+                    name: {"chunks": (TIMES_PER_CHUNK, *field.shape[1:])}
+                    for name, field in part.items()
+                }
+                # One chunk for the times of a year: opening a store reads all of them.
+                encoding["time"] = {**_TIME_ENCODING, "chunks": (4 * 366,)}
+                how = {"mode": "w-", "encoding": encoding}
+            dataset.to_zarr(path, zarr_format=2, consolidated=True, **how)
 
 
 def write_static(

@@ -137,7 +137,7 @@ class GraphAttention(nnx.Module):
             if context.key is None or self.dropout == 0.0:
                 return weights
             high = context.samples(len(weights))[:, None, None]
-            number = jnp.maximum(edges.local(edges.number), 0)
+            number = jnp.maximum(edges.layout.of_shard(edges.number), 0)
             low = number[:, None] * self.heads + jnp.arange(self.heads)[None]
             keep = keep_mask(context.key, high, low[None], self.dropout)
             return drop(weights, keep, self.dropout)
@@ -379,7 +379,7 @@ class Graph(nnx.Module):
         field = run_block(context, self.encoder, field)
         along = None
         if self.edges is not None:
-            edge_features = context.precision.cast(edges.local(attributes))
+            edge_features = context.precision.cast(edges.layout.of_shard(attributes))
             along = run_block(context, self.edges, edge_features, edges=edges)
         gates = run_block(context, self.gates)
         carry = {"x": field, "gates": gates, "along": along}

@@ -149,11 +149,7 @@ class ShardEdges:
 
     def real(self) -> Bool[Array, " edge"]:
         """Returns a mask of the local edges, False for padding edges."""
-        return self.local(self.number) >= 0
-
-    def local(self, per_edge: np.ndarray) -> Array:
-        """Returns the local part (edge, ...) of an array (shard, edge, ...)."""
-        return self.layout.of_shard(per_edge)
+        return self.layout.of_shard(self.number) >= 0
 
     def mean(self, values: Float[Array, "edge channel"]) -> Float[Array, " channel"]:
         """Returns the mean over the edges of all shards."""

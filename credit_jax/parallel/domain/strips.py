@@ -71,10 +71,6 @@ class Windows:
         """Whether the columns of a short window are in the same groups of long ones."""
         return self.columns // self.long % self.short == 0
 
-    @property
-    def _strips(self) -> int:
-        return self.columns // self.strip
-
     def short_of_strips(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the order of strips by short windows, and the window of each strip.
 
@@ -92,7 +88,8 @@ class Windows:
         The order within a shard is that which `partition` reads: windows band by band
         from west to east, tokens row by row.
         """
-        row, strip = self._positions()
+        strips = self.columns // self.strip
+        row, strip = np.divmod(np.arange(self.rows * strips), strips)
         column = strip * self.strip // self.short
         index, step = column, 1
         if self.long > 1 and self.columns_meet:
@@ -108,14 +105,12 @@ class Windows:
 
     def long_of_strips(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the order of strips by groups of long windows, and their groups."""
-        row, strip = self._positions()
-        rows, strips = self.rows // self.long, self._strips // self.long
+        strips = self.columns // self.strip
+        row, strip = np.divmod(np.arange(self.rows * strips), strips)
+        rows, strips = self.rows // self.long, strips // self.long
         number = row % rows * strips + strip % strips
         keys = (strip // strips, row // rows, strip % strips, row % rows)
         return np.lexsort(keys), number
-
-    def _positions(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.divmod(np.arange(self.rows * self._strips), self._strips)
 
 
 @lru_cache(256)
