@@ -50,6 +50,9 @@ class Discretization:
         longitude, latitude: (lon, lat) radians.
         land: (lon, lat), 1 on land and 0 on sea.
         height: (lon, lat) height of the surface in m, spectrally truncated.
+        sigma: pressure over surface pressure at the centers of the levels.
+        thickness: thickness of the levels in sigma, with sum 1.
+        grid: transforms between grid points ("nodal") and harmonics ("modal").
     """
 
     coords: coordinate_systems.CoordinateSystem
@@ -63,21 +66,9 @@ class Discretization:
     latitude: Float[np.ndarray, "lon lat"]
     land: Float[np.ndarray, "lon lat"]
     height: Float[np.ndarray, "lon lat"]
-
-    @property
-    def sigma(self) -> Float[np.ndarray, "level 1 1"]:
-        """Pressure over surface pressure at the centers of the levels, top first."""
-        return self.levels.centers[:, None, None]
-
-    @property
-    def thickness(self) -> Float[np.ndarray, "level 1 1"]:
-        """Thickness of the levels in sigma, with sum 1."""
-        return self.levels.layer_thickness[:, None, None]
-
-    @property
-    def grid(self) -> spherical_harmonic.Grid:
-        """Transforms between grid points ("nodal") and harmonics ("modal")."""
-        return self.coords.horizontal
+    sigma: Float[np.ndarray, "level 1 1"]
+    thickness: Float[np.ndarray, "level 1 1"]
+    grid: spherical_harmonic.Grid
 
 
 def discretize(truncation: str) -> Discretization:
@@ -108,6 +99,9 @@ def discretize(truncation: str) -> Discretization:
         latitude=lat,
         land=physics.land_mask(lat, lon),
         height=np.asarray(grid.to_nodal(grid.to_modal(rough))),
+        sigma=levels.centers[:, None, None],
+        thickness=levels.layer_thickness[:, None, None],
+        grid=grid,
     )
 
 
