@@ -43,7 +43,7 @@ from credit_jax.nn.parameters import (
     wide_statistics,
     with_averaged_statistics,
 )
-from credit_jax.parallel.params.packing import pack_tree, unpacked_targets
+from credit_jax.parallel.params.packing import pack_tree
 from credit_jax.plan.finetune import Base
 from credit_jax.plan.run_record import RunRecord
 from credit_jax.state_dict.key_map import Arrays, HostModelState
@@ -68,7 +68,9 @@ class RunArtifact(Artifact):
         like = self._items(params, model_state)
         packing = packing_of(model)
         check_channels(self.run, self.step, self.channels)
-        items = self.run.restore(self.step, unpacked_targets(like, packing))
+        # Parts of packed vectors are restored to the host.
+        targets = packing.unpack_tree(like, lambda x: np.zeros(x.shape, x.dtype))
+        items = self.run.restore(self.step, targets)
         params, model_state = self._weights(pack_tree(items, like, packing))
         return packing.unpack(params), model_state
 

@@ -74,15 +74,6 @@ def batch_spec(axes: MeshAxes, *, stacked: bool = False) -> PartitionSpec:
     return array_spec(axes, 6 if stacked else 5, sample_dim=1 if stacked else 0)
 
 
-def vector_spec(axes: MeshAxes, *, stacked: bool = False) -> PartitionSpec:
-    """Returns the PartitionSpec of vectors (batch, size).
-
-    With `stacked`, there is a leading dim of micro-batches.
-    """
-    sample_dim = 1 if stacked else 0
-    return array_spec(axes, sample_dim + 2, sample_dim=sample_dim, row_dim=None)
-
-
 def place_batch(
     arrays: Mapping[str, Any],
     mesh: Mesh,

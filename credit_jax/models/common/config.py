@@ -22,7 +22,7 @@ from credit_jax.parallel.domain.rearrange import check_padding
 from credit_jax.parallel.domain.strips import Windows
 from credit_jax.parallel.domain.windows import window_layout
 from credit_jax.parallel.mesh.device_mesh import DOMAIN, MeshAxes
-from credit_jax.parallel.placement import batch_spec, vector_spec
+from credit_jax.parallel.placement import array_spec, batch_spec
 from credit_jax.parallel.rows.layout import block_layout
 from credit_jax.state_dict.torch_model import TorchModel
 
@@ -69,7 +69,8 @@ class VectorSpec:
 
     def partition_spec(self, axes: MeshAxes, *, stacked: bool = False) -> PartitionSpec:
         """Samples over dp; if `stacked`, after micro-batches."""
-        return vector_spec(axes, stacked=stacked)
+        lead = int(stacked)
+        return array_spec(axes, lead + 2, sample_dim=lead, row_dim=None)
 
 
 InputSpec = FieldSpec | VectorSpec

@@ -164,17 +164,6 @@ def unpack_on_host(tree: PyTree, packing: Packing) -> PyTree:
     )
 
 
-def unpacked_targets(like: PyTree, packing: Packing) -> PyTree:
-    """Targets of `CheckpointStore.restore` for a tree like `like`.
-
-    Args:
-        like: `ShapeDtypeStruct`s with shardings. Parts of a packed vector are restored
-            to the host, as numpy arrays.
-        packing: packing of the model's parameters.
-    """
-    return packing.unpack_tree(like, lambda x: np.zeros(x.shape, x.dtype))
-
-
 def pack_tree(tree: PyTree, like: PyTree, packing: Packing) -> PyTree:
     """The inverse of `unpack_on_host`, its vectors with the shardings of `like`.
 
