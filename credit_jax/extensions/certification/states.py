@@ -35,6 +35,7 @@ Arrays = dict[str, np.ndarray]
 PARAMS, AVERAGE, SEPARATOR = "params", "average", "|"
 # Of a training state.
 _COUNTS = ("micro_step", "update_step")
+_DIGESTED = ("optimizer", "average", "state", "average of the state", "loss")
 
 
 class RecordedGradient(NamedTuple):
@@ -153,14 +154,9 @@ def checkpointed(state: TrainState) -> Arrays:
     A digest in the place of an array, such as a moment, costs no memory.
     """
     counts = {name: getattr(state, name) for name in _COUNTS}
-    remainder = {
-        "optimizer": state.opt_state,
-        "average": state.ema,
-        "state": state.model_state,
-        "average of the state": state.ema_stats,
-        "loss": None if state.loss_state is None else vars(state.loss_state),
-    }
-    return _digested({**state.params, **counts}, remainder)
+    loss = None if state.loss_state is None else vars(state.loss_state)
+    digested = state.opt_state, state.ema, state.model_state, state.ema_stats, loss
+    return _digested({**state.params, **counts}, digested)
 
 
 def read_back(store: RunStore, step: int, state: TrainState) -> Arrays:
@@ -173,20 +169,21 @@ def read_back(store: RunStore, step: int, state: TrainState) -> Arrays:
     items = store.without_sums(store.checkpoints.restore(step, targets))
     weights, optimizer = items[WEIGHTS], items[OPTIMIZER]
     counts = {name: optimizer[name] for name in _COUNTS}
-    remainder = {
-        "optimizer": optimizer["opt_state"],
-        "average": items.get(EMA),
-        "state": {name: weights[name] for name in COLLECTIONS},
-        "average of the state": items.get(EMA_STATS, state.ema_stats),
-        "loss": items.get(LOSS),
-    }
-    return _digested({**weights["params"], **counts}, remainder)
+    digested = (
+        optimizer["opt_state"],
+        items.get(EMA),
+        {name: weights[name] for name in COLLECTIONS},
+        items.get(EMA_STATS, state.ema_stats),
+        items.get(LOSS),
+    )
+    return _digested({**weights["params"], **counts}, digested)
 
 
-def _digested(arrays: Mapping[str, Any], remainder: Mapping[str, Any]) -> Arrays:
-    """Arrays on the host, and the SHA-256 of the leaves of a tree, (32,) each."""
+def _digested(arrays: Mapping[str, Any], remainder: tuple[Any, ...]) -> Arrays:
+    """Arrays on the host, and the SHA-256 of the leaves of other parts, (32,) each."""
     digests = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(remainder):
+    parts = dict(zip(_DIGESTED, remainder, strict=True))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(parts):
         content = np.asarray(jax.device_get(leaf)).tobytes()
         digest = hashlib.sha256(content).digest()
         name = keystr(path, simple=True, separator="/")
