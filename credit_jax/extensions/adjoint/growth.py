@@ -17,7 +17,7 @@ from credit_jax.config.messages import counted
 from credit_jax.data.perturbations import SECTION, Changes, Members, Scaled
 from credit_jax.data.schedule import ForecastSchedule, Task, steps_of
 from credit_jax.extensions.adjoint.linear import linearized
-from credit_jax.extensions.adjoint.maps import ForecastMap, State, map_of_reader
+from credit_jax.extensions.adjoint.maps import ForecastMap, State, map_of_plan
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset
 from credit_jax.forecast.outputs import Outputs
@@ -374,16 +374,9 @@ class SingularMembers:
             start: number of the start date.
         """
         schedule, config = self.plan.schedule, self.config
-        copies = self.model.axes.num_data
-        forecast = map_of_reader(
-            self.model,
-            self.weights,
-            self.plan.reader,
-            [schedule.starts[start]] * copies,
-            [Task(start, 0)] * copies,
-            None,
-            steps_of(config.lead, schedule.timestep, "inference.perturbation.lead"),
-        )
+        lead = steps_of(config.lead, schedule.timestep, "inference.perturbation.lead")
+        plan = self.plan, self.model, self.weights
+        forecast = map_of_plan(*plan, lead, number=start)
         if self._map is None:
             self._map = forecast
         forecast.compiled_as(self._map)

@@ -351,8 +351,11 @@ def map_of_plan(
     steps: int | Sequence[int],
     units: Units = "physical",
     rollout: Rollout | None = None,
+    *,
+    number: int = 0,
+    start: np.datetime64 | None = None,
 ) -> ForecastMap:
-    """`forecast_map` of the first start date of a plan.
+    """`forecast_map` of a start date of a plan.
 
     Data-parallel devices compute the same forecast, a sample each.
 
@@ -361,12 +364,15 @@ def map_of_plan(
         model: its model on the mesh.
         weights: weights of `Forecaster.weights`.
         steps, units, rollout: see `map_of_reader`.
+        number: number of the start date.
+        start: another date in its place.
 
     Raises:
         ValueError: see `forecast_map`.
     """
-    tasks = [Task(0, 0)] * model.axes.num_data
-    starts = [plan.schedule.starts[0]] * len(tasks)
+    tasks = [Task(number, 0)] * model.axes.num_data
+    start = plan.schedule.starts[number] if start is None else start
+    starts = [start] * len(tasks)
     noise = member_noise(plan.config.seed, plan.schedule, model)
     drawn = None if noise is None else noise.of(tasks)
     return map_of_reader(

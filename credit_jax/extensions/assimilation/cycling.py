@@ -7,7 +7,7 @@ each window, with `statistics.csv` of them all and `statistics.png`, a figure of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from credit_jax.config.inference import OutputConfig
 from credit_jax.config.messages import counted, typeset_units
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.extensions.adjoint import ForecastMap
-from credit_jax.extensions.adjoint.maps import map_of_reader
+from credit_jax.extensions.adjoint.maps import map_of_plan
 from credit_jax.extensions.assimilation.background import StateCovariance
 from credit_jax.extensions.assimilation.observations import TrajectoryGrid, first_row
 from credit_jax.extensions.assimilation.operators import Observer
@@ -39,7 +39,6 @@ from credit_jax.extensions.plots.canvas import panels_figure, save_figure, with_
 from credit_jax.extensions.plots.charts import Chart, Line
 from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.forecaster import to_host
-from credit_jax.forecast.members import member_noise
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.io.activity import activity
@@ -150,7 +149,8 @@ class Cycling:
             with activity(f"assimilating the window of {str(start)[:16]}"):
                 schedule = self.plan.schedule
                 steps = range(1, schedule.num_steps + 1)
-                forecast = self._map_from(schedule.starts[number], number, steps)
+                plan = self.plan, self.model, self.weights
+                forecast = map_of_plan(*plan, steps, number=number)
                 if self._map is None:
                     self._map = forecast
                 forecast = forecast.compiled_as(self._map)
@@ -232,29 +232,14 @@ class Cycling:
             save_figure(figure, self.folder / FIGURE)
         self.archive.mark(task, {})
 
-    def _map_from(
-        self, start: np.datetime64, number: int, steps: Sequence[int]
-    ) -> ForecastMap:
-        copies, schedule = self.model.axes.num_data, self.plan.schedule
-        tasks = [Task(number, 0)] * copies
-        noise = member_noise(self.plan.config.seed, schedule, self.model)
-        return map_of_reader(
-            self.model,
-            self.weights,
-            self.plan.reader,
-            [start] * copies,
-            tasks,
-            None if noise is None else noise.of(tasks),
-            steps,
-        )
-
     def _background(self, number: int, forecast: ForecastMap) -> dict[str, np.ndarray]:
         """The first background, or the end of the forecast before, from its file."""
         if number == 0 and not self.first_steps:
             return {key: x[0, :, -1] for key, x in forecast.state.items()}
         if number == 0:
             start = self.plan.schedule.valid_time(0, -self.first_steps)
-            previous = self._map_from(start, 0, [self.first_steps])
+            plan, steps = (self.plan, self.model, self.weights), [self.first_steps]
+            previous = map_of_plan(*plan, steps, start=start)
             fields = previous(previous.state)
             return {key: to_host(fields[key])[0, 0] for key in previous.state}
         schedule = self.plan.schedule
