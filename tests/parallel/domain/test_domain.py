@@ -18,7 +18,6 @@ from credit_jax.parallel.mesh.device_mesh import DOMAIN
 from credit_jax.parallel.rows.layout import Field, Layout, block_layout
 from tests.parallel.domain.cases import CASES, CONVOLUTIONS, EMBEDDINGS
 from tests.parallel.domain.convolution_cases import (
-    PATCHES,
     PERIODIC,
     TRANSPOSED,
     averaged,
@@ -36,7 +35,7 @@ VALUE, GRADIENT = 1e-6, 1e-5
 DOUBLE = 1e-12
 
 # Operations that have several implementations.
-SEVERAL = CONVOLUTIONS | EMBEDDINGS | PATCHES | TRANSPOSED | PERIODIC
+SEVERAL = CONVOLUTIONS | EMBEDDINGS | TRANSPOSED | PERIODIC
 REST = {name: case for name, case in CASES.items() if name not in SEVERAL}
 
 
