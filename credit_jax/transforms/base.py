@@ -192,7 +192,8 @@ class Transform(StrictModel):
     - `is_scaling`: whether it is a normalizer or a scaler;
     - `needs_host`: whether a preblock that can be traced is exact on the host alone;
     - `undone_by`: type of the postblock that undoes what a preblock makes of the values
-      of predicted variables; None if there is nothing to undo.
+      of predicted variables; None if there is nothing to undo;
+    - `reads`: arguments with keys of fields that it reads of the state, if any.
     """
 
     phases: ClassVar[tuple[Phase, ...]] = tuple(Phase)
@@ -203,6 +204,7 @@ class Transform(StrictModel):
     is_scaling: ClassVar[bool] = False
     needs_host: ClassVar[bool] = False
     undone_by: ClassVar[str | None] = None
+    reads: ClassVar[tuple[str, ...]] = ()
 
     def open(self) -> None:
         """Reads the files into private attributes, once, before all that follows.
@@ -269,7 +271,8 @@ class Transform(StrictModel):
     @property
     def effects(self) -> Effects:
         """What it does to names, grid and levels, and reads of the state."""
-        return Effects()
+        keys = (getattr(self, name) for name in self.reads)
+        return Effects(state=tuple(key for key in keys if key is not None))
 
     def entries(self, tree: FieldTree | None = None) -> tuple[str, ...]:
         """The entries that it changes, its `data_types` if any, of those in a tree."""

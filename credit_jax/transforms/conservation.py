@@ -20,7 +20,6 @@ from credit_jax.physics.arrays import SECONDS_PER_HOUR, clip, fill_padding
 from credit_jax.physics.files import read_grid, read_surface
 from credit_jax.transforms.base import (
     OUTPUT,
-    Effects,
     FieldTree,
     LevelFile,
     StepContext,
@@ -150,12 +149,10 @@ class _OfMoisture(_OnLevels):
         sp_var: key of surface pressure, Pa.
     """
 
+    reads: ClassVar = ("q_var", "sp_var")
+
     q_var: str
     sp_var: str
-
-    @property
-    def effects(self) -> Effects:
-        return Effects(state=(self.q_var, self.sp_var))
 
     def moisture(self, read: Reader) -> physics.Moisture:
         """Humidity and surface pressure of the state that `read` reads."""
@@ -223,6 +220,8 @@ class _EnergyFixer(_OnLevels):
         lead_time_periods: length of the step in hours.
     """
 
+    reads: ClassVar = ("T_var", "q_var", "U_var", "V_var", "sp_var")
+
     T_var: str
     q_var: str
     U_var: str
@@ -256,16 +255,6 @@ class _EnergyFixer(_OnLevels):
         located = super().at(schema, grid)
         return located.with_values(_surface_geopotential=surface)
 
-    @property
-    def _air_keys(self) -> tuple[str, ...]:
-        """Keys of temperature, humidity, wind and, if there is one, pressure."""
-        keys = (self.T_var, self.q_var, self.U_var, self.V_var)
-        return keys if self.sp_var is None else (*keys, self.sp_var)
-
-    @property
-    def effects(self) -> Effects:
-        return Effects(state=self._air_keys)
-
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Replaces temperature."""
         previous, after = self.readers(tree, context)
@@ -282,7 +271,8 @@ class _EnergyFixer(_OnLevels):
 
     def _air(self, read: Reader) -> physics.Air:
         """The state; levels of constant pressure pass over the surface pressure."""
-        fields = [read(key) for key in self._air_keys]
+        keys = self.T_var, self.q_var, self.U_var, self.V_var, self.sp_var
+        fields = [read(key) for key in keys if key is not None]
         pressure = [] if self.sp_var is not None else [fields[0][:, :1]]
         return physics.Air(*fields, *pressure)
 
@@ -299,6 +289,8 @@ class EnergyFixer(_EnergyFixer):
             of radiation at the surface, J / m^2 in the step.
     """
 
+    reads: ClassVar = (*_EnergyFixer.reads, "toa_down_solar_input_var")
+
     toa_down_solar_input_var: str
     toa_up_solar_var: str
     toa_up_olr_var: str
@@ -306,10 +298,6 @@ class EnergyFixer(_EnergyFixer):
     surf_up_solar_var: str
     surf_down_lw_var: str
     surf_up_lw_var: str
-
-    @property
-    def effects(self) -> Effects:
-        return Effects(state=(*self._air_keys, self.toa_down_solar_input_var))
 
     def flux(self, previous: Reader, after: Reader) -> Any:
         top = previous(self.toa_down_solar_input_var) - after(self.toa_up_solar_var)

@@ -268,7 +268,18 @@ class Normalizer(_Moments, Fitted):
                 for name, statistics in collected.items()
             }
             attrs = {name: {"units": unit} for name, unit in facts.units.items()}
-            dims = _dims(arrays, facts.levels)
+            # By the values of the levels of variables, or else by their number.
+            dims: dict[str, tuple[str, ...]] = {}
+            coordinate_of: dict[tuple[int, CoordinateValues | None], str] = {}
+            for name, array in arrays.items():
+                values = facts.levels.get(name)
+                if not array.ndim or (values and len(values) != array.size):
+                    values = None  # positions of some levels, of which others are empty
+                dim, key = f"level_{array.size}", (array.size, values)
+                if dim in coordinate_of.values() and key not in coordinate_of:
+                    dim = f"{dim}_{len(coordinate_of)}"
+                dim = coordinate_of.setdefault(key, dim)
+                dims[name] = (dim,) if array.ndim else ()
             variables = {n: (dims[n], x, attrs.get(n, {})) for n, x in arrays.items()}
             coordinates = {
                 dims[name][0]: (dims[name][0], np.array(levels), attributes_of(levels))
@@ -304,24 +315,6 @@ class Denormalizer(OutputBlock, _Moments):
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Converts the fields of the entry `key` to physical units."""
         return change_entry(tree, self.denormalize, self.key)
-
-
-def _dims(
-    arrays: Mapping[str, np.ndarray], level_values: Mapping[str, CoordinateValues]
-) -> dict[str, tuple[str, ...]]:
-    """Dims of variables, by the values of their levels, or else by their number."""
-    names: dict[tuple[int, CoordinateValues | None], str] = {}
-    dims = {}
-    for name, array in arrays.items():
-        values = level_values.get(name)
-        if not array.ndim or (values and len(values) != array.size):
-            values = None  # positions of some levels, of which others are empty
-        dim = f"level_{array.size}"
-        if dim in names.values() and (array.size, values) not in names:
-            dim = f"{dim}_{len(names)}"
-        dim = names.setdefault((array.size, values), dim)
-        dims[name] = (dim,) if array.ndim else ()
-    return dims
 
 
 def _read(
