@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from credit_jax.data.clock import probe_times
 from credit_jax.data.sources.levels import common_count
 from credit_jax.data.sources.registry import SourceEntry
 from credit_jax.data.sources.source import (
+    BadSampleError,
     FileGrid,
     Source,
     SourceFields,
@@ -22,10 +24,9 @@ from credit_jax.data.sources.source import (
     read_times,
     variables_of,
 )
-from credit_jax.extensions.noaa.grib import Message, decode, read_inventory
 from credit_jax.extensions.noaa.sections import HrrrConfig
 from credit_jax.io.open_files import OpenFiles
-from credit_jax.io.remote import exists
+from credit_jax.io.remote import exists, read_bytes
 
 # From this day on, files are in a folder of their region.
 _REGIONS = pd.Timestamp("2018-07-12")
@@ -34,6 +35,84 @@ _LEVELS = {"wrfprs": " mb", "wrfnat": " hybrid level"}
 _LEVEL_TOLERANCE = 0.5
 # Number of files that are checked before a run.
 _MANY_FILES = 200
+# Number of cached inventories.
+_CACHE_SIZE = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """One line of an inventory.
+
+    Attributes:
+        variable, level, step: as written in the inventory.
+        start: offset of the message in the file, bytes.
+        size: size in bytes; -1 for all bytes up to the end of the file.
+    """
+
+    variable: str
+    level: str
+    step: str
+    start: int
+    size: int
+
+
+def read_inventory(path: str, origin: str) -> tuple[Message, ...]:
+    """Reads the inventory of a file.
+
+    Args:
+        path: path or URL of the GRIB file.
+        origin: dotted path of the config key, for errors.
+
+    Raises:
+        BadSampleError: the file or its inventory is missing.
+        ValueError: the inventory cannot be parsed.
+        OSError: the inventory cannot be read.
+    """
+    for needed in (path, f"{path}.idx"):
+        if not exists(needed):
+            raise BadSampleError(f"{origin}: {needed!r} does not exist")
+    try:
+        return _inventory(f"{path}.idx")
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"{path}.idx: no inventory of a GRIB file ({error})") from None
+
+
+@functools.lru_cache(_CACHE_SIZE)
+def _inventory(path: str) -> tuple[Message, ...]:
+    text = read_bytes(path).decode()
+    lines = [line.strip().split(":") for line in text.splitlines() if line.strip()]
+    parts = [line for line in lines if len(line) > 5]
+    starts = [int(line[1]) for line in parts]
+    ends = [*starts[1:], starts[-1] - 1]
+    return tuple(
+        Message(line[3].strip(), line[4].strip(), line[5].strip(), start, end - start)
+        for line, start, end in zip(parts, starts, ends, strict=True)
+    )
+
+
+def decode(path: str, message: Message) -> tuple[Float[np.ndarray, "y x"], Any]:
+    """Values of a message, NaN where they are missing, and pygrib's object of it.
+
+    Raises:
+        ValueError: pygrib is not installed, or the message is damaged.
+        OSError: the file cannot be read.
+    """
+    try:
+        pygrib: Any = importlib.import_module("pygrib")
+    except ImportError:
+        raise ValueError(
+            f"{path}: GRIB needs pygrib: pip install credit-jax[grib]"
+        ) from None
+    content = read_bytes(path, message.start, message.size)
+    try:
+        decoded = pygrib.fromstring(content)
+        values = np.ma.filled(decoded.values, np.nan).astype(np.float32)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"{path}: the message of {message.variable} ({message.level}) at byte "
+            f"{message.start} cannot be decoded ({error}); fetch the file again"
+        ) from error
+    return values, decoded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +225,7 @@ class HrrrSource(Source):
         for key, (path, messages) in self.messages(field_type, time).items():
             levels = []
             for message in messages:
-                values = decode(path, message).values
+                values, _ = decode(path, message)
                 part = values[self.rows, self.columns]
                 levels.append(part if rows is None else part[rows])
             fields[key] = np.stack(levels)
@@ -207,9 +286,9 @@ def open_hrrr(
             counts |= {key: len(messages)} if "/3d/" in key else {}
     assert first is not None
     levels = common_count(counts, f"data.source.{name}")
-    field = decode(*first)
-    rows, columns = _part(config, *field.message.latlons())
-    shape = field.values[rows, columns].shape
+    values, decoded = decode(*first)
+    rows, columns = _part(config, *decoded.latlons())
+    shape = values[rows, columns].shape
     return HrrrSource(name, config, first_time, rows, columns, shape, levels)
 
 

@@ -24,12 +24,12 @@ from credit_jax.extensions.demo.dataset import (
     read_spun_up,
     write_spun_up,
 )
-from credit_jax.extensions.demo.diagnostics import (
+from credit_jax.extensions.demo.dynamics import (
     at_500_hpa,
+    build_climate,
     geopotential,
     to_north_first,
 )
-from credit_jax.extensions.demo.dynamics import build_climate
 from credit_jax.extensions.demo.forcing import (
     boundary_layer,
     discretize,

@@ -9,7 +9,7 @@ import pytest
 from credit_jax.config import parse
 from credit_jax.config.data import DataConfig
 from credit_jax.data import open_dataset
-from credit_jax.extensions.noaa.grib import read_inventory
+from credit_jax.extensions.noaa.hrrr import read_inventory
 from tests.data.sources.server import same_samples, served
 
 NY, NX = 6, 8
@@ -231,7 +231,7 @@ def test_without_a_decoder(folder, monkeypatch):
 
 
 def test_a_file_that_is_cut_off(folder, tmp_path):
-    from credit_jax.extensions.noaa.grib import decode
+    from credit_jax.extensions.noaa.hrrr import decode
 
     source = next(folder.rglob("*t02z.wrfprsf00.grib2"))
     path = tmp_path / source.name
