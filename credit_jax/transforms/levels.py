@@ -161,10 +161,9 @@ class _LevelInterp(OfLevels, _ByEntry):
     _dest: Coefficients = PrivateAttr()
 
     def open(self) -> None:
+        path, a, b = self.level_origin
         self._coefficients = centers(
-            *self.level_origin,
-            self.source_levels,
-            on_interfaces=self.source_on_interfaces,
+            path, a, b, self.source_levels, on_interfaces=self.source_on_interfaces
         )
         self._dest = centers(
             self.dest_level_info_file,

@@ -188,7 +188,8 @@ class _Moments(Transform):
         if not self.changes(key):
             return array
         moments = self.statistics(key, array.shape[1])
-        return standardize(array, *(np.reshape(m, (1, -1, 1, 1, 1)) for m in moments))
+        mean, std = (np.reshape(m, (1, -1, 1, 1, 1)) for m in moments)
+        return standardize(array, mean, std)
 
     def denormalize(
         self, key: str, array: Shaped[Any, "batch level time lat lon"]

@@ -623,7 +623,7 @@ class ScalerPreblock(_Scaling, Fitted):  # type: ignore[misc]
         return parse(kind, self.scaler_params or {}, "args.scaler_params")
 
     @property
-    def in_order(self) -> bool:
+    def in_order(self) -> bool:  # type: ignore[override]
         return self.scaler_type == "quantile"
 
     def collect(self, tree: FieldTree) -> Collected:

@@ -371,8 +371,8 @@ def map_of_plan(
         ValueError: see `forecast_map`.
     """
     tasks = [Task(number, 0)] * model.axes.num_data
-    start = plan.schedule.starts[number] if start is None else start
-    starts = [start] * len(tasks)
+    date = plan.schedule.starts[number] if start is None else start
+    starts = [date] * len(tasks)
     noise = member_noise(plan.config.seed, plan.schedule, model)
     drawn = None if noise is None else noise.of(tasks)
     return map_of_reader(

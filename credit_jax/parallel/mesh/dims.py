@@ -225,11 +225,6 @@ def _product_problems(
 _SOURCE = "parallelism"
 
 
-def _follows(default: Any) -> Any:
-    """A field that `ParallelDims` derives from its degrees."""
-    return field(default=default, init=False, repr=False, compare=False)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ParallelDims:
     """Degrees that multiply to `world_size`; names of degrees above 1 are mesh axes.
@@ -279,21 +274,21 @@ class ParallelDims:
     world_size: int = 1
     cp: int | None = field(default=None, repr=False)
     # What follows from these.
-    fsdp: tuple[str, ...] = _follows(())
-    dp: tuple[str, ...] = _follows(())
-    batch: tuple[str, ...] = _follows(())
-    loss: tuple[str, ...] = _follows(())
-    dp_size: int = _follows(1)
-    batch_size: int = _follows(1)
-    non_dp_size: int = _follows(1)
-    dp_enabled: bool = _follows(False)
-    fsdp_enabled: bool = _follows(False)
-    hsdp_enabled: bool = _follows(False)
-    ep_enabled: bool = _follows(False)
-    pp_enabled: bool = _follows(False)
-    tp_enabled: bool = _follows(False)
-    domain_enabled: bool = _follows(False)
-    cp_enabled: bool = _follows(False)
+    fsdp: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
+    dp: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
+    batch: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
+    loss: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
+    dp_size: int = field(default=1, init=False, repr=False, compare=False)
+    batch_size: int = field(default=1, init=False, repr=False, compare=False)
+    non_dp_size: int = field(default=1, init=False, repr=False, compare=False)
+    dp_enabled: bool = field(default=False, init=False, repr=False, compare=False)
+    fsdp_enabled: bool = field(default=False, init=False, repr=False, compare=False)
+    hsdp_enabled: bool = field(default=False, init=False, repr=False, compare=False)
+    ep_enabled: bool = field(default=False, init=False, repr=False, compare=False)
+    pp_enabled: bool = field(default=False, init=False, repr=False, compare=False)
+    tp_enabled: bool = field(default=False, init=False, repr=False, compare=False)
+    domain_enabled: bool = field(default=False, init=False, repr=False, compare=False)
+    cp_enabled: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         sizes = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
