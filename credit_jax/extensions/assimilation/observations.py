@@ -112,7 +112,7 @@ def read_observations(paths: Iterable[str]) -> pd.DataFrame:
 _READERS: Mapping[str, Callable[[Path], pd.DataFrame]] = {
     # A comma at the end of all rows would make the first column an index otherwise.
     ".csv": partial(pd.read_csv, skipinitialspace=True, index_col=False),
-    ".parquet": pd.read_parquet,
+    ".parquet": lambda path: pd.read_parquet(path),
 }
 
 
