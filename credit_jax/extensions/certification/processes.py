@@ -41,7 +41,7 @@ class Processes:
     Args:
         settings: the config, the folder of a run whose weights are taken, None for
             random ones, and that of compiled programs.
-        folder: for what the processes print.
+        folder: folder of the logs of the processes.
         num_devices: largest number of devices of a mesh.
         at_once: number of processes.
         cwd: working directory of the processes, which relative paths of the config

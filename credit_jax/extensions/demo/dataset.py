@@ -83,8 +83,10 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
     folder = Path(demo.out)
     expected = manifest(demo)
     if folder.exists():
-        _check_same(folder, expected)
-        return folder
+        actual = read_manifest(folder)
+        if actual == expected:
+            return folder
+        raise ValueError(_mismatch(folder, actual, expected))
     console = console or Console(stderr=True)
     spin_up = "the spin-up that comes with the package"
     if not is_spun_up(demo):
@@ -191,12 +193,12 @@ def _chunks(
             yield times, fields
 
 
-def _check_same(folder: Path, expected: dict[str, Any]) -> None:
-    actual = read_manifest(folder)
-    if actual == expected:
-        return
+def _mismatch(
+    folder: Path, actual: dict[str, Any] | None, expected: dict[str, Any]
+) -> str:
+    """How the data set of a folder differs from that of a config, in words."""
     if actual is None:
-        raise ValueError(
+        return (
             f"{folder} exists and is not a demo data set (it has no demo.json); "
             "choose another folder"
         )
@@ -205,7 +207,7 @@ def _check_same(folder: Path, expected: dict[str, Any]) -> None:
         for key in sorted({*actual, *expected})
         if actual.get(key) != expected.get(key)
     )
-    raise ValueError(
+    return (
         f"{folder} holds another demo data set: {differences}. Remove the folder to "
         "make it anew, or choose another one"
     )
