@@ -123,7 +123,10 @@ class Registry(dict[str, Entry], Generic[Entry]):
     def expected(self) -> str:
         """What a component is, for errors."""
         kind = "a subclass" if issubclass(self.entry, StrictModel) else "an instance"
-        return f"{kind} of {self.entry.__module__}.{self.entry.__qualname__}"
+        text = f"{kind} of {self.entry.__module__}.{self.entry.__qualname__}"
+        if self.of_function is not None:
+            text += ", or a function that returns (apply, params): docs/any_model.md"
+        return text
 
     def accepts(self, component: Any) -> bool:
         """Whether an object is a component, or describes one."""

@@ -256,6 +256,14 @@ def _with_function(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
     objects = {kind: keys, **(mapping.get(SECTION) or {})}
     if mapping.get("data"):
         data = parse(DataConfig, mapping["data"], "data")
+        unknown = [
+            f"data.source.{name} names no levels"
+            for name, levels in data.num_levels(0).items()
+            if not levels and data.channel_counts(1) != data.channel_counts(2)
+        ]
+        if unknown and "levels" not in model:
+            problem = f"model.levels: missing; {', '.join(unknown)}: give their number"
+            raise ConfigError([problem], kind)
         counts = data.channel_counts(model.get("levels") or 1)
         model = {**counts, "frames": data.history_len, **model}
     return {**mapping, "model": {**model, "type": kind}, SECTION: objects}

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from credit_jax.checkpoint import EMA, CheckpointStore
 from credit_jax.checkpoint.store import label_of
+from credit_jax.config.load import read_model_section
+from credit_jax.models.registry import build
 from credit_jax.state_dict.key_table import compare_shapes
 from credit_jax.state_dict.torch_model import is_domain_parallel
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
@@ -41,6 +43,9 @@ def contents(path: Path, find_config: Callable[[], Path]) -> Iterator[str]:
                     f"{progress.epoch + 1}, batch {progress.batches + 1} is next; "
                     f"forecasts take the {label}"
                 )
+        if (config := path / "model.yml").exists():
+            for name, spec in build(read_model_section(config)).param_specs.items():
+                yield f"  {name} {spec.shape}"
         return
     checkpoint = open_checkpoint(path)
     yield from _contents(checkpoint)
