@@ -92,9 +92,6 @@ def test_slow_tests_that_a_change_reaches_run(tmp_path: Path, monkeypatch: Any) 
     assert named in few
 
 
-# Slow test files run first.
-
-
 def test_long_folders_come_first_and_files_keep_their_order(tmp_path: Any) -> None:
     names = ("config/b", "models/b", "test_a", "training/b", "models/a/c", "config/a")
     files = [TESTS / f"{name}.py" for name in names]
@@ -103,9 +100,6 @@ def test_long_folders_come_first_and_files_keep_their_order(tmp_path: Any) -> No
         *(tmp_path, files[0], files[2], files[5]),
     ]
     assert all((TESTS / folder).is_dir() for folder in FIRST)
-
-
-# Compiled programs are dropped above a memory limit.
 
 
 @pytest.mark.slow
@@ -128,9 +122,6 @@ def test_memory_of_programs_goes_back_to_the_system() -> None:
     suite.return_freed_memory()
     assert len(kept) == 100
     assert suite.resident() < before - 1e8
-
-
-# The plugin by which skipped tests fail in CI.
 
 
 ROOT = Path(__file__).parents[1]
@@ -173,9 +164,6 @@ def test_a_skip_fails_in_ci_alone(ci, outcomes, tmp_path):
     assert (done.returncode == 0) == (not ci), done.stdout
     assert outcomes in done.stdout
     assert "for a reason" in done.stdout
-
-
-# The plugin that leaves out the tests that need torch or CREDIT.
 
 
 FILES = {
@@ -234,9 +222,6 @@ def test_what_needs_torch_is_left_out_and_nothing_else(tmp_path):
     assert "3 deselected" in done.stdout
 
 
-# Checks of functions are made once, when they are called, and check the types.
-
-
 def within(dims: str) -> Any:
     """Returns a nested function of an array with these dims."""
 
@@ -272,9 +257,6 @@ def test_the_second_function_of_a_signature_makes_no_check(monkeypatch: Any) -> 
     assert within("rows")(np.ones(2), 0) == 2
     with pytest.raises(TypeCheckError):
         within("other")(np.ones(2), 0)
-
-
-# The error assertions fail where they should.
 
 
 def test_relative_error_is_the_ratio_of_norms():

@@ -62,9 +62,6 @@ def test_float32_on_uneven_rows_is_within_tolerance_of_credit(
     assert "Every mesh is within them." in (tmp_path / "accuracy.md").read_text()
 
 
-# The configs of the accuracy benchmarks.
-
-
 @pytest.mark.filterwarnings("ignore:.*output_only_channels")
 @pytest.mark.parametrize("model", ROWS)
 def test_models_fit_the_data(model):
@@ -79,9 +76,6 @@ def test_models_fit_the_data(model):
     diagnostics = "diagnostic" in config["data"]["source"]["ERA5"]["variables"]
     assert model_def.input_channels == NUM_PROGNOSTIC + 2
     assert model_def.output_channels == NUM_PROGNOSTIC + diagnostics
-
-
-# CREDIT's own trainer in the accuracy benchmark, on one process and on two.
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +112,6 @@ def test_a_grid_that_credit_refuses_is_an_error_in_its_words(credit, tmp_path):
     said = credit_run(case_config(31, 1, 1), tmp_path, CreditWay(domain=2))
     assert "31" in said, said
     assert "divisible by domain_parallel_size" in said, said
-
-
-# Rows of an earlier accuracy report, merged with new ones.
 
 
 CONFIG = {"steps": 20, "meshes": ["1"]}
@@ -162,9 +153,6 @@ def test_rows_that_were_made_with_other_options_do_not_stand_beside_new_ones(tmp
         earlier_rows(tmp_path / "none.json", ["unet"], CONFIG)
 
 
-# Errors between two runs.
-
-
 def test_errors_are_relative_and_small_arrays_are_not_measured_by_their_rounding():
     base = MeshRun(np.array([2.0]), np.zeros(1), np.array([3.0, 4.0]), 0.0)
     run = MeshRun(np.array([2.2]), np.zeros(1), np.array([3.0, 4.5]), 0.0)
@@ -177,9 +165,6 @@ def test_errors_are_relative_and_small_arrays_are_not_measured_by_their_rounding
     assert errors.gradient == pytest.approx(1e-9)
     assert relative_error(np.array([np.nan]), np.ones(1)) == float("inf")
     assert relative_error(np.ones(2), np.ones(1)) == float("inf")
-
-
-# The autoregressive rollout.
 
 
 def test_a_rollout_feeds_prognostic_channels_back_and_holds_the_others():

@@ -88,9 +88,6 @@ def test_observations(data):
     assert table.loc[table["variable"] == "SP", "level"].isna().all()
 
 
-# The best linear estimate of the demo, beside dense algebra.
-
-
 def test_the_best_estimate_is_that_of_dense_matrices():
     b, rng = covariance(truncation=4), np.random.default_rng(0)
     shape = len(b.channels), 16, 32

@@ -23,9 +23,6 @@ def test_names_of_meshes():
             parse_mesh(wrong)
 
 
-# Small forms of configs, and what is stored of their programs.
-
-
 def test_meshes_are_of_eight_devices_that_share_the_batch():
     assert {num_devices(mesh) for mesh, _, _ in CHOICES} == {8}
     assert all(BATCH % num_data(mesh) == 0 for mesh, _, _ in CHOICES)
@@ -48,9 +45,6 @@ def test_what_is_stored_is_not_compiled_again(tmp_path):
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"step": 1.0}))
     assert stored_account(job, tmp_path) == {"step": 1.0}
-
-
-# Choices of compiled programs, and their report.
 
 
 def test_the_report_keeps_what_the_docs_say():

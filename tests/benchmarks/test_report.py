@@ -50,9 +50,6 @@ def test_no_tracked_json_is_large() -> None:
     assert not {name: size for name, size in sizes.items() if size > LIMIT}
 
 
-# The long fuzzing program, with few seeds.
-
-
 @pytest.mark.slow
 def test_the_report(tmp_path: Path) -> None:
     sizes = ("--configs", "3", "--checkpoints", "3", "--packages", "3")
@@ -61,9 +58,6 @@ def test_the_report(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "fuzz.json").read_text())
     assert found["problems"] == []
     assert sum(int(cell) for row in found["rows"] for cell in row[1:]) == 12
-
-
-# The table of certificates: results of calls, and configs that do not run.
 
 
 __all__ = ["no_objects_left"]
@@ -86,9 +80,6 @@ def test_the_meshes_of_a_config(name):
     assert names[:3] == ["ddp2", "fsdp2", "tp2"]
     assert len(names) >= 12
     assert "1" not in names
-
-
-# The demo of fine-tuning: what it trains, what it reads of its runs, when it fails.
 
 
 def _write(folder: Path, losses: list[float], rmse: float) -> None:

@@ -83,9 +83,6 @@ def test_memory_and_utilization_of_an_accelerator_are_those_of_the_step(credit):
     assert found["mfu"] == work / 2 / found["matmul_ceiling"] > 0
 
 
-# The cases of the speed benchmark.
-
-
 @pytest.mark.filterwarnings("ignore:.*output_only_channels")
 @pytest.mark.parametrize("size", ["tiny", "demo"])
 @pytest.mark.parametrize("model", SECTIONS)
@@ -112,9 +109,6 @@ def test_networks_of_several_inputs_have_a_case(model: str, size: str) -> None:
         assert set(case.inputs["time"].ravel()) <= set(range(50))
 
 
-# Compile time of a training step.
-
-
 @pytest.mark.slow
 def test_compile_times(tmp_path):
     path = compile_time.main(
@@ -123,9 +117,6 @@ def test_compile_times(tmp_path):
     (run,) = json.loads(path.with_suffix(".json").read_text())["runs"]
     assert run["trace"] > 0
     assert run["compile"] > 0
-
-
-# What a sample of the loader takes.
 
 
 @pytest.mark.slow
@@ -140,9 +131,6 @@ def test_a_sample_of_each_store(tmp_path):
     for run in runs:
         assert run["loader"]["processor"] > 0
         assert run["copy"]["processor"] > 0
-
-
-# Measurements of saves of a small model.
 
 
 @pytest.mark.slow

@@ -29,9 +29,6 @@ def test_every_case_can_be_trained(credit, tmp_path, monkeypatch, name):
     assert num_steps == {"two": 2, "three": 3}.get(name.split(" steps")[0], 1)
 
 
-# Distances of runs: zero for equal runs, else the size of the change.
-
-
 STEPS = 50
 
 
@@ -80,9 +77,6 @@ def test_runs_of_other_lengths_are_refused():
     record.loss.pop()
     with pytest.raises(ValueError, match="49 values, CREDIT has 50"):
         errors_of(record, run, rows)
-
-
-# The order in which batches of ranks are compared with those of one process.
 
 
 def batches(batch_size: int, ranks: int) -> list[Any]:

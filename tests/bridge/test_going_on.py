@@ -223,9 +223,6 @@ def test_runs_go_on_in_both_directions(
         assert "checkpoint" not in line.lower() or "warn" not in line.lower(), line
 
 
-# CREDIT forecasts with the sums of matrices and adapters as credit_jax does.
-
-
 # Largest relative error of a field of a forecast, two steps of the model of the demo.
 FIELD_ADAPTERS = 1e-6
 LORA = {"rank": 4, "alpha": 8, "targets": ["*attention/to_*", "*feed_forward*"]}

@@ -336,9 +336,6 @@ def test_a_listing_that_misses_all_checkpoints_is_repeated(open_store, monkeypat
     assert store.newest_whole_step() is None
 
 
-# Damaged checkpoints are detected and named, and no run resumes from them.
-
-
 TREE = {"params": {"head/bias": jnp.arange(8.0)}}
 TARGET = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), TREE)
 

@@ -244,9 +244,6 @@ def test_the_commands(world, page, tmp_path, capsys):
     assert re.search(r"output of blocks.1 +\d", shown)
 
 
-# docs/adding_a_loss.md: its code runs, and the loss it registers trains by name.
-
-
 PAGE_ADDING_A_LOSS = Path(__file__).parents[2] / "docs/adding_a_loss.md"
 LAT, LON, MEMBERS = 5, 8, 3
 CHANNELS = {"S/prognostic/2d/T": 1, "S/prognostic/2d/Q": 1}

@@ -289,9 +289,6 @@ def test_zonal_spectrum_of_credit():
     assert_close(4 * np.pi * ours[:4:1][[0, 1, 3]], theirs[[0, 1, 3]], "spectrum")
 
 
-# Sums on device meshes equal those on one device, with even and uneven rows.
-
-
 NUM_LON = 16
 
 

@@ -189,9 +189,6 @@ def test_names_of_files_are_neither_markup_nor_escapes():
     assert "\x1b" not in line
 
 
-# Which levels of forecasts and truth are compared with each other.
-
-
 SPACE = {"latitude": [45.0, -45.0], "longitude": [0.0, 120.0, 240.0]}
 
 
@@ -332,9 +329,6 @@ def test_rounded_times_of_a_truth_are_read_with_a_note():
     (note,) = given.notes(times)
     assert "rounded, by up to 14 s" in note
     assert given.problems(times + np.timedelta64(1, "h"), ["SP"])
-
-
-# Scores of a store: memory independent of its length, members, meshes.
 
 
 NUM_LAT, NUM_LON, NUM_LEVELS, NUM_MEMBERS = 48, 96, 6, 3

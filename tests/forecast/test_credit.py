@@ -108,9 +108,6 @@ def test_scores_of_credits_files(run, monkeypatch, tmp_path):
         assert_close(found.sel(places), expected.sel(places), FIELD, f"rmse {channel}")
 
 
-# NetCDF files against those of CREDIT's `ForecastWriter`, from the same arrays.
-
-
 T, U = "A/prognostic/3d/T", "A/prognostic/3d/U"
 SP, TP = "A/prognostic/2d/SP", "A/diagnostic/2d/TP"
 COUNTS = {T: 3, U: 3, SP: 1, TP: 1}
@@ -240,9 +237,6 @@ def _write_ours(folder: Path, output, start, calendar, fields, grid) -> None:
             job()
     for job in writer.finish():
         job()
-
-
-# Forecasts with every physical block against CREDIT's own rollout.
 
 
 T_CREDIT_FIXERS, U_CREDIT_FIXERS = "ERA5/prognostic/3d/T", "ERA5/prognostic/3d/U"

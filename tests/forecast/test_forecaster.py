@@ -90,9 +90,6 @@ def test_samples_that_cannot_be_shared(x):
         forecaster("data=ddp", 3)(x)
 
 
-# The level coordinates of fields that blocks make.
-
-
 SOURCE = "A/derived_diagnostic/3d"
 
 
@@ -136,9 +133,6 @@ def test_fields_of_blocks_have_their_own_levels():
     outputs = Outputs(variables, np.zeros(1), np.zeros(1))
     assert outputs.attributes_of_levels("pressure") == {"units": "hPa"}
     assert outputs.attributes_of_levels("height_agl")["units"] == "m"
-
-
-# Configs that forecast and train nothing: no loss, no trainer, a start date alone.
 
 
 START = "1999-12-30"
@@ -192,9 +186,6 @@ def test_other_keys_are_still_checked(alone, tmp_path, capsys):
     assert "batch_forecast: missing" in capsys.readouterr().err
 
 
-# A diffusion model in training, validation and forecasts, on one and two devices.
-
-
 DIFFUSION = {
     **MODEL,
     "type": "unet-diffusion",
@@ -243,9 +234,6 @@ def _run(world: Path, folder: Path, domain: int) -> tuple[dict[str, Any], Any]:
 def test_a_run_and_its_forecasts(world: Path, tmp_path: Path) -> None:
     """Noise steps, noise and samples are the same on two shards."""
     assert_same_runs(*(_run(world, tmp_path, n) for n in (1, 2)))
-
-
-# Feedback in forecasts, against a loop with one forward pass per step.
 
 
 START_FEEDBACK, NUM_STEPS = pd.Timestamp("2000-01-01"), 3
@@ -330,9 +318,6 @@ def _forecaster(folder) -> Forecaster:
     (folder / "run" / "model.yml").write_text(yaml.safe_dump(raw))
     mesh = make_mesh()
     return Forecaster(*restore(folder / "run", mesh))
-
-
-# Durations of campaigns: what waits for others is not counted as work.
 
 
 SHORT = 0.05

@@ -260,9 +260,6 @@ def test_signals_of_a_forked_process_are_its_own():
     assert (done.returncode, done.stdout, done.stderr) == (0, "-15\n", "")
 
 
-# Storage that fails temporarily or permanently, or is slow.
-
-
 STALE = OSError(errno.ESTALE, "Stale file handle")
 
 

@@ -172,9 +172,6 @@ def test_a_missing_edge_file(tmp_path: Path) -> None:
         read_edges(str(tmp_path / "edges.nc"))
 
 
-# Edges to the nearest points of a grid.
-
-
 HEIGHT_EDGE_FILE, WIDTH_EDGE_FILE, NEIGHBORS = 6, 8, 5
 
 

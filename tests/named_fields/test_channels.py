@@ -32,16 +32,10 @@ def test_means_over_the_channels_of_a_variable():
     assert back.ravel().tolist() == [3.0, 3.0, 3.0, 5.0, 2.0, 2.0]
 
 
-# Weights of rows.
-
-
 def test_latitude_weights_have_mean_one():
     weights = latitude_weights(np.linspace(90, -90, 721))
     assert weights.dtype == np.float32
     assert abs(weights.mean(dtype=np.float64) - 1) < 1e-6
-
-
-# Units: spellings that are equal, and what can be converted.
 
 
 @pytest.mark.parametrize(
@@ -113,9 +107,6 @@ def test_every_expected_unit_is_known():
         assert differ(unit, wrong[unit])
 
 
-# `FieldContext`: functions of whole fields give equal results on every mesh.
-
-
 LAT, LON = 13, 5
 LAYOUT_CONTEXT = ChannelLayout.of({"T": 2, "SP": 1})
 WEIGHTS = latitude_weights(np.linspace(85.0, -70.0, LAT))
@@ -179,9 +170,6 @@ def test_members_are_beside_their_sample():
     assert members[1].ravel().tolist() == [3.0, 4.0, 5.0]
     repeated = context.repeat_members(prediction[:2])
     assert repeated.ravel().tolist() == [0.0] * 3 + [1.0] * 3
-
-
-# Axes of files by CF's rules.
 
 
 ROWS, COLUMNS = np.linspace(87, -87, 32), np.arange(64) * 5.625

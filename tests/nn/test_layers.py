@@ -129,9 +129,6 @@ def test_every_sample_has_its_own_mask_and_evaluation_has_none():
     assert np.abs(out - other).max() > 0.1, "the key does not matter"
 
 
-# Groups and families of matrices.
-
-
 SQUARE = ParamSpec((8, 8), (None, None), matrix_out=(1,))
 PATHS = "abcde"
 SPECS = {path: P("dp") if path in "bd" else P(None, "dp") for path in PATHS}
@@ -145,9 +142,6 @@ def _families(specs):
 def test_families_are_sharded_alike():
     assert _families(None) == ["abcde"]
     assert _families(SPECS) == ["ace", "bd"]
-
-
-# Stacked blocks of a forward pass.
 
 
 DEPTH_RUN_BLOCKS = 2
@@ -190,9 +184,6 @@ def _loops(jaxpr):
 )
 def test_few_blocks_are_no_loop_on_gpus(implementation, unroll_blocks, expected):
     assert num_loops(implementation, unroll_blocks) == expected
-
-
-# Noise by position: the same draws and gradients on every mesh.
 
 
 ROWS_NOISE = 16

@@ -147,9 +147,6 @@ def test_arguments_that_make_no_pooling_are_refused(op, message):
         jax.eval_shape(op, jnp.zeros((1, 4, 4, 1)))
 
 
-# Interpolation weights against torch.nn.functional.interpolate.
-
-
 SIZES = [(5, 5), (4, 9), (9, 4), (181, 45), (45, 181), (180, 181), (721, 240)]
 SIZES += [(192, 181), (1, 3), (3, 1), (2, 640)]
 

@@ -49,9 +49,6 @@ def of_torch(equation, factors):
     return torch_values(lambda a, b: torch.einsum(equation, a, b), *factors)
 
 
-# Attention within windows, and drop path: torch, timm, CREDIT on the same arrays.
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_products_and_their_gradients_are_torchs(case):
     functions = attention_logits, attend

@@ -137,9 +137,6 @@ def test_the_gradients_of_arrays_that_vary_together_are_one_sum() -> None:
     assert text.count("stablehlo.all_reduce") == 2, "of the loss and of all gradients"
 
 
-# Means of sharded fields: equal on every mesh, whatever the padding contains.
-
-
 MESHES = {
     "one device": {},
     "dp 2": {"dp": 2},

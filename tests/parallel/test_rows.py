@@ -111,9 +111,6 @@ def test_values_of_local_strips():
     compared_with_numpy(blocks(5, 3).in_strips(2), per_row)
 
 
-# Layouts that the halo transport supports, and the number of rows it moves.
-
-
 def test_one_row_range_a_shard_is_a_halo():
     found = halo_pattern(*plan("halo"))
     assert found is not None
@@ -121,9 +118,6 @@ def test_one_row_range_a_shard_is_a_halo():
     assert halo_pattern(*plan("721 rows")) is not None
     for name in ("reversed", "groups", "everything to everyone"):
         assert halo_pattern(*plan(name)) is None, name
-
-
-# `all_to_all` and permutations send no more messages than the rows need.
 
 
 def test_transports_are_the_cheapest():
@@ -171,9 +165,6 @@ def test_where_nothing_is_needed_nothing_moves():
     assert nothing.pieces == ()
     rows = exchange_rows(jnp.ones((1, 3, 2)), have, nothing)
     assert jnp.array_equal(rows, jnp.zeros((1, 2, 2)))
-
-
-# Local row gathers: regular indices compile to cheaper operations, equal results.
 
 
 SIZE = 24
@@ -246,9 +237,6 @@ def test_many_pieces_become_a_gather():
 def test_one_device_takes_the_only_list():
     x = jnp.arange(6.0).reshape(6, 1)
     assert take_rows(x, np.asarray([[4, 0]]), None, 0).tolist() == [[4.0], [0.0]]
-
-
-# `reshard`: every row plan, bit for bit, and its gradient.
 
 
 def on_shards(body, layout, *arrays):

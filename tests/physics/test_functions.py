@@ -46,9 +46,6 @@ def test_the_sine_times_a_function_is_a_sum_of_its_neighbors():
     assert_close(products[:, inner], expected[:, inner], 1e-13, "sin(lat) P")
 
 
-# gen1's Laplace filter beside CREDIT's class, in the functions that it consists of.
-
-
 # With fewer columns no wave is filtered near the poles; 151 have no Nyquist wave.
 GRIDS = [(24, 150), (22, 151)]
 
@@ -94,9 +91,6 @@ def test_traced_as_on_the_host():
     both = jax.jit(lambda u, v: filter_wind(u, v, 6))(u, v)
     for ours, expected, name in zip(both, filter_wind(u, v, 6), "uv", strict=True):
         assert_close(np.asarray(ours), expected, 1e-6, name)
-
-
-# Files of constants: those in the package, and errors.
 
 
 @pytest.mark.reference
@@ -145,9 +139,6 @@ def test_errors_name_what_there_is(tmp_path):
             hybrid=True,
             midpoint=True,
         )
-
-
-# The mass fixer in float32 against CREDIT's in float32 and in float64.
 
 
 ARGS = atmosphere.fixers()["mass"]["args"]
@@ -208,9 +199,6 @@ def test_mean_surface_pressure_is_nearer_to_float64_than_credit(
     one_bit = np.spacing(np.float32(1e5))
     assert away(ours) <= one_bit
     assert away(theirs) > away(ours)
-
-
-# Blocks that can run before the model, on the host, against CREDIT's.
 
 
 LAT = 13

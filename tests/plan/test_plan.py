@@ -37,9 +37,6 @@ def test_files_of_static_fields_alone(tmp_path):
     assert static_files(DataConfig(**raw), "data") == {}
 
 
-# Notes of forecasts on fields that they write otherwise than one may think.
-
-
 @pytest.mark.parametrize("restored", [False, True])
 def test_fields_that_are_written_without_units(restored):
     """A log of the initial state alone, which nothing undoes, is noted."""
@@ -59,12 +56,6 @@ def test_fields_that_are_written_without_units(restored):
     for note in notes:
         assert "preblocks.ic_only.log (type log_transform): changes the initial" in note
         assert "not in physical units" in note
-
-
-# Problems are collected, and what a failed block assigns is as before it.
-
-
-# The least time of a step on an accelerator.
 
 
 ROOT = Path(__file__).parents[2]
@@ -150,9 +141,6 @@ def test_what_check_prints(capsys):
     assert "no measurement" in printed
     main(["--config", str(DEMO), "--no-data", "--json"])
     assert json.loads(capsys.readouterr().out)["roofline"] is None
-
-
-# What may differ between a run and the config that its weights are used for.
 
 
 NORM = "preblocks.per_step.norm"

@@ -25,9 +25,6 @@ PARAM_SPECS = {
 }
 
 
-# Keys and arrangements of CREDIT's state dicts.
-
-
 @pytest.fixture
 def state(rng):
     """A PyTorch state dict that fits the key plan."""
@@ -99,9 +96,6 @@ def test_one_report_lists_all_that_is_wrong_with_our_parameters(state):
     ]
 
 
-# Arrangements in both directions, also of the vectors of spectral norm.
-
-
 TRANSPOSED_CONV_2D = Arrangement("i o h w -> h w i o", torch_out=1)
 
 # name: (arrangement, PyTorch's shape, our shape)
@@ -171,9 +165,6 @@ def test_an_arrangement_without_an_inverse_is_refused(pattern):
         Arrangement(pattern)
 
 
-# Key tables with gaps and overlaps.
-
-
 @pytest.mark.parametrize(
     ("table", "problem"),
     [
@@ -196,9 +187,6 @@ def test_an_arrangement_without_an_inverse_is_refused(pattern):
 def test_a_table_with_a_gap_or_an_overlap_is_refused(table, problem):
     with pytest.raises(ValueError, match=re.escape(problem)):
         make_key_map(table, PARAM_SPECS)
-
-
-# Renaming of keys of parallel wrappers and older layouts to the current names.
 
 
 # (name in a file, known names, renaming)

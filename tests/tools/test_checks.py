@@ -57,9 +57,6 @@ def test_descriptions_without_a_noun(text):
     )
 
 
-# The table of sizes and its budgets.
-
-
 pytest.importorskip("griffe", reason="make test installs mkdocstrings")
 
 
@@ -125,9 +122,6 @@ def test_budgets(text, last, message):
     assert message is None or message in lines[0]
 
 
-# Which files a test imports or names.
-
-
 @pytest.mark.parametrize(
     ("file", "test", "length"),
     [
@@ -153,9 +147,6 @@ def test_length_of_the_way(file, test, length):
 
 def test_a_file_that_nothing_names_reaches_no_test():
     assert distances(Path("CITATION.cff")) == {}
-
-
-# What a package hands on is imported from it outside, and from its module inside.
 
 
 HANDED_ON = {"credit_jax.data": {"Loader": "credit_jax.data.loader"}}
@@ -185,9 +176,6 @@ def test_what_a_package_hands_on(tmp_path: Path) -> None:
     text = "from credit_jax.data.loader import Loader as Loader\nfrom os import sep\n"
     (package / "__init__.py").write_text(text)
     assert exports(tmp_path) == HANDED_ON
-
-
-# The check of docstrings in `make docs`.
 
 
 SCRIPT = Path(__file__).parents[2] / "tools/docstrings.py"

@@ -259,9 +259,6 @@ def _run(task: Task, folder: Path, data: Path) -> Results:
     return pickle.loads(out.read_bytes())
 
 
-# A request of one process is executed by all at the same step, in any order.
-
-
 NUM_STEPS = 60
 
 
@@ -365,9 +362,6 @@ def test_saves_by_updates_and_by_the_clock() -> None:
     other.updated()
     assert not other.due_by_clock
     assert not other.due_by_steps
-
-
-# Faults in a run: a full disk, a second run in the folder, a stale lock.
 
 
 # From the second checkpoint on, no file can grow.

@@ -126,9 +126,6 @@ def restored(folder: Path) -> tuple[int, str]:
     return CONVERTED, ""
 
 
-# ------------------------------------------------------------------------- mutations
-
-
 def change_bytes(folder: Path, chosen: random.Random) -> None:
     """Changes a file of a checkpoint, or removes it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -245,9 +242,6 @@ def change_run(folder: Path, chosen: random.Random) -> None:
         for path in folder.rglob(DIGESTS):
             path.unlink()
             write_records(path, record_files(path.parent))
-
-
-# ------------------------------------------------------------------------- the trial
 
 
 def try_seed(seed: int, sources: Path, folder: Path) -> tuple[str, str]:

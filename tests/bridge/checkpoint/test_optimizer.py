@@ -172,9 +172,6 @@ def test_moments_of_a_frozen_parameter_are_refused(written):
     assert "has the moment exp_avg, but the model keeps" in str(raised.value)
 
 
-# The position of every schedule, against CREDIT's own schedulers.
-
-
 BATCHES = 5
 BASE = 3e-4
 # name: the scheduler section, micro-batches seen (whole epochs if it counts those)

@@ -143,9 +143,6 @@ def test_half_precision_is_widened(write, reference, model_config, tmp_path):
     )
 
 
-# CREDIT's checkpoints as the weights that a run begins with.
-
-
 @pytest.mark.parametrize("name", ["", "checkpoint.pt"])
 @pytest.mark.parametrize("weights", [None, "last"])
 def test_a_file_and_a_folder(
@@ -194,9 +191,6 @@ def test_a_run_with_frozen_parameters_goes_to_torch_and_back(
         assert np.array_equal(back.moments.mu[path], value), path
 
 
-# Runs of credit_jax that the bridge writes and reads.
-
-
 @pytest.fixture
 def reference_of_orbax_run(credit_folder, model_config):
     return from_torch(model_config, credit_folder)
@@ -222,9 +216,6 @@ def test_our_checkpoints_come_back_bitwise(
         same(one.ema, other.ema)
         same(vars(one.moments), vars(other.moments))
         assert (one.micro_step, one.update_step) == (20, 20)
-
-
-# Round trips of learning rates in a run's state, and of parameters of a loss.
 
 
 PLATEAU = {"scheduler_type": "plateau", "patience": 3, "factor": 0.5}

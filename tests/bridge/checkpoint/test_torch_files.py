@@ -272,9 +272,6 @@ def test_a_folder_written_for_pytorch_with_a_changed_file(bridge, state, tmp_pat
     assert set(open_checkpoint(back / "checkpoint.pt").model) == set(state)
 
 
-# Mutated checkpoints are converted, or refused by one error, in bounded time.
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("torch")
 @pytest.mark.parametrize(

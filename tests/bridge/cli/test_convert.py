@@ -233,9 +233,6 @@ def test_a_disk_that_fails_leaves_nothing(
     assert sorted(tmp_path.iterdir()) == before
 
 
-# `inspect` of checkpoints of CREDIT and of credit_jax.
-
-
 def test_inspect_reads_both_sides(bridge, credit_run_folder, tmp_path):
     code, text = bridge("inspect", "--checkpoint", credit_run_folder)
     assert code == 0, text

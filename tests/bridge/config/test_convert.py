@@ -401,9 +401,6 @@ def test_any_value_in_any_place(name):
     assert min(counts.values()) > 10
 
 
-# Years in names of files.
-
-
 def test_years_in_names(tmp_path):
     """The position of the year is found from the names of existing files."""
     for year in (1999, 2000):
@@ -419,18 +416,12 @@ def test_years_in_names(tmp_path):
         assert template_of(given)[0] == template
 
 
-# YAML of config files.
-
-
 def test_yaml_of_a_converted_config():
     """Numbers, dates and strings keep their types, also in CREDIT's YAML reader."""
     config, _ = convert_config(read_yaml(FOLDER / "gen1.yml"), to="gen2")
     config["odd"] = {"small": 1e-8, "on": "on", "date": "1999-01-01"}
     again = yaml.load(dump(config), Loader=yaml.FullLoader)
     assert again == config
-
-
-# `custom_objects` when a config is converted: entries here, classes in CREDIT.
 
 
 CONFIG = read_yaml(Path(__file__).parent / "configs/gen2.yml")
@@ -505,9 +496,6 @@ def test_entries_of_installed_packages(tmp_path, monkeypatch):
     assert "1 problem" in str(caught.value)
     config = {**CONFIG, "model": {**CONFIG["model"], "type": "net"}}
     assert [*custom_objects.offered_objects(config)] == [("model", "net")]
-
-
-# Training of several steps feeds back in CREDIT what it feeds back here.
 
 
 KEYS = {"demo/prognostic/3d/T": 2, "demo/prognostic/2d/SP": 1}

@@ -174,9 +174,6 @@ def test_singular_vectors(run, tmp_path, capsys):
         assert np.sqrt(sum(parts).values) == pytest.approx(size, rel=1e-4)
 
 
-# The command `optimize-ic` beside CREDIT's model, optimized by torch.
-
-
 START, STEPS = "2000-01-03", 2
 SECTION = {
     **{"starting_window": 1, "window": 1, "iterations": 3, "learning_rate": 0.02},

@@ -160,9 +160,6 @@ def _opened(folder, mesh):
     return open_forecaster(folder, parallelism=parallelism, devices=devices)
 
 
-# Targets of gradients: the regions that their texts name.
-
-
 LONGITUDES = {
     "10W..20E": ((350.0, 360.0), (0.0, 20.0)),
     "170E..170W": ((170.0, 190.0),),
@@ -219,9 +216,6 @@ CASES.rows(
     "10..20N 30..40N",
     "10..20N 30..40E 50..60E",
 )
-
-
-# Singular vectors beside those of the whole matrix.
 
 
 COUNT, SP = 3, "ERA5/prognostic/2d/SP"

@@ -329,9 +329,6 @@ def test_misuse(path, tmp_path):
         read_observations([str(tmp_path / "two.nc")])
 
 
-# Observation operators.
-
-
 T = VARIABLES[1]
 
 
@@ -396,9 +393,6 @@ def test_operators_of_the_user(monkeypatch):
     text = "TB: 'mine' builds a builtin_function_or_method; expected .* prepare"
     with pytest.raises(ValueError, match=text):
         operators_of({"TB": "mine"}, GRID_OF_RUN)
-
-
-# Windows one after another: what is said of them.
 
 
 def test_observations_far_from_the_background_are_said(forecaster, initial):

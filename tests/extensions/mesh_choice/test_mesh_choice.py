@@ -272,9 +272,6 @@ def test_the_constants_are_those_of_the_report():
     assert pytest.approx(kernels, rel=0.02) == mesh_search.UPDATE_KERNELS
 
 
-# The work of a replica, counted in its traced gradient.
-
-
 H100 = ACCELERATORS["h100"]
 UNET = {"name": "unet", "encoder_name": "resnet18", "encoder_weights": None}
 SMALL = build({**SMALL_MODEL, "depth": [1, 0, 0, 0]})
@@ -379,9 +376,6 @@ def test_weights_that_are_gathered_again_have_what_is_saved_written(alone):
     gathered = work(dp_shard=2, options={"min_shard_size": 0})
     assert gathered.one.seconds > 1.02 * alone.one.seconds
     assert gathered.one.messages == 0
-
-
-# `credit-jax mesh`: its table, its trainer section, and its errors.
 
 
 CONFIGS = Path(__file__).parents[3] / "configs"

@@ -72,9 +72,6 @@ def _data(values):
     return _section(5, head), _section(6, bitmap), _section(7, packed)
 
 
-# HRRR: samples equal CREDIT's, from files in the layout of its downloader.
-
-
 TIMES = pd.date_range("2024-01-01", "2024-01-01T04", freq="1h")
 DATES = {
     "start_datetime": "2024-01-01",

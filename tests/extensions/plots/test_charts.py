@@ -145,9 +145,6 @@ def test_numbers_of_a_logarithmic_axis(low, high, names):
     assert [text for _, _, text in ticks_of(svg, "middle")[:-1]] == names
 
 
-# Short summaries of scores.
-
-
 def _with_errors(forecast, baseline):
     scores = make_scores(levels=(500.0,), num_days=2, step=12)
     rmse = scores["rmse"].copy()
@@ -222,9 +219,6 @@ def test_channels_of_curves(levels, chosen):
 )
 def test_numbers(value, text):
     assert number_text(value) == text
-
-
-# HTML of pages.
 
 
 def test_control_characters_are_written_out():

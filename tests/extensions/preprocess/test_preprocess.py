@@ -386,9 +386,6 @@ def test_levels_are_kept(world, tmp_path):
     assert turned.statistics(T, 2)[0].tolist() == [np.float32(last), np.float32(first)]
 
 
-# Files of the command against those of CREDIT's own `preprocess`.
-
-
 NAMES = ("deep", "flat", "points", "columns", "rain")
 # A partial last batch, and batches of 2 times.
 CHANGES = {"trainer__train_batch_size": 4, "data__forecast_len": 2}

@@ -67,9 +67,6 @@ def test_kernels_take_the_backend_from_one_file(name: str) -> None:
     assert not [key for key in vars(module) if key in ("pl", "triton", "pltriton")]
 
 
-# Fused normalization kernels in interpret mode against the plain definition.
-
-
 # Partial blocks of rows, channels not a power of two, several iterations per program.
 CASES = {"ragged": (2, 350, 40), "many rows": (1, 1090, 256)}
 PROGRAMS = 16
@@ -109,9 +106,6 @@ def test_bfloat16_is_as_near_to_float32_as_the_plain_definition() -> None:
         errors.append([relative_error(np.asarray(a, np.float32), e) for a, e in pairs])
     for ours, theirs in zip(*errors, strict=True):
         assert ours <= 1.01 * theirs, f"{errors[0]}, plain {errors[1]}"
-
-
-# Products whose kernel gradient is accumulated over groups of rows.
 
 
 @pytest.mark.usefixtures("groups")

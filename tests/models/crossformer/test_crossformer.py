@@ -169,9 +169,6 @@ def test_files_carry_running_statistics_there_and_back(
         assert torch.equal(back[key], value), key
 
 
-# Running statistics of batch norms are model state, equal on every mesh.
-
-
 # Without transformer blocks, which have no batch norm and are slow to compile.
 BLOCK = {**CROSSFORMER["coordinates"].block, "depth": 0}
 

@@ -168,9 +168,6 @@ def gen1_config(folder: Path, model: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-# gen1's `post_conf` within models: against CREDIT, on every mesh, its section.
-
-
 MODELS = ("crossformer", "wxformer")
 
 

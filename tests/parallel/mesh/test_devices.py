@@ -111,9 +111,6 @@ def test_an_accelerator_machine_must_have_its_devices(monkeypatch):
         ensure_devices(section(tensor=2, domain=4))
 
 
-# Meshes of named axes, and the data-parallel part of one.
-
-
 def test_degrees_must_match_the_devices():
     with pytest.raises(ValueError, match=r"dp_shard 3 x tp 2 = 6 devices, but 8 are"):
         mesh_of_degrees({DP_SHARD: 3, TP: 2}, jax.devices())

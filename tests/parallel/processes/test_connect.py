@@ -167,17 +167,11 @@ def test_a_line_for_each_process(
     assert line.endswith("coordinator 127.0.0.1:61440\n")
 
 
-# What processes tell each other; with others it is tried in `test_joint`.
-
-
 def test_a_process_alone_asks_nobody() -> None:
     assert (num_processes(), process_number()) == (1, 0)
     wait_for_all("anything")
     assert of_all("names", "one") == ["one"]
     assert of_first("leader", "one") == "one"
-
-
-# When a process of a run dies, the others exit with a reason.
 
 
 class Ended:
