@@ -13,7 +13,6 @@ from credit_jax.config.credit_keys import IGNORED_TOP
 from credit_jax.config.custom_objects import CustomObject
 from credit_jax.config.data import DataConfig, ValidationDataConfig, num_samples
 from credit_jax.config.dates import date_label, duration
-from credit_jax.config.finetune import CurriculumStage
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.loss import LossConfig, MetricsConfig
 from credit_jax.config.messages import got
@@ -187,36 +186,37 @@ class Config(StrictModel):
         valid = {"forecast_len": self.validation_data.forecast_len}
         trainer = self.trainer.model_copy(update={"curriculum": ()})
         overrides = self.validation_overrides.model_copy(update=valid)
-        changes = {"trainer": trainer, "validation_overrides": overrides}
+        changes: dict[str, Any] = {
+            "trainer": trainer,
+            "validation_overrides": overrides,
+        }
         configs: list[Config] = [self.model_copy(update=changes)]
         for stage in self.trainer.curriculum:
-            configs.append(configs[-1]._changed_by(stage))
+            # What a stage does not set stays as in the stage before it.
+            last = configs[-1]
+            trained = stage.changes(
+                "learning_rate",
+                "train_batch_size",
+                "grad_accum_every",
+                "batches_per_epoch",
+                "backprop",
+                "backprop_on_timestep",
+            )
+            by_plateau = isinstance(last.trainer.scheduler, PlateauConfig)
+            if stage.scheduler is not None:
+                trained |= {"use_scheduler": True, "scheduler": stage.scheduler}
+            elif stage.learning_rate is not None and not by_plateau:
+                trained |= {"use_scheduler": False, "scheduler": None}
+            changes = {
+                "trainer": last.trainer.model_copy(update=trained),
+                "data": last.data.model_copy(update=stage.changes("forecast_len")),
+            }
+            if stage.loss is not None:
+                keys = stage.loss.model_fields_set
+                changed = {key: getattr(stage.loss, key) for key in keys}
+                changes["loss"] = last.loss.model_copy(update=changed)
+            configs.append(last.model_copy(update=changes))
         return tuple(configs[1:])
-
-    def _changed_by(self, stage: CurriculumStage) -> "Config":
-        """The config of a stage after this one."""
-        trained = stage.changes(
-            "learning_rate",
-            "train_batch_size",
-            "grad_accum_every",
-            "batches_per_epoch",
-            "backprop",
-            "backprop_on_timestep",
-        )
-        by_plateau = isinstance(self.trainer.scheduler, PlateauConfig)
-        if stage.scheduler is not None:
-            trained |= {"use_scheduler": True, "scheduler": stage.scheduler}
-        elif stage.learning_rate is not None and not by_plateau:
-            trained |= {"use_scheduler": False, "scheduler": None}
-        changes: dict[str, Any] = {
-            "trainer": self.trainer.model_copy(update=trained),
-            "data": self.data.model_copy(update=stage.changes("forecast_len")),
-        }
-        if stage.loss is not None:
-            keys = stage.loss.model_fields_set
-            changed = {key: getattr(stage.loss, key) for key in keys}
-            changes["loss"] = self.loss.model_copy(update=changed)
-        return self.model_copy(update=changes)
 
     @property
     def num_members(self) -> int:

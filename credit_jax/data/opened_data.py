@@ -300,7 +300,7 @@ def _check_level_values(source: Source, expected: GridCoordinates) -> None:
     """Refuses files whose levels have no values, which are known by their order."""
     if not isinstance(source, FileSource) or source.config.level_values is not None:
         return
-    deep = [v for v in source.variables() if v.is_3d]
+    deep = [v for v in source.variables() if v.dims == "3d"]
     by_position = source.conventions.levels == "position"
     if deep and not by_position and all(v.level_values is None for v in deep):
         raise ValueError(

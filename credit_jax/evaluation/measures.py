@@ -96,7 +96,7 @@ def area_sums(
         anomaly = truth - climatology
         finite = jnp.isfinite(anomaly)
         sums[f"{TRUTH}/anomaly"] = weights.sum(_zero(jnp.square(anomaly), finite))
-        sums[f"{TRUTH}/anomaly_weight"] = weights.sum(_ones(finite))
+        sums[f"{TRUTH}/anomaly_weight"] = weights.sum(finite.astype(jnp.float32))
     if weights.bands is not None:
         systems = {FORECAST: forecast, TRUTH: truth[:, None], **systems}
         for name, fields in systems.items():
@@ -124,7 +124,7 @@ def _system(
     difference = _zero(difference, finite[:, None])
     several, count = fields.shape[1] > 1, fields.shape[1]
     quantities = _errors(name, difference.mean(axis=1, keepdims=True))
-    quantities[f"{name}/weight"] = _ones(finite)
+    quantities[f"{name}/weight"] = finite.astype(jnp.float32)
     if several:
         quantities |= _errors(MEMBERS, difference)
         quantities[f"{MEMBERS}/weight"] = quantities[f"{name}/weight"]
@@ -186,7 +186,7 @@ def _band_sums(
     rows = finite[..., None]
     return {
         f"{name}/power": weights.band_sum(_zero(power, rows)),
-        f"{name}/power_weight": weights.band_sum(_ones(rows))[..., 0],
+        f"{name}/power_weight": weights.band_sum(rows.astype(jnp.float32))[..., 0],
     }
 
 
@@ -220,7 +220,3 @@ def _blocks(values: Array, dim: int) -> Array:
 
 def _zero(values: Array, origin: Array) -> Array:
     return jnp.where(origin, values, jnp.zeros((), values.dtype))
-
-
-def _ones(finite: Array) -> Array:
-    return finite.astype(jnp.float32)

@@ -173,11 +173,25 @@ class ZarrStore(ForecastStore):
         if self.outputs.calendar != STANDARD:
             calendar = self.outputs.calendar
         dates = as_dates(self.schedule.starts, self.outputs.calendar)
-        seconds = np.array([_seconds(date) for date in dates], np.int64)
+        # Since 1970 in the calendar of the dates themselves.
+        seconds = [
+            date.value // 10**9
+            if isinstance(date, pd.Timestamp)
+            else int(cftime.date2num(date, UNITS, calendar=date.calendar))
+            for date in dates
+        ]
         time = {**_COORDINATES[TIME], "units": UNITS, "calendar": calendar}
-        values, units = self._lead_values()
+        # In hours, or in seconds if they are not whole hours: the values are integers.
+        leads = [self.schedule.lead(step) for step in self.leads]
+        hour: Any = pd.Timedelta("1h")
+        values, units = [lead // hour for lead in leads], "hours"
+        if any(lead % hour != pd.Timedelta(0) for lead in leads):
+            values, units = [int(lead.total_seconds()) for lead in leads], "seconds"
         lead = {**_COORDINATES[LEAD], "units": units, "dtype": "timedelta64[ns]"}
-        coordinates = {TIME: (seconds, time), LEAD: (values, lead)}
+        coordinates = {
+            TIME: (np.array(seconds, np.int64), time),
+            LEAD: (np.array(values, np.int64), lead),
+        }
         if self.schedule.num_members > 1:
             members = np.arange(self.schedule.num_members)
             coordinates[MEMBER] = (members, _COORDINATES[MEMBER])
@@ -190,15 +204,6 @@ class ZarrStore(ForecastStore):
         for name in ("latitude", "longitude"):
             coordinates[name] = (getattr(self.outputs, name), _COORDINATES[name])
         return coordinates
-
-    def _lead_values(self) -> tuple[np.ndarray, str]:
-        """Lead times in hours, or in seconds if they are not whole hours."""
-        leads = [self.schedule.lead(step) for step in self.leads]
-        hour: Any = pd.Timedelta("1h")
-        if all(lead % hour == pd.Timedelta(0) for lead in leads):
-            return np.array([lead // hour for lead in leads], np.int64), "hours"
-        values = [int(lead.total_seconds()) for lead in leads]
-        return np.array(values, np.int64), "seconds"
 
     def _variable(self, group: Any, variable: Variable) -> None:
         sizes = {name: len(values) for name, (values, _) in self._coordinates().items()}
@@ -247,10 +252,3 @@ class ZarrWriter(TaskWriter):
     def add(self, step: int, fields: HostFields) -> Iterator[WriteJob]:
         """Yields the job that writes a step."""
         yield lambda: self.store.write(self.task, step, fields)
-
-
-def _seconds(date: Any) -> int:
-    """Seconds since 1970 in the date's own calendar."""
-    if isinstance(date, pd.Timestamp):
-        return int(date.value // 10**9)
-    return int(cftime.date2num(date, UNITS, calendar=date.calendar))

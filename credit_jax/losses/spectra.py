@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from pydantic import Field
 
-from credit_jax.losses.base import LOSSES, ChannelFields, ConfiguredLoss, Scalar
+from credit_jax.losses.base import LOSSES, ConfiguredLoss, Scalar
 from credit_jax.named_fields import FieldContext, FieldTree
 from credit_jax.physics.harmonics import legendre_functions, quadrature
 
@@ -112,7 +112,15 @@ class _ByDegree(ConfiguredLoss):
         # Legendre functions (lat, degree, order) times the weights of the rows.
         functions = legendre_functions(context.latitude, count)
         matrix = np.moveaxis(functions * row_weights, -1, 0)
-        pair = (_coefficients(field, matrix, context) for field in fields)
+        pair = []
+        for field in fields:
+            waves = jnp.fft.rfft(field, axis=-1, norm="forward")
+            waves = waves[..., : matrix.shape[-1]]
+            parts = jnp.stack([waves.real, waves.imag], axis=3)
+            local = context.local_rows(matrix.astype(parts.dtype))
+            terms = jnp.einsum("bctpym,ylm->bctplm", parts, local, precision="highest")
+            # A degree is a sum over the rows of all shards.
+            pair.append(context.row_sum(terms))
         by_degree = self.errors(*pair)
         weights = (np.arange(matrix.shape[1]) + 1.0) ** self.exponent
         weights = jnp.asarray(weights, by_degree.dtype)
@@ -170,20 +178,6 @@ def _mean(by_channel: Float[Array, " channel"], context: FieldContext) -> Scalar
     if context.channel_weights is not None:
         by_channel = by_channel * jnp.asarray(context.channel_weights)
     return by_channel.mean()
-
-
-def _coefficients(
-    field: ChannelFields,
-    matrix: Float[np.ndarray, "lat degree order"],
-    context: FieldContext,
-) -> Coefficients:
-    """Coefficients of whole fields, from the rows of all shards."""
-    orders = matrix.shape[-1]
-    waves = jnp.fft.rfft(field, axis=-1, norm="forward")[..., :orders]
-    parts = jnp.stack([waves.real, waves.imag], axis=3)
-    local = context.local_rows(matrix.astype(parts.dtype))
-    terms = jnp.einsum("bctpym,ylm->bctplm", parts, local, precision="highest")
-    return context.row_sum(terms)
 
 
 def _power(coefficients: Coefficients) -> ByDegree:

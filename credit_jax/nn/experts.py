@@ -99,7 +99,26 @@ class ExpertFeedForward(nnx.Module):
         logits = jnp.matmul(x.astype(wide), kernel, precision="highest")
         weights, chosen = choose_experts(logits, self.routing.top_k)
         if context.training:
-            self._note(logits, chosen, field, context)
+            # Means over the tokens of the global batch; padding rows would bias them.
+            real = jnp.broadcast_to(field.mask(), (*field.data.shape[:-1], 1))
+            real = real.reshape(-1, 1).astype(logits.dtype)
+            picked = jax.nn.one_hot(chosen, logits.shape[1], dtype=logits.dtype)
+            log_sum = jax.nn.logsumexp(logits, -1, keepdims=True)
+            tokens = jnp.concatenate(
+                [
+                    picked.mean(1),
+                    jax.nn.softmax(logits, -1),
+                    jnp.square(log_sum),
+                    jnp.ones_like(log_sum),
+                ],
+                1,
+            )
+            sums = sum_parts(jnp.sum(tokens * real, 0), context.axes.batch)
+            num = self.routing.num_experts
+            means = (sums[:-1] / sums[-1]).astype(self.load[...].dtype)
+            self.load[...] = means[:num]
+            self.probability[...] = means[num : 2 * num]
+            self.router_z[...] = means[2 * num]
         y = self._mixed(x, weights, chosen, field, context).reshape(skip.shape)
         if self.routing.shared:
             y = y + self.shared_down(gelu(self.shared_up(normal, context)), context)
@@ -169,31 +188,3 @@ class ExpertFeedForward(nnx.Module):
         low = (column * dispatch.choices + choice)[:, None] * self.hidden + unit[None]
         keep = keep_mask(context.key, high[:, None], low, self.dropout)
         return drop(units, keep, self.dropout)
-
-    def _note(
-        self,
-        logits: Float[Array, "tokens expert"],
-        chosen: Int[Array, "tokens choice"],
-        field: Field,
-        context: Context,
-    ) -> None:
-        """Stores means over all tokens of the global batch except padding rows."""
-        real = jnp.broadcast_to(field.mask(), (*field.data.shape[:-1], 1))
-        real = real.reshape(-1, 1).astype(logits.dtype)
-        picked = jax.nn.one_hot(chosen, logits.shape[1], dtype=logits.dtype)
-        log_sum = jax.nn.logsumexp(logits, -1, keepdims=True)
-        tokens = jnp.concatenate(
-            [
-                picked.mean(1),
-                jax.nn.softmax(logits, -1),
-                jnp.square(log_sum),
-                jnp.ones_like(log_sum),
-            ],
-            1,
-        )
-        sums = sum_parts(jnp.sum(tokens * real, 0), context.axes.batch)
-        num = self.routing.num_experts
-        means = (sums[:-1] / sums[-1]).astype(self.load[...].dtype)
-        self.load[...] = means[:num]
-        self.probability[...] = means[num : 2 * num]
-        self.router_z[...] = means[2 * num]

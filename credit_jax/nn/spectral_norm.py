@@ -117,36 +117,25 @@ def iterate(
     new = _iterated(weights, state, called, specs)
     several = {path: spec for path, spec in called.items() if spec.calls > 1}
     if several:
-        new |= _of_all_calls(weights, {p: new[p] for p in several}, several, specs)
+        # A single loop iterates all matrices as often as the most called one requires:
+        # a loop for each would be compiled by itself.
+        first = {p: new[p] for p in several}
+        turns = max(param_spec.calls for param_spec in several.values()) - 1
+        unroll = _unroll(turns, several, specs)
+
+        def again(last: Collection, _: None) -> tuple[Collection, Collection]:
+            new = _iterated(weights, last, several, specs)
+            return new, new
+
+        _, later = lax.scan(again, first, length=turns, unroll=unroll)
+
+        for name, pair in first.items():
+            dim = int(several[name].is_stacked)
+            calls = new[name] = dict[str, Array]()
+            for side, vector in pair.items():
+                both = jnp.concatenate([vector[None], later[name][side]])
+                calls[side] = jnp.moveaxis(both[: several[name].calls], 0, dim)
     return new
-
-
-def _of_all_calls(
-    weights: Weights,
-    first: Collection,
-    matrices: Mapping[str, ParamSpec],
-    specs: Mapping[str, PartitionSpec] | None,
-) -> Collection:
-    """Returns the vectors of every call, in a dim of calls, given those of the first.
-
-    A single loop iterates all matrices as often as the most called one requires.
-    """
-    turns = max(param_spec.calls for param_spec in matrices.values()) - 1
-    unroll = _unroll(turns, matrices, specs)
-
-    def again(last: Collection, _: None) -> tuple[Collection, Collection]:
-        new = _iterated(weights, last, matrices, specs)
-        return new, new
-
-    _, later = lax.scan(again, first, length=turns, unroll=unroll)
-
-    out: Collection = {path: {} for path in first}
-    for path, pair in first.items():
-        dim = int(matrices[path].is_stacked)
-        for side, vector in pair.items():
-            both = jnp.concatenate([vector[None], later[path][side]])
-            out[path][side] = jnp.moveaxis(both[: matrices[path].calls], 0, dim)
-    return out
 
 
 def _unroll(

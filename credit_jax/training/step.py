@@ -423,10 +423,6 @@ def _accumulate(
     factor = 1.0 if state.loss_scale is None else state.loss_scale.scale
     loss_parameters = {} if state.loss_state is None else state.loss_state.params
     variables: Trained = (weights, loss_parameters)
-
-    def scale(value: Scalar) -> Scalar:
-        return value * factor / accumulate
-
     forecast = ForecastLoss(
         model,
         rollout,
@@ -434,7 +430,7 @@ def _accumulate(
         state.packing,
         state.stored_params,
         frozen,
-        scale,
+        lambda value: value * factor / accumulate,
         measure,
         metrics,
     )

@@ -195,7 +195,7 @@ class FileSource(Source):
         for variable in self.variables():
             grid = self._grid(variable)
             space = as_values(grid.latitude), as_values(grid.longitude)
-            read_levels = variable.is_3d and axes.levels is None
+            read_levels = variable.dims == "3d" and axes.levels is None
             levels = variable.read_levels() if read_levels else None
             axes = axes.over(GridCoordinates(*space, levels, where=grid.where))
         return axes
@@ -232,7 +232,7 @@ class FileSource(Source):
             v.key: descriptive({**v.array.attrs, "units": v.unit})
             for v in self.variables()
         }
-        first_3d = next((v for v in self.variables() if v.is_3d), None)
+        first_3d = next((v for v in self.variables() if v.dims == "3d"), None)
         if first_3d is not None and first_3d.level_values is not None:
             coordinate = first_3d.opened.dataset.coords[first_3d.level_dim]
             about = descriptive(coordinate.attrs)
@@ -409,7 +409,7 @@ def open_files_source(
     for variable in source.variables():
         of_file = files[variable.field_type, variable.name]
         num_levels = variable.check(is_dated=of_file.are_dated)
-        if variable.is_3d:
+        if variable.dims == "3d":
             levels[variable.name] = num_levels
         if variable.field_type != "static" and variable.opened.times is not None:
             calendars.append(variable.opened.calendar)

@@ -94,10 +94,6 @@ class FileVariable:
         return None if change == (1.0, 0.0) else change
 
     @property
-    def is_3d(self) -> bool:
-        return self.dims == "3d"
-
-    @property
     def has_time_dim(self) -> bool:
         return self.opened.time_coord in self.array.dims
 
@@ -290,7 +286,7 @@ class FileVariable:
     def notes_on_levels(self) -> list[str]:
         """Returns the levels of the config that are read from another level."""
         values = self.config.level_values
-        if not self.is_3d or values is None or self.conventions.levels != "nearest":
+        if self.dims != "3d" or values is None or self.conventions.levels != "nearest":
             return []
         indices = self.level_indices()
         chosen = slice(None) if indices is None else indices
@@ -323,7 +319,7 @@ class FileVariable:
             chosen[space[0]] = slice(part.start, part.stop, part.step)
         if columns is not None:
             chosen[space[1]] = columns
-        if self.is_3d:
+        if self.dims == "3d":
             levels = self.level_indices()
             chosen = {
                 self.level_dim: slice(None) if levels is None else levels
@@ -331,7 +327,7 @@ class FileVariable:
         shape = tuple(
             np.arange(array.sizes[d])[part].size for d, part in chosen.items()
         )
-        return chosen, shape if self.is_3d else (1, *shape)
+        return chosen, shape if self.dims == "3d" else (1, *shape)
 
     def load(
         self,
@@ -348,7 +344,7 @@ class FileVariable:
             chosen: see `part`.
             out: the destination.
         """
-        to, dims = out if self.is_3d else out[:, 0], [*chosen]
+        to, dims = out if self.dims == "3d" else out[:, 0], [*chosen]
         if self.has_time_dim:
             time = self.opened.time_coord
             chosen = {time: slice(times.start, times.stop), **chosen}
@@ -385,7 +381,7 @@ class FileVariable:
         coordinates = self.opened.latitude, self.opened.longitude
         space = [None if c is None else str(c.dims[0]) for c in coordinates]
         space = space[:1] if self.is_unstructured else space
-        previous = [self.config.level_coord] if self.is_3d else []
+        previous = [self.config.level_coord] if self.dims == "3d" else []
         more = len(actual) > len(previous) + len(space)
         if more or (self.field_type != "static" and time in actual):
             previous = [time, *previous]
@@ -400,12 +396,12 @@ class FileVariable:
             names += [n or d for n, d in zip(space, _SPACE, strict=False)]
             raise ValueError(
                 f"{self._where} has dims ({', '.join(actual)}), expected "
-                f"({', '.join(names)}) for a {'3-D' if self.is_3d else '2-D'} "
+                f"({', '.join(names)}) for a {'3-D' if self.dims == '3d' else '2-D'} "
                 f"{self.field_type} variable; transpose the file, or set time_coord "
                 f"and level_coord of data.source.{self.source}"
             )
         count = 0
-        if self.is_3d:
+        if self.dims == "3d":
             indices = self.level_indices()
             count = array.sizes[self.level_dim] if indices is None else len(indices)
             expected = self.requested.levels

@@ -151,11 +151,7 @@ Depth = Annotated[int, Field(ge=0, le=MAX_DEPTH)]
 
 def repeated(count: int) -> Any:
     """Returns a validator of a tuple field: an integer is repeated `count` times."""
-
-    def repeat(value: Any) -> Any:
-        return (value,) * count if isinstance(value, int) else value
-
-    return BeforeValidator(repeat)
+    return BeforeValidator(lambda x: (x,) * count if isinstance(x, int) else x)
 
 
 Ends = Annotated[tuple[int, int], repeated(2)]

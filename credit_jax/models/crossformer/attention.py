@@ -183,20 +183,17 @@ class WindowAttention(nnx.Module):
             grid = window_grid(qkv, self.kind, self.window)
             mixed = window_attention(qkv.data, bias, grid)
         else:
-            return field.like(skip + self._mixed(field, context, bias).data)
+            # Without a kernel, as with dropout, windows are arrays of their own.
+            x = partition(field, self.kind, self.window)
+            if self.window == 1:
+                # The softmax over a single token is 1: only dropout and v are left.
+                v = jnp.swapaxes(self.to_qkv.values(x, context), 2, 3)
+                mixed = self._drop(jnp.ones_like(v[..., :1]), field, context) * v
+            else:
+                mixed = self._mix(self.to_qkv(x, context), bias, field, context)
+            out = self.to_out(jnp.swapaxes(mixed, 2, 3), context)
+            return field.like(skip + merge(out, field, self.kind, self.window).data)
         return field.like(skip + self.to_out(mixed, context))
-
-    def _mixed(self, field: Field, context: Context, bias: Any) -> Field:
-        """Returns the attention of the normalized field, without the residual."""
-        x = partition(field, self.kind, self.window)
-        if self.window == 1:
-            # The softmax over a single token is 1: only dropout and v are left of it.
-            v = jnp.swapaxes(self.to_qkv.values(x, context), 2, 3)
-            mixed = self._drop(jnp.ones_like(v[..., :1]), field, context) * v
-        else:
-            mixed = self._mix(self.to_qkv(x, context), bias, field, context)
-        out = self.to_out(jnp.swapaxes(mixed, 2, 3), context)
-        return merge(out, field, self.kind, self.window)
 
     def _mix_by_heads(
         self, field: Field, context: Context, bias: Bias, *, fuses: bool
