@@ -60,13 +60,6 @@ def scaled_offsets(window: IntPair) -> np.ndarray:
     return np.sign(table) * logs.astype(np.float32) / np.float32(math.log2(8))
 
 
-def token_offsets(window: IntPair) -> np.ndarray:
-    """Returns (h w, h w, 2), rows and columns from token j to token i of a window."""
-    grid = np.meshgrid(*map(np.arange, window), indexing="ij")
-    tokens = np.stack(grid, -1).reshape(-1, 2)
-    return tokens[:, None] - tokens[None, :]
-
-
 def beyond_edge(window: IntPair, shift: IntPair) -> tuple[np.ndarray, np.ndarray]:
     """Returns which pairs of tokens of an edge window come from opposite edges.
 

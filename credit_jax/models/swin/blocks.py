@@ -34,7 +34,6 @@ from credit_jax.ops.window_attention import (
     beyond_edge,
     pairs_of_offsets,
     scaled_offsets,
-    token_offsets,
 )
 from credit_jax.parallel.compiler import ATTENTION, FEED_FORWARD, POSITION_BIAS
 from credit_jax.parallel.domain.rearrange import roll_field
@@ -85,7 +84,10 @@ class PairBias(nnx.Module):
     @jax.named_scope(POSITION_BIAS)
     def __call__(self, context: Context) -> Float[Array, "heads tokens tokens"]:
         """Returns the bias of every pair of tokens of a window."""
-        offsets = token_offsets(self.window).astype(np.float32)
+        # Rows and columns from token j to token i: (tokens, tokens, 2).
+        grid = np.meshgrid(*map(np.arange, self.window), indexing="ij")
+        tokens = np.stack(grid, -1).reshape(-1, 2)
+        offsets = (tokens[:, None] - tokens[None, :]).astype(np.float32)
         logs = np.sign(offsets) * np.log(1 + np.abs(offsets))
         x = jnp.asarray(logs.reshape(-1, 2), self.hidden.kernel[...].dtype)
         x = jax.nn.relu(self.hidden(x))
