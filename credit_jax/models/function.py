@@ -170,8 +170,7 @@ class Function:
         for keys, leaf in leaves:
             path = jax.tree_util.keystr(keys, simple=True, separator="/")
             path = path.removesuffix("/value").removesuffix("/raw_value")
-            is_array = isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
-            if not (is_array and jnp.issubdtype(leaf.dtype, jnp.floating)):
+            if not _is_trained(leaf):
                 self.leaves.append((leaf,))
                 continue
             # Tied parameters are one array at several places.
@@ -186,6 +185,11 @@ class Function:
         return self.structure.unflatten(
             weights[leaf] if isinstance(leaf, str) else leaf[0] for leaf in self.leaves
         )
+
+
+def _is_trained(leaf: Any) -> bool:
+    is_array = isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+    return is_array and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def _check_variables(params: Any) -> None:
