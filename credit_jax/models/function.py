@@ -194,10 +194,11 @@ def _is_trained(leaf: Any) -> bool:
 
 def _check_variables(params: Any) -> None:
     """Checks that no variable changes in a forward pass."""
-    flat = jax.tree_util.tree_flatten_with_path(
-        params,
-        lambda x: isinstance(x, nnx.Variable) or type(x).__name__ in _CHANGING,
-    )[0]
+
+    def is_variable(node: Any) -> bool:
+        return isinstance(node, nnx.Variable) or type(node).__name__ in _CHANGING
+
+    flat = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_variable)[0]
     for keys, leaf in flat:
         path = jax.tree_util.keystr(keys, simple=True, separator="/")
         names = {*path.split("/"), type(leaf).__name__}
@@ -208,6 +209,14 @@ def _check_variables(params: Any) -> None:
                 "give statistics to `apply` as constants, in evaluation mode, and draw "
                 "with its argument rng"
             )
+
+
+def _param_spec(leaf: Any) -> ParamSpec:
+    """The spec of a leaf; of a matrix, so that it can have adapters."""
+    out = (leaf.ndim - 1,) if leaf.ndim in (2, 3) else None
+    return ParamSpec(
+        leaf.shape, (None,) * leaf.ndim, matrix_out=out, dtype=jnp.dtype(leaf.dtype)
+    )
 
 
 class _Body(nnx.Module):
@@ -238,26 +247,22 @@ class _Body(nnx.Module):
                 where = f"{self.call.__name__} of params and arrays {shapes}"
                 raise _user_error(where, error) from error
 
-        # Of (params, *arrays, rng): one that takes no key draws nothing.
-        kinds = (
-            inspect.Parameter.POSITIONAL_ONLY,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        )
-        parameters = inspect.signature(self.call).parameters.values()
-        if sum(argument.kind in kinds for argument in parameters) < len(arrays) + 2:
+        # Of (params, *arrays, rng).
+        if _num_positional(self.call) < len(arrays) + 2:
             return call(*arrays)
         key = context.key
         if noise and context.noise is not None:
             key = context.noise.key
         if key is None:
             return call(*arrays, None)
+
+        def of_sample(key: Array, *arrays: Array) -> Array:
+            return call(*(array[None] for array in arrays), key)[0]
+
         if not key.ndim:
             samples = context.samples(len(arrays[0]))
             key = jax.vmap(partial(jax.random.fold_in, key))(samples)
-        # Sample by sample, so that one draws the same in any batch and on any mesh.
-        return jax.vmap(lambda key, *x: call(*(a[None] for a in x), key)[0])(
-            key, *arrays
-        )
+        return jax.vmap(of_sample)(key, *arrays)
 
 
 def _user_error(what: str, error: Exception) -> ValueError:
@@ -275,16 +280,21 @@ def _user_error(what: str, error: Exception) -> ValueError:
     return ValueError(text)
 
 
+def _num_positional(call: Callable[..., Any]) -> int:
+    kinds = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
+    arguments = inspect.signature(call).parameters.values()
+    return sum(argument.kind in kinds for argument in arguments)
+
+
 class FunctionModule(nnx.Module):
     """A wrapped function as a module: `apply` of "x" with its parameters by path."""
 
     def __init__(self, make: Callable[[], Function], config: FunctionConfig) -> None:
         for path, leaf in _abstract(make).items():
-            # Declared as matrices where they may be, so that they can have adapters.
-            out = (leaf.ndim - 1,) if leaf.ndim in (2, 3) else None
-            dims, dtype = (None,) * leaf.ndim, jnp.dtype(leaf.dtype)
-            spec = ParamSpec(leaf.shape, dims, matrix_out=out, dtype=dtype)
-            setattr(self, path, from_param_spec(spec))
+            setattr(self, path, from_param_spec(_param_spec(leaf)))
         self.make, self.config = functools.cache(make), config
 
     @property
