@@ -447,7 +447,13 @@ class ParallelModel:
     def _output(self, prediction: Array, inputs: Mapping[str, Array]) -> Array:
         """Rounds a prediction to the output dtype, then casts to that of the inputs."""
         dtype = jnp.result_type(*inputs.values())
-        return self.parallel_config.precision.cast_output(prediction).astype(dtype)
+        y = self.parallel_config.precision.cast_output(prediction).astype(dtype)
+        field = Field(y, self.reducer.rows)
+        if not field.layout.has_padding:
+            return y
+        # The last layer may leave values there, by which a gradient of all rows of the
+        # global array would not be that of one device.
+        return jnp.where(field.mask(), y, jnp.zeros((), y.dtype))
 
     def _context(
         self,

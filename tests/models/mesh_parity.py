@@ -113,6 +113,8 @@ def run(
     with use_implementation(implementation):
         numbers = jax.jit(body)(params, model_state, place_batch(data, mesh))
         y, value, grads, new = jax.device_get(numbers)
+    # Of these rows a gradient of the whole global array is that of one device.
+    assert not y[..., model_def.image_height :, :].any()
     back = np.argsort(order)
     return y[back, ..., : model_def.image_height, :], value, grads, new
 
