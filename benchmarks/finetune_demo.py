@@ -27,9 +27,9 @@ from matplotlib.figure import Figure
 from benchmarks.report import Table, add_out_option, publish
 from credit_jax.config import Config, load_config
 from credit_jax.evaluation.scores import write_scores
+from credit_jax.extensions.plots.held_out import plan_held_out
 from credit_jax.extensions.plots.report import best_state
 from credit_jax.plan import plan_run
-from credit_jax.training.held_out import plan_held_out
 from credit_jax.training.records import read_records
 from credit_jax.training.setup import prepare
 

@@ -2,7 +2,6 @@
 
 from credit_jax.losses.base import (
     LOSSES,
-    CompositeLoss,
     ConfiguredLoss,
     Loss,
     PointwiseLoss,
@@ -14,7 +13,6 @@ from credit_jax.losses.errors import error_spread
 
 __all__ = [
     "LOSSES",
-    "CompositeLoss",
     "ConfiguredLoss",
     "Loss",
     "PointwiseLoss",

@@ -5,7 +5,6 @@ from credit_jax.metrics.scores import (
     ConfiguredMetric,
     Measure,
     Metrics,
-    Pair,
     build_metrics,
     parse_metrics,
 )
@@ -15,7 +14,6 @@ __all__ = [
     "ConfiguredMetric",
     "Measure",
     "Metrics",
-    "Pair",
     "build_metrics",
     "parse_metrics",
 ]

@@ -162,7 +162,7 @@ class Function:
                 )
         self.apply, self.loss = apply, loss
         leaves, self.structure = jax.tree_util.tree_flatten_with_path(params)
-        self.initial: Weights = {}
+        self.initial: dict[str, Any] = {}
         # A path of `initial`, or (constant,).
         self.leaves: list[str | tuple[Any]] = []
         _check_variables(params)
@@ -170,7 +170,8 @@ class Function:
         for keys, leaf in leaves:
             path = jax.tree_util.keystr(keys, simple=True, separator="/")
             path = path.removesuffix("/value").removesuffix("/raw_value")
-            if not _is_trained(leaf):
+            is_array = isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+            if not is_array or not jnp.issubdtype(leaf.dtype, jnp.floating):
                 self.leaves.append((leaf,))
                 continue
             # Tied parameters are one array at several places.
@@ -187,18 +188,14 @@ class Function:
         )
 
 
-def _is_trained(leaf: Any) -> bool:
-    is_array = isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
-    return is_array and jnp.issubdtype(leaf.dtype, jnp.floating)
-
-
 def _check_variables(params: Any) -> None:
     """Checks that no variable changes in a forward pass."""
-
-    def is_variable(node: Any) -> bool:
-        return isinstance(node, nnx.Variable) or type(node).__name__ in _CHANGING
-
-    flat = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_variable)[0]
+    flat, _ = jax.tree_util.tree_flatten_with_path(
+        params,
+        is_leaf=lambda node: (
+            isinstance(node, nnx.Variable) or type(node).__name__ in _CHANGING
+        ),
+    )
     for keys, leaf in flat:
         path = jax.tree_util.keystr(keys, simple=True, separator="/")
         names = {*path.split("/"), type(leaf).__name__}
@@ -209,14 +206,6 @@ def _check_variables(params: Any) -> None:
                 "give statistics to `apply` as constants, in evaluation mode, and draw "
                 "with its argument rng"
             )
-
-
-def _param_spec(leaf: Any) -> ParamSpec:
-    """The spec of a leaf; of a matrix, so that it can have adapters."""
-    out = (leaf.ndim - 1,) if leaf.ndim in (2, 3) else None
-    return ParamSpec(
-        leaf.shape, (None,) * leaf.ndim, matrix_out=out, dtype=jnp.dtype(leaf.dtype)
-    )
 
 
 class _Body(nnx.Module):
@@ -248,7 +237,9 @@ class _Body(nnx.Module):
                 raise _user_error(where, error) from error
 
         # Of (params, *arrays, rng).
-        if _num_positional(self.call) < len(arrays) + 2:
+        parameters = inspect.signature(self.call).parameters.values()
+        named = [p for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD]
+        if len(named) < len(arrays) + 2:
             return call(*arrays)
         key = context.key
         if noise and context.noise is not None:
@@ -280,21 +271,21 @@ def _user_error(what: str, error: Exception) -> ValueError:
     return ValueError(text)
 
 
-def _num_positional(call: Callable[..., Any]) -> int:
-    kinds = (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    )
-    arguments = inspect.signature(call).parameters.values()
-    return sum(argument.kind in kinds for argument in arguments)
-
-
 class FunctionModule(nnx.Module):
     """A wrapped function as a module: `apply` of "x" with its parameters by path."""
 
     def __init__(self, make: Callable[[], Function], config: FunctionConfig) -> None:
-        for path, leaf in _abstract(make).items():
-            setattr(self, path, from_param_spec(_param_spec(leaf)))
+        try:
+            # Without a device, where that is possible.
+            leaves: Mapping[str, Any] = jax.eval_shape(lambda: make().initial)
+        except jax.errors.JAXTypeError:
+            leaves = make().initial
+        for path, leaf in leaves.items():
+            # Of a matrix, so that it can have adapters.
+            out = (leaf.ndim - 1,) if leaf.ndim in (2, 3) else None
+            dims, dtype = (None,) * leaf.ndim, jnp.dtype(leaf.dtype)
+            spec = ParamSpec(leaf.shape, dims, matrix_out=out, dtype=dtype)
+            setattr(self, path, from_param_spec(spec))
         self.make, self.config = functools.cache(make), config
 
     @property
@@ -345,14 +336,6 @@ class FunctionModule(nnx.Module):
                 + (", (batch, channel, time, lat, lon)" if len(shape) > 1 else "")
             )
         return result.astype(x.dtype)
-
-
-def _abstract(make: Callable[[], Function]) -> Mapping[str, Any]:
-    """Shapes and dtypes of the parameters, without a device where that is possible."""
-    try:
-        return jax.eval_shape(lambda: make().initial)
-    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
-        return make().initial
 
 
 def _of_factory(factory: Callable[..., Any]) -> ModelEntry:

@@ -10,11 +10,11 @@ import pytest
 import xarray as xr
 
 from credit_jax.config import build_config
+from credit_jax.extensions.plots import held_out
+from credit_jax.extensions.plots.held_out import held_out_starts, plan_held_out
 from credit_jax.forecast import Forecaster
 from credit_jax.named_fields import latitude_weights
 from credit_jax.plan import plan_run
-from credit_jax.training import held_out
-from credit_jax.training.held_out import held_out_starts, plan_held_out
 from credit_jax.training.setup import prepare
 from tests.support import assert_close
 from tests.training.tiny import tiny_config
