@@ -151,10 +151,10 @@ print(*sorted(name for name in sys.modules if "credit_jax.extensions.noaa." in n
         [sys.executable, "-c", text], capture_output=True, text=True, check=True
     )
     assert "dataset type 'hrr' is not available; there are: local, " in done.stdout
-    assert "goes, gfs, gefs, hrrr, hrrr_nat, hrrr_subh" in done.stdout
+    assert "gefs, gfs, goes, hrrr, hrrr_nat, hrrr_subh" in done.stdout
     assert "source.a.no: unknown key" in done.stdout
     noaa = "credit_jax.extensions.noaa"
-    modules = f"{noaa}.grib {noaa}.hrrr {noaa}.sections"
+    modules = f"{noaa}.hrrr {noaa}.sections"
     assert done.stdout.endswith(f"credit_jax.extensions.noaa.hrrr\n{modules}\n")
 
 

@@ -109,7 +109,6 @@ SENT = {
     "batch norm": {"all-reduce": 2},
     "batch norm, evaluation": {},
     "global mean": {"all-reduce": 1},
-    "global max": {"all-reduce": 3},
     "mean over lat": {"all-reduce": 1},
     "mean over lon": {},
     "coordinate attention": {"all-reduce": 1, "all-gather": 1},
