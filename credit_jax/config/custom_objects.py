@@ -141,7 +141,7 @@ def offered_objects(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def absolute_paths(section: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a `custom_objects` section that can be read from any working folder."""
     return {
-        name: {**keys, "module_path": _absolute(keys["module_path"])}
+        name: {**keys, "module_path": absolute_module(keys["module_path"])}
         for name, keys in section.items()
     }
 
@@ -174,14 +174,14 @@ def _reference(custom: CustomObject, name: str, package: Path | None) -> _Refere
                 )
     if not is_file:
         return _Reference(module, attribute)
-    file = Path(_absolute(module))
+    file = Path(absolute_module(module))
     if not file.is_file():
         raise ValueError(f"module_path: there is no file {file}")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     return _Reference(str(file), attribute, digest)
 
 
-def _absolute(module_path: str) -> str:
+def absolute_module(module_path: str) -> str:
     """The absolute path of a file; the name of a module stays."""
     if not module_path.endswith(_PYTHON):
         return module_path

@@ -14,7 +14,11 @@ import yaml
 from credit_jax.config.base import ConfigError, ConfigWarning, StrictModel, parse
 from credit_jax.config.config import Config, section_conflicts
 from credit_jax.config.credit_keys import NEVER_READ
-from credit_jax.config.custom_objects import SECTION, register_objects
+from credit_jax.config.custom_objects import (
+    SECTION,
+    absolute_module,
+    register_objects,
+)
 from credit_jax.config.data import DataConfig
 from credit_jax.config.messages import got
 from credit_jax.config.yaml_file import parse_yaml, read_yaml
@@ -248,20 +252,20 @@ def _with_function(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
     if ":" not in kind:
         return mapping
     module, _, name = kind.rpartition(":")
-    if module.endswith(".py"):
-        # A run is opened in other folders, too.
-        module = str(Path(module).expanduser().absolute())
-        kind = f"{module}:{name}"
+    # A run is opened in other folders, too.
+    module = absolute_module(module)
+    kind = f"{module}:{name}"
     keys = {"object_type": "model", "module_path": module, "module_name": name}
     objects = {kind: keys, **(mapping.get(SECTION) or {})}
     if mapping.get("data"):
         data = parse(DataConfig, mapping["data"], "data")
-        unknown = [
-            f"data.source.{name} names no levels"
-            for name, levels in data.num_levels(0).items()
-            if not levels and data.channel_counts(1) != data.channel_counts(2)
-        ]
-        if unknown and "levels" not in model:
+        needs_levels = data.channel_counts(1) != data.channel_counts(2)
+        if needs_levels and "levels" not in model:
+            unknown = [
+                f"data.source.{name} names no levels"
+                for name, levels in data.num_levels(0).items()
+                if not levels
+            ]
             problem = f"model.levels: missing; {', '.join(unknown)}: give their number"
             raise ConfigError([problem], kind)
         counts = data.channel_counts(model.get("levels") or 1)

@@ -199,7 +199,8 @@ def score_files(
             start_sums = ScoreSums.of_start(files.starts[number], leads)
             if folder is not None:
                 start_sums.save(path_of_sums(folder, files.starts[number]))
-            total = start_sums if total is None else total.merge(start_sums)
+            else:
+                total = start_sums if total is None else total.merge(start_sums)
             progress(done + 1)
     finally:
         reader.close()

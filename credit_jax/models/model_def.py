@@ -210,7 +210,7 @@ class ModelDef:
             return problems
         if self.config.only_data_parallel:
             try:
-                self._trace(Context())
+                _ = self.num_blocks  # traces the function, once
             except ValueError as error:
                 return [str(error)]
         indivisible = {

@@ -376,10 +376,7 @@ class ParallelModel:
             key: typed PRNG key of dropout and noise, equal on all devices.
             num_members: as for `local_forward`.
         """
-        noise = Noise(jax.random.fold_in(key, NOISE))
-        context = self._context(
-            inputs, num_members, interleaved=True, key=key, noise=noise
-        )
+        context = self._training_context(inputs, num_members, key)
         y, batch_stats = self._forward(params, model_state, inputs, context)
         vectors = spectral_norm.after_calls(
             model_state[SPECTRAL_NORM], self.model_def.matrices
@@ -402,10 +399,7 @@ class ParallelModel:
             params, model_state, key, num_members: as for `local_training_forward`.
             x, y: local samples of input and target.
         """
-        noise = Noise(jax.random.fold_in(key, NOISE))
-        context = self._context(
-            {"x": x}, num_members, interleaved=True, key=key, noise=noise
-        )
+        context = self._training_context({"x": x}, num_members, key)
         module = self.model_def.bind(self._weights(params, model_state))
         return module.losses(x, y, context)
 
@@ -454,6 +448,14 @@ class ParallelModel:
         # The last layer may leave values there, by which a gradient of all rows of the
         # global array would not be that of one device.
         return jnp.where(field.mask(), y, jnp.zeros((), y.dtype))
+
+    def _training_context(
+        self, inputs: Mapping[str, Array], num_members: int, key: Array
+    ) -> Context:
+        noise = Noise(jax.random.fold_in(key, NOISE))
+        return self._context(
+            inputs, num_members, interleaved=True, key=key, noise=noise
+        )
 
     def _context(
         self,

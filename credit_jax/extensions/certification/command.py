@@ -45,6 +45,7 @@ from credit_jax.extensions.certification.random_files import fit_scalers, write_
 from credit_jax.extensions.certification.small_config import (
     MAX_ACCUMULATED,
     certified_mapping,
+    dims_of_config,
     for_any_mesh,
 )
 from credit_jax.extensions.certification.subject import (
@@ -65,8 +66,6 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build, parse_model
 from credit_jax.packages.package import open_artifact
 from credit_jax.parallel.compiler import CACHE_HELP
-from credit_jax.parallel.mesh.devices import required_devices
-from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan import plan_run
 
 _NOT_CERTIFIED = (
@@ -163,9 +162,7 @@ def _names(args: Certify) -> list[str] | None:
 
 def _mesh_of(config: Config) -> str:
     """The mesh that a config names; one device if it is too large to be simulated."""
-    parallelism = config.trainer.parallelism
-    count = config.trainer.num_devices or required_devices(parallelism)
-    dims = ParallelDims.from_config(parallelism, count)
+    dims = dims_of_config(config)
     return name_of(dims) if dims.world_size <= MAX_DEVICES else ONE_DEVICE
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from credit_jax.config import build_config
+from credit_jax.config import Config, build_config
 from credit_jax.config.custom_objects import SECTION, absolute_paths, is_registered
 from credit_jax.config.finetune import finetune_of
 from credit_jax.config.sources.source import SourceConfig
@@ -244,6 +244,11 @@ def _num_ranks(mapping: Mapping[str, Any]) -> int | None:
         return None
     # Ranks train on the same samples with other members, as in CREDIT: their number is
     # part of the function.
+    return min(dims_of_config(config).batch_size, MAX_RANKS)
+
+
+def dims_of_config(config: Config) -> ParallelDims:
+    """The degrees of the mesh that a config names."""
     parallelism = config.trainer.parallelism
     count = config.trainer.num_devices or required_devices(parallelism)
-    return min(ParallelDims.from_config(parallelism, count).batch_size, MAX_RANKS)
+    return ParallelDims.from_config(parallelism, count)

@@ -430,8 +430,8 @@ def _fit_blocks(
             path = parts.save(written[0], collected, count)
             display.message(f"{count} samples: {path}")
             return [path]
-        names = [name for _, name, each in results(plan, collected) if each.count.any()]
-        if empty := [n for _, n, _ in results(plan, collected) if n not in names]:
+        fitted = results(plan, collected)
+        if empty := [name for _, name, each in fitted if not each.count.any()]:
             raise ValueError(
                 f"{', '.join(empty)}: no value but NaN in {count} samples; leave "
                 "it out, or repair the data"
