@@ -25,7 +25,7 @@ from benchmarks.accelerator.kernels import (
 )
 from benchmarks.accelerator.operations import operations
 from benchmarks.accelerator.overlap import summary, transfers
-from benchmarks.accelerator.program import parse, shapes_of
+from benchmarks.accelerator.program import Shape, parse, shapes_of
 from benchmarks.accelerator.roofline import Work, total, work_by
 from benchmarks.accelerator.targets import TARGETS
 from benchmarks.compiled_step import SMALL_MODEL, trace_step
@@ -37,6 +37,27 @@ from credit_jax.parallel.rows.exchange import HALO
 from tests.benchmarks.programs import EXCERPT
 
 
+def test_instructions_in_the_order_of_their_schedule():
+    program = parse(EXCERPT)
+    assert list(program.computations) == ["fused_slice", "fused_update", "body", "main"]
+    entry = program.computations[program.entry]
+    opcodes = [i.opcode for i in entry.values() if i.opcode != "parameter"]
+    assert opcodes == [
+        "custom-call",
+        "custom-call",
+        "while",
+        "collective-permute",
+        "custom-call",
+    ]
+    loop = entry["while.444"]
+    assert (loop.called, loop.trips, loop.operands) == ("body", 5, ("p3",))
+    convolution = entry["cudnn-conv.23"]
+    assert convolution.operands == ("p0", "p1")
+    assert convolution.op_name == "jit(step)/jvp(embedding)/conv_general_dilated"
+    assert entry["p3"].shapes[2] == Shape("bf16", (5, 512, 32))
+    assert entry["cudnn-conv-bw-filter.22"].is_root
+
+
 def test_a_loop_of_unknown_length_is_an_error():
     text = EXCERPT.replace("known_trip_count", "something")
     loop = parse(text).computations["main"]["while.444"]
@@ -44,10 +65,18 @@ def test_a_loop_of_unknown_length_is_an_error():
         _ = loop.trips
 
 
+def test_text_that_is_no_program():
+    with pytest.raises(ValueError, match="no ENTRY"):
+        parse("module @jit_step {}")
+
+
 def test_layouts_of_a_tpu():
     shapes = shapes_of("(f32[8,128]{1,0:T(8,128)S(1)}, bf16[4,16]{1,0:T(8,128)(2,1)})")
     assert [s.size for s in shapes] == [4096, 128]
     assert [s.bytes for s in shapes] == [0, 128]
+
+
+# Kernels: their parts, bytes and times.
 
 
 H100 = TARGETS["h100"]
@@ -59,9 +88,26 @@ def found():
     return {kernel.name: kernel for kernel in kernels(parse(EXCERPT))}
 
 
+def test_collectives_and_loops_are_no_kernels(found):
+    assert set(found) == {
+        "cudnn-conv.23",
+        "cudnn-conv-bw-input.20",
+        "cudnn-conv-bw-filter.22",
+        "custom-call.15",
+        "loop_dynamic_slice_fusion",
+        "loop_dynamic_update_slice_fusion",
+    }
+    assert found["custom-call.15"].times == 5
+    assert found["cudnn-conv.23"].times == 1
+
+
 def test_bytes_of_slices_and_updates_in_place(found):
     assert found["loop_dynamic_slice_fusion"].bytes == 2 * 2 * ROW + 4
     assert found["loop_dynamic_update_slice_fusion"].bytes == 2 * 4 * ROW + 4
+
+
+def test_the_workspace_of_a_library_is_not_moved(found):
+    assert found["custom-call.15"].bytes == 2 * 2 * ROW + 4 * ROW
 
 
 def test_part_and_phase(found):
@@ -100,6 +146,9 @@ def test_every_part_of_a_step_has_its_scope():
     assert not missing, f"nothing in the step is in the scopes {missing}"
 
 
+# Operations of products and convolutions, compiled against traced.
+
+
 def _counted(text):
     program = parse(text)
     return sum(
@@ -116,6 +165,12 @@ def test_a_convolution_of_a_library_and_its_gradients():
     forward = 2 * 32 * 32 * 6 * 4 * 4 * 6
     for name in ("cudnn-conv.23", "cudnn-conv-bw-input.20", "cudnn-conv-bw-filter.22"):
         assert operations(program, entry, entry[name]) == forward, name
+
+
+def test_a_product_of_a_library():
+    program = parse(EXCERPT)
+    body = program.computations["body"]
+    assert operations(program, body, body["custom-call.15"]) == 2 * 512 * 32 * 32
 
 
 def _product(a, b):
@@ -155,6 +210,9 @@ dim_labels=b0f_0io->b0f
 }
 """
     assert _counted(text) == 2 * (4 * 3 - 2)
+
+
+# Collectives and the kernels that overlap with them.
 
 
 H100_OVERLAP = TARGETS["h100"]
@@ -265,6 +323,9 @@ def test_a_collective_in_a_computation_that_is_started_is_no_kernel():
     assert sent.collective.sent == 7 / 8 * 4 * 16 * 64
 
 
+# Float8 products counted in traces and in compiled programs.
+
+
 PROGRAM = """HloModule step, is_scheduled=true
 
 %gemm (a: f8e4m3fn[8,16], b: f8e4m3fn[16,32]) -> f32[8,32] {
@@ -322,6 +383,9 @@ def test_products_of_a_trace() -> None:
 
     looped = jax.make_jaxpr(lambda x: jax.lax.scan(body, x, length=3))(x)
     assert traced_products(looped) == 1, "one within a loop counts once"
+
+
+# The report of compiled programs, and the comparison with an older one.
 
 
 FOUND = {
@@ -392,6 +456,9 @@ def test_a_program_that_grew_fails(run, tmp_path, capsys):
 def _written(path, report):
     path.write_text(json.dumps(report))
     return str(path)
+
+
+# CREDIT's eager step, counted on meta tensors.
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +17,15 @@ import numpy as np
 import pytest
 
 from benchmarks.accelerator.targets import TARGETS
-from benchmarks.gpu import bounds, draws, models, records, training
+from benchmarks.gpu import bounds, draws, models, records, training, wheels
 from benchmarks.gpu.__main__ import PARTS
 from benchmarks.gpu.bounds import joined
 from benchmarks.gpu.models import KERNELS, PLAIN
 from benchmarks.gpu.records import Setting
-from benchmarks.gpu.runner import ROOT, Job, Runner
+from benchmarks.gpu.runner import ROOT, Job, Runner, any_left
 from benchmarks.gpu.turns import alone
+from benchmarks.speed.cases import make_case
+from credit_jax.models.conversion import from_state_dict, to_state_dict
 
 # What each table says of a rehearsal.
 ROWS = {
@@ -77,6 +80,9 @@ def test_every_part_runs_and_nothing_runs_twice(tmp_path: Path) -> None:
     again = rehearse(out)
     assert again.returncode == 0, again.stdout + again.stderr
     assert files == {path: path.stat().st_mtime_ns for path in files}
+
+
+# The profile of a step joined with its program.
 
 
 PROGRAM = """
@@ -155,6 +161,42 @@ def test_the_streams_of_a_gpu_count_alone(tmp_path: Path, monkeypatch) -> None:
     }
 
 
+def test_bounds_are_of_the_measured_rates(tmp_path: Path) -> None:
+    setting = Setting(tmp_path)
+    assert bounds.target_of(setting) == H100
+    found = {"copy": 3e12, "bfloat16, default": 7e14}
+    record = {"status": records.DONE, "result": found}
+    records.write(tmp_path, "device", "ceilings", record)
+    target = bounds.target_of(setting)
+    assert (target.bandwidth, target.peak) == (3e12, 7e14)
+
+
+# Draws that are the same everywhere, and sketches that keep distances.
+
+
+def test_draws_are_those_of_the_committed_values() -> None:
+    """Other numbers would make `models.npz` and `training.json` wrong."""
+    found = draws.uniform("input x", (4,))
+    assert found.dtype == np.float32
+    expected = [-1.4752376, -0.63788068, 0.6199926, -1.55740082]
+    np.testing.assert_array_equal(found, np.array(expected, np.float32))
+
+
+def test_a_drawn_state_has_no_constant_weights() -> None:
+    model_def = make_case("tiny", "fuxi").model_def
+    state = draws.drawn_state(model_def)
+    assert state.keys() == to_state_dict(*(model_def, *_weights(model_def))).keys()
+    for name, array in state.items():
+        if array.dtype.kind == "f" and array.size > 8:
+            assert np.unique(array).size > array.size / 2, name
+    for name in (name for name in state if name.endswith(("weight_u", "weight_v"))):
+        assert np.linalg.norm(state[name]) == pytest.approx(1)
+
+
+def _weights(model_def):
+    return from_state_dict(model_def, draws.drawn_state(model_def))
+
+
 def test_sketches_are_linear_and_keep_norms(rng) -> None:
     a, b = rng.normal(size=(2, 40, 500))
     sketch = draws.sketch("name", a)
@@ -185,6 +227,9 @@ def test_distances_say_what_differs(rng) -> None:
         assert draws.distance(other, expected) == np.inf
 
 
+# The committed values of CREDIT: how they are made, and what is not right.
+
+
 @pytest.mark.slow
 @pytest.mark.reference
 @pytest.mark.filterwarnings("ignore")
@@ -211,6 +256,9 @@ def test_a_wrong_prediction_or_gradient_is_not_right() -> None:
         wrong = {**values, key: values[key] * 1.01}
         again = models.distances("debugger", wrong, plain=True)
         assert again[name] > models.TOLERANCES[name]
+
+
+# Processes with time limits: what they found is kept, whatever happens to them.
 
 
 # A part whose items do what their names say.
@@ -266,6 +314,12 @@ def record(runner: Any, item: str) -> records.Record:
     return found
 
 
+def test_results_are_kept(runner: Any) -> None:
+    run(runner, "a", "b c, d")
+    assert runner.report == [("a", records.DONE), ("b c, d", records.DONE)]
+    assert record(runner, "b c, d")["result"] == {"item": "b c, d", "size": "demo"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("item", "status", "word"),
@@ -311,6 +365,22 @@ def assert_ended(pid: int) -> None:
     assert state == "Z"
 
 
+def left(runner: Any, *items: str) -> Sequence[str]:
+    return any_left(runner.setting, "fake", items)
+
+
+def test_what_is_wrong_is_run_again_by_the_next_call(tmp_path: Path) -> None:
+    setting = Setting(tmp_path)
+    for item, right in (("a", True), ("b", False)):
+        record = {"status": records.DONE, "result": {"right": right}}
+        records.write(tmp_path, "fake", item, record)
+    assert any_left(setting, "fake", ["a", "b"]) == []
+    assert any_left(setting, "fake", ["a", "b"], wrong=True) == ["b"]
+
+
+# Losses beside those of a CPU.
+
+
 @pytest.mark.slow
 def test_the_committed_losses_are_those_of_the_demo_as_it_is() -> None:
     kept = json.loads(training.LOSSES.read_text())["losses"][training.DEMO]
@@ -335,6 +405,9 @@ KEPT = {KERNELS: [1.0, 0.5, 0.25], PLAIN: [1.0, 0.5 + 1e-5, 0.25]}
 )
 def test_losses_are_right_near_those_of_the_cpu(found, right) -> None:
     assert training.compared(found, KEPT)["right"] is right
+
+
+# What is timed runs alone: processes of other items stand still meanwhile.
 
 
 def state(pid: int) -> str:
@@ -370,3 +443,22 @@ def test_others_are_stopped_and_continue(tmp_path: Path) -> None:
     finally:
         other.kill()
         other.wait()
+
+
+# The wheels for a machine without a network.
+
+
+def test_the_stub_installs_and_imports(tmp_path: Path) -> None:
+    stub = wheels.write_stub(tmp_path)
+    site = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    more = ["--disable-pip-version-check", "--target", str(site), str(stub)]
+    subprocess.run([*pip, *more], check=True)
+    code = (
+        "from torch_harmonics import RealSHT, InverseRealSHT\n"
+        "from torch_harmonics.quadrature import clenshaw_curtiss_weights\n"
+        f"import torch_harmonics as t; assert t.__file__.startswith({str(site)!r})"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(site)}
+    )

@@ -10,19 +10,35 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.accelerator import own_kernels
+from benchmarks.accelerator import own_kernels, ptx
 from benchmarks.accelerator.cases import cases
 from benchmarks.accelerator.compile_cases import DEFINITION, KERNEL, function_name
 from benchmarks.accelerator.limits import (
     Launch,
     Resources,
+    launches,
     limits,
     programs_at_once,
     resources,
 )
 from benchmarks.accelerator.ptx import Work, parse
 from benchmarks.accelerator.targets import TARGETS
-from tests.benchmarks.programs import LOG, POWERS, PRODUCT
+from credit_jax import kernels
+from tests.benchmarks.programs import LOG, METADATA, POWERS, PRODUCT, SEQUENCE
+
+# An operation of `kernels.gpu` that is no case of its own, but part of
+# `layer_norm_and_skip`.
+WITHIN = {"layer_norm"}
+
+
+def test_names_are_unique_and_operations_those_of_the_models() -> None:
+    for size in ("025deg", "small"):
+        names = [case.name for case in cases(size)]
+        assert len(set(names)) == len(names)
+    operations = {case.operation for case in cases("025deg")}
+    assert operations == {case.operation for case in cases("small")}
+    for operation in operations | WITHIN:
+        assert callable(getattr(kernels, operation))
 
 
 @pytest.mark.slow(but=["small"])
@@ -36,6 +52,9 @@ def test_kernels_have_the_types_of_their_definitions(size: Any) -> None:
                 for function in (case.interpreted, case.definition, case.kernel)
             )
             assert found == expected == compiled, f"{case.name}, {dtype}"
+
+
+# Instructions of kernels, counted in their PTX.
 
 
 # In the loop of two turns: two loads of four values, eight powers and eight sums, five
@@ -64,6 +83,12 @@ def test_operations_of_matrix_instructions() -> None:
     assert not parse(PRODUCT).is_pipelined
 
 
+def test_what_depends_on_the_thread_is_not_known() -> None:
+    guarded = POWERS.replace("mov.u32  %r1, %ctaid.x", "mov.u32  %r1, %tid.y")
+    assert guarded != POWERS
+    assert parse(guarded).work((1, 0, 0)).special == TURNS * 8 + 4, "not taken"
+
+
 def test_copies_behind_the_last_turn_read_nothing() -> None:
     copy = "cp.async.cg.shared.global [ %r12 + 0 ], [ %rd5 + 0 ], 0x10, %r99;\n"
     loop = "$L__BB0_1:\n"
@@ -72,6 +97,16 @@ def test_copies_behind_the_last_turn_read_nothing() -> None:
         more = parse(text).work((0, 0, 0)).requested
         assert more - parse(POWERS).work((0, 0, 0)).requested == times * 32 * 16
         assert parse(text).is_pipelined
+
+
+def test_a_program_without_an_end_is_refused(monkeypatch: Any) -> None:
+    monkeypatch.setattr(ptx, "_MOST", 100_000)
+    endless = POWERS.replace("setp.ne.b32  %p1, %r36, 6400", "setp.ne.b32  %p1, 0, 1")
+    with pytest.raises(ValueError, match="powers_0_flops: a program with no end"):
+        parse(endless).work((0, 0, 0))
+
+
+# What limits a kernel on a GPU.
 
 
 H100, A100 = TARGETS["h100"], TARGETS["a100"]
@@ -87,6 +122,14 @@ def test_what_ptxas_says() -> None:
     }
     with pytest.raises(ValueError, match="nothing of the registers of linear"):
         resources("ptxas info : Function properties for linear\n  0 bytes stack")
+
+
+def test_launches_have_the_names_of_instructions() -> None:
+    found = launches(SEQUENCE, METADATA)
+    assert list(found) == ["loop_pad_fusion", "pallas_call.3"]
+    attention = found["pallas_call.3"]
+    assert attention == Launch("window_attention_backward", (66, 4, 1), 256, 98304)
+    assert (attention.programs, attention.warps) == (264, 8)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +175,16 @@ def test_the_resource_that_is_needed_longest_is_the_bound() -> None:
     assert _limits(powers, 1e9) == ("special functions", pytest.approx(1e-3))
     reads = Work(requested=CHIP.cache_bandwidth * 1e-3 / warps)
     assert _limits(reads, 1e9) == ("L2", pytest.approx(1e-3))
+
+
+def test_a_program_must_fit() -> None:
+    launch = Launch("kernel", (1,), 256, 200 * 1024)
+    assert limits(launch, SMALL, Work(), 1.0, H100, pipelined=False).at_once == 1
+    with pytest.raises(ValueError, match="fits into no multiprocessor of a100"):
+        limits(launch, SMALL, Work(), 1.0, A100, pipelined=False)
+
+
+# The report of own kernels, from what XLA and ptxas wrote.
 
 
 CASE, DTYPE = cases("025deg")[0].name, "bfloat16"

@@ -57,6 +57,30 @@ def test_bytes_of_each_kind():
         assert found.sent == expected, f"{kind}: {found}"
 
 
+def test_collectives_of_a_loop_count_as_often_as_it_runs():
+    def body(x):
+        def step(x, _):
+            return lax.ppermute(x, "domain", [(0, 1), (1, 0)]) * 2.0, None
+
+        return lax.scan(step, x, length=5)[0]
+
+    spec = PartitionSpec("domain")
+    (found,) = collectives(_compile(body, make_mesh(domain=2), spec))
+    assert found.times == 5
+
+
+def test_axes_of_groups():
+    mesh = {"dp_shard": 2, "tp": 2, "domain": 2}
+    cases = {
+        (0, 1): ("domain",),
+        (1, 3): ("tp",),
+        (0, 4): ("dp_shard",),
+        (0, 1, 4, 5): ("dp_shard", "domain"),
+    }
+    for members, expected in cases.items():
+        assert Collective("all-reduce", 4, members, 1).axes(mesh) == expected
+
+
 @pytest.mark.parametrize(
     ("text", "members"),
     [
@@ -74,6 +98,9 @@ def test_groups_are_read_however_they_are_written(text, members):
     }}"""
     (found,) = collectives(hlo)
     assert found.members == members
+
+
+# Communication volume of a training step.
 
 
 def test_a_purpose_for_everything_that_moves():
@@ -128,6 +155,9 @@ def test_volume_of_one_mesh(tmp_path):
     assert ratio[EXCHANGE] == 1.0, "long attention moves more than its two exchanges"
 
 
+# Step times derived from the costs of compiled programs.
+
+
 def _program(mesh, step, waits, *, over_domain=False):
     return {
         "mesh": mesh,
@@ -173,6 +203,9 @@ def test_parameters_over_domain_send_an_eighth_to_other_nodes(tmp_path):
     within = 7 / 8 * 2 * build(SMALL_MODEL).num_parameters / 450e9
     print(f"{found[0]:.2e} s, shared {found[1]:.2e} s, of it {within:.2e} in the node")
     assert found[1] - within == pytest.approx(found[0] / 8, rel=0.1)
+
+
+# Memory of a training step.
 
 
 @pytest.mark.slow

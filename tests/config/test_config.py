@@ -128,6 +128,9 @@ def test_float8_needs_a_wide_format():
     assert precision_of(config.trainer).float8 is None
 
 
+# Dates of configs and of command lines: ISO 8601 alone.
+
+
 @pytest.mark.parametrize(
     ("given", "label"),
     [
@@ -149,6 +152,9 @@ def test_dates_of_iso_8601(given, label):
     assert date_label(given) == pd.Timestamp(label)
 
 
+# Texts that are no configs: one error, in little time and memory.
+
+
 @pytest.mark.parametrize("name", [*TEXTS][5:-1])
 def test_an_error_at_once(name):
     began = time.process_time()
@@ -168,6 +174,9 @@ def test_the_home_folder(monkeypatch):
     monkeypatch.setenv("HOME", "/home/someone")
     config = load_config("configs/demo.yaml", ["save_loc=~/runs/a~b"])
     assert config.save_loc == "/home/someone/runs/a~b"
+
+
+# The section `data`: its dates.
 
 
 PERIODS = (("2000-01-01", "2000-01-31T18:00"), ("2001-01-01", "2001-01-31"))
@@ -204,8 +213,16 @@ def test_ranges_of_a_config_that_was_written(data, ranges):
     assert raw_ranges({"data": data}) == (("2000-01-01", "2000-01-02"),) * ranges
 
 
+# The configs in `configs/` are valid, and those of the demo fit together.
+
+
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 DEMOS = ("tp2_domain2", "fsdp8", "domain8")
+
+
+def test_the_configs_are_there():
+    names = {path.stem for path in CONFIGS}
+    assert names >= {"demo", *DEMOS, "wxformer_1deg", "wxformer_025deg"}, names
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -239,6 +256,9 @@ def test_the_demos_differ_in_their_mesh_only(name):
         batch.append(dp * trainer.pop("train_batch_size"))
     assert batch == [8, 8], batch
     assert demo == other
+
+
+# The section `trainer.curriculum`: what stages change, and what they may not.
 
 
 def config(stages: list[dict[str, Any]], **changes: Any) -> Config:
@@ -445,6 +465,9 @@ def test_a_run_is_where_its_folder_lies(tmp_path):
     # A config without checkpoints beside it is that of no run.
     (copied / "checkpoints").rmdir()
     assert load_config(copied / "model.yml").save_loc == f"{original}/"
+
+
+# Keys of CREDIT's own configs that it does not read are notes, however spelled.
 
 
 FOLDER = Path(__file__).parents[1] / "reference/credit_configs"

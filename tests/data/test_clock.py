@@ -39,6 +39,11 @@ def test_equals_credits(credit, world, name, history):
     assert np.array_equal(starts(raw), theirs.to_numpy("datetime64[ns]"))
 
 
+def test_time_zone_is_utc(world):
+    raw = raw_config(world, data__start_datetime="1999-12-28T00:00Z")
+    assert np.array_equal(starts(raw), starts(raw_config(world)))
+
+
 def test_no_common_start(world):
     raw = with_second_source(
         raw_config(world), start_datetime="1999-12-25", end_datetime="1999-12-26"

@@ -25,6 +25,16 @@ def same(ours, theirs):
             assert np.array_equal(getattr(a, name), getattr(b, name)), name
 
 
+def test_shapes(world):
+    loader = load(world, ranks=(0, 1), dp_size=2)
+    batches = list(loader.epoch(0))
+    assert len(batches) == loader.sampler.num_batches == 16 // 3
+    assert batches[0].x.shape == (6, 7, 1, 6, 10)
+    assert batches[0].y.shape == (6, 6, 1, 6, 10)
+    step = np.timedelta64(6, "h")
+    assert (batches[0].target_times[:, 0] - batches[0].input_times == step).all()
+
+
 @pytest.mark.slow(but=["3"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_do_not_change_the_order(world, threads):

@@ -67,6 +67,13 @@ def test_process_with_several_ranks_concatenates_them_in_order():
         assert batch.tolist() == parts[0] + parts[1]
 
 
+def test_epochs_differ_and_repeat_exactly():
+    order = [np.concatenate(sampler().batches(e)).tolist() for e in (0, 1, 0)]
+    assert order[0] == order[2]
+    assert order[0] != order[1]
+    assert sorted(order[0]) == sorted(order[1]) == list(range(23))
+
+
 @pytest.mark.parametrize(("keep", "sizes"), [(True, [2] * 11 + [1]), (False, [2] * 11)])
 def test_partial_batch(keep, sizes):
     chosen = sampler(keep_partial=keep)
@@ -127,6 +134,10 @@ def test_randperm_equals_torch(torch, num_items):
         expected = torch.randperm(num_items, generator=generator).numpy()
         actual = torch_randperm(num_items, seed)
         assert np.array_equal(actual, expected), f"seed {seed}"
+
+
+def test_randperm_is_a_permutation():
+    assert sorted(torch_randperm(1000, 3).tolist()) == list(range(1000))
 
 
 @pytest.mark.parametrize("num_items", [-1, 2**32 // 20])

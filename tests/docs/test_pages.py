@@ -201,6 +201,15 @@ def test_our_names_can_be_imported(dotted):
     resolve(dotted)
 
 
+def test_a_wrong_name_is_noticed():
+    with pytest.raises(AttributeError):
+        resolve("credit_jax.parallel.rows.exchange.fetsh")
+    with pytest.raises(AttributeError):
+        resolve("credit_jax.parallel.mesh.dims.ParallelDims.dq")
+    with pytest.raises(KeyError):
+        resolve("credit_jax.parallel.placement.shard_tensor(manager)")
+
+
 @pytest.mark.parametrize("section", INTERFACES)
 def test_every_name_and_parameter_has_one_entry(section):
     found = [n for names, *_ in entries(section) for n in re.findall("`(.+?)`", names)]
@@ -419,6 +428,10 @@ def write_checkpoint(folder: Path) -> None:
     torch.save({"model_state_dict": state}, folder / "checkpoint.pt")
 
 
+def test_the_page_is_short():
+    assert len(PAGE_LIBRARY.read_text().splitlines()) < 120
+
+
 @pytest.mark.slow
 def test_the_page_runs(credit, tmp_path, monkeypatch):
     write_checkpoint(tmp_path)
@@ -448,6 +461,10 @@ def folder(world, tmp_path, tiny_model, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     plt.close("all")
+
+
+def test_the_page_has_at_most_forty_lines_of_code():
+    assert sum(len(block.splitlines()) for block in BLOCKS) <= 40
 
 
 @pytest.mark.slow

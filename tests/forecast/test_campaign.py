@@ -288,6 +288,12 @@ def test_members_of_another_ensemble(
     assert f"which differ in {shown}; give another folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("wrong", ["soon", "-3h", "0s"])
+def test_a_time_limit_that_is_none(config, tmp_path, capsys, wrong):
+    assert forecast(config, tmp_path / "out", f"--stop-after={wrong}") == USER_ERROR
+    assert f"such as '6h', got '{wrong}'" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_model_that_draws_noise(world: Path, tmp_path: Path) -> None:
     """Repeated forecasts are equal, and differ from those of another seed."""
@@ -309,6 +315,9 @@ def test_a_model_that_draws_noise(world: Path, tmp_path: Path) -> None:
     variable = next(iter(stores[0].data_vars))
     change = np.abs(stores[0][variable] - stores[2][variable])
     assert float(change.max()) > 0
+
+
+# The record of a folder of forecasts: the coordinates of what it holds.
 
 
 GRID = {
@@ -370,6 +379,9 @@ def test_a_record_of_an_earlier_version(archive):
     replace(archive, coordinates=turned).check((), resume=True)
 
 
+# Forecasts by several real processes equal those by one bitwise.
+
+
 # Start dates in two groups, the second padded; lagged members run the model, too.
 MEMBERS = (
     *("--init-time", "1999-12-30", "--init-time", "1999-12-31"),
@@ -428,6 +440,9 @@ def test_processes_forecast_as_one(config, tmp_path, name):
     # A second run with another number of processes finds all forecasts complete.
     again = ("--resume", "--score", str(scores[1]))
     assert forecast(config, two, *given, *again) == OK
+
+
+# Some data sets of `tests.forecast.fuzz`; `benchmarks.fuzz` tries all.
 
 
 @pytest.mark.slow

@@ -48,6 +48,9 @@ def test_archives_and_groups_say_what_to_do(tmp_path):
             opened(tmp_path / name).__enter__()
 
 
+# Errors that say where they come from.
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -96,6 +99,9 @@ def test_a_collective_that_fails_is_none(tmp_path: Path) -> None:
     """The peer of this process has died, which is no write error."""
     with pytest.raises(JaxRuntimeError), write_errors(tmp_path):
         raise JaxRuntimeError("UNKNOWN: Gloo AllGather failed: Connection closed")
+
+
+# Reuse of the memory of large arrays.
 
 
 SHAPE = (3, 1 << 18)
@@ -156,6 +162,13 @@ def test_no_more_is_held_than_was_used_at_once(monkeypatch: Any) -> None:
     del large
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (7, 9)])
+def test_small_arrays_are_plain(shape: tuple[int, ...]) -> None:
+    array = Buffers().empty(shape, np.float64)
+    assert array.shape == shape
+    assert array.base is None
+
+
 def test_threads_never_share_memory() -> None:
     made = Buffers()
 
@@ -169,6 +182,9 @@ def test_threads_never_share_memory() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(16)))
+
+
+# Files and folders appear complete or not at all, without leftovers.
 
 
 def names(folder):
@@ -251,6 +267,9 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     with new_file(tmp_path / "log.csv") as partial:
         partial.write_text("whole")
     assert not log.exists()
+
+
+# Digests of files.
 
 
 def test_of_files_by_name(tmp_path, monkeypatch):

@@ -123,6 +123,9 @@ def test_few_channels_are_made_of_columns_together(width):
     assert f"window_strides=(2, {2 * count})" in program
 
 
+# Convolution of three dims on CPU against torch and the plain definition.
+
+
 # torch warns for even kernels with "same" that it copies the input.
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("name", CASES_of_conv3d)
@@ -132,6 +135,21 @@ def test_convolution_is_that_of_torch_and_the_plain_one_conv3d(name):
     assert_same(actual, of_torch_of_conv3d(x, kernel, keywords), f"{name}, torch")
     plain = jax_values(lambda x, k: ops.conv3d(x, k, **keywords), x, kernel)
     assert_same(actual, plain, f"{name}, plain")
+
+
+def test_same_padding_needs_stride_one():
+    x, kernel = jnp.zeros((1, 4, 4, 4, 1)), jnp.zeros((2, 2, 2, 1, 1))
+    with pytest.raises(ValueError, match="'same' needs stride 1"):
+        conv3d(x, kernel, padding="same", stride=(1, 1, 2))
+
+
+def test_a_kernel_above_the_field_is_refused():
+    x, kernel = jnp.zeros((1, 4, 4, 4, 1)), jnp.zeros((2, 4, 2, 1, 1))
+    with pytest.raises(ValueError, match="over 7 points of spatial dim 1, but there"):
+        conv3d(x, kernel, dilation=(1, 2, 1), padding=((0, 0), (1, 1), (0, 0)))
+
+
+# Gradients of convolutions on CPU: their layout, and the plain definition's values.
 
 
 FAST = {"(0, 3, 1, 2)", "(3, 2, 0, 1)", "(0, 4, 1, 2, 3)", "(4, 3, 0, 1, 2)"}
@@ -195,6 +213,9 @@ def _check(fast, plain, x, kernel, keywords, bound=1e-6):
     for name, a, e in zip(("x", "the kernel"), actual, expected, strict=True):
         assert_close(a, e, bound, f"gradient by {name}")
     return program
+
+
+# Convolution by Fourier transforms against the direct sum, and when it is chosen.
 
 
 # name: input (height, width), kernel (height, width), stride.

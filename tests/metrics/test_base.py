@@ -139,3 +139,10 @@ def test_same_on_every_mesh(mesh, metrics, arrays):
     assert set(found) == set(serial)
     for name, value in found.items():
         assert_close(value, serial[name], 1e-6, f"{name} on {mesh}")
+
+
+def test_wrong_parameters_name_the_metric(metrics):
+    args = {"metrics": {"spectrum_error": {"wavenum": 2}}}
+    text = r"metrics\.args\.metrics\.spectrum_error\.wavenum: unknown key"
+    with pytest.raises(ValueError, match=text):
+        build_metrics(MetricsConfig(args=args), CHANNELS)

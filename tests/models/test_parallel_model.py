@@ -77,6 +77,9 @@ def test_a_mesh_has_its_devices():
         build_parallel_model(BLOCK, mesh, devices=jax.devices()[:2])
 
 
+# CREDIT's key of a parameter, with the model and from its path alone.
+
+
 @pytest.mark.slow(but=["fuxi", "graph", "debugger"])
 @pytest.mark.filterwarnings("ignore:config. ignored here")  # as CREDIT ignores it
 @pytest.mark.parametrize("name", ["wxformer", "fuxi", "unet", "graph", "debugger"])
@@ -107,6 +110,9 @@ def test_unknown_paths():
     model_def = make_case("tiny", "debugger").model_def
     with pytest.raises(ValueError, match=r"no parameter 'linear/kernl'.*nearest"):
         credit_key("linear/kernl", model_def)
+
+
+# A model as `init` gives it, without training or a checkpoint.
 
 
 BLOCK_FRESH_MODELS = CASES["wxformer plain"].block
@@ -141,6 +147,9 @@ def test_every_mesh_begins_alike(jit: bool) -> None:
     for path, pair in expected[1][SPECTRAL_NORM].items():
         found = model_state[SPECTRAL_NORM][path]
         assert_trees_close(found, pair, 1e-6, path)
+
+
+# Programs do not grow with the number of equal blocks.
 
 
 QUICK = ["swin"]
@@ -185,6 +194,9 @@ def test_what_grows_is_counted() -> None:
     few, many = (count(lambda x, n=n: loop(x, n)) for n in (2, 4))
     assert few == many
     assert count(lambda x: loop(x, 4, unroll=4)) > many
+
+
+# Which matrices of a model are multiplied in float8, and the messages to users.
 
 
 WIDE = {**BASE, "depth": 1, "dim": [16, 32, 64, 128], "dim_head": 8}
@@ -251,6 +263,17 @@ def test_float16_is_refused() -> None:
         )
 
 
+# Operation counts of programs with known numbers of operations.
+
+
+def test_a_product_and_its_gradients():
+    x, w = jnp.ones((8, 16)), jnp.ones((16, 32))
+    forward = 2 * 8 * 16 * 32
+    assert count_flops(jnp.dot, x, w) == forward
+    loss = jax.grad(lambda x, w: jnp.sum(jnp.dot(x, w) ** 2), argnums=(0, 1))
+    assert count_flops(loss, x, w) == 3 * forward
+
+
 def test_what_no_output_needs_does_not_count():
     x, w = jnp.ones((8, 16)), jnp.ones((16, 32))
 
@@ -270,6 +293,22 @@ def test_a_convolution_counts_its_taps():
         )
 
     assert count_flops(jax.jit(conv), x, kernel) == 2 * (3 * 3 * 2) * (2 * 8 * 8 * 6)
+
+
+def test_the_gradient_of_a_stride_counts_no_zeros():
+    x, kernel = jnp.ones((2, 8, 8, 4)), jnp.ones((2, 2, 4, 6))
+
+    def loss(x, kernel):
+        layout = ("NHWC", "HWIO", "NHWC")
+        return jnp.sum(
+            lax.conv_general_dilated(
+                x, kernel, (2, 2), "VALID", dimension_numbers=layout
+            )
+        )
+
+    forward = 2 * (2 * 2 * 4) * (2 * 4 * 4 * 6)
+    both = jax.value_and_grad(loss, (0, 1))
+    assert count_flops(both, x, kernel) == 3 * forward
 
 
 def test_loops_count_as_often_as_they_run_and_what_is_recomputed_counts_again():
@@ -292,6 +331,9 @@ def test_a_loop_of_unknown_length_is_refused():
 
     with pytest.raises(ValueError, match="while loop"):
         count_flops(loop, jnp.ones((2, 2)))
+
+
+# Weights for inference, divided by their spectral norm once.
 
 
 def _made(name: str, **degrees: int) -> Any:

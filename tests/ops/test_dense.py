@@ -57,6 +57,9 @@ def test_sums_may_be_wider_than_the_factors():
     assert (wide == 600).all()
 
 
+# LayerNorm and pixel shuffle against torch.
+
+
 @pytest.mark.parametrize("shape", [(4, 8), (2, 3, 5, 16), (7, 6)])
 def test_layer_norm_is_that_of_torch(shape):
     x = 3 + 2 * draw(shape)
@@ -89,6 +92,9 @@ def test_pixel_shuffle_is_that_of_torch(scale, channels):
     actual = jax_values(lambda x: pixel_shuffle(x, scale), x)
     expected = torch_values(torch_shuffle, x)
     assert_same(actual, expected, f"scale {scale}", value=0, gradient=0)
+
+
+# Gates of channel attention against the layers of torch.
 
 
 functional = torch.nn.functional
@@ -165,6 +171,16 @@ def test_one_array_is_kept_for_the_gradient():
     assert [array.shape for array in jax.tree.leaves(pull)] == [(5, 7)]
 
 
+def test_derivative_forwards_is_that_backwards():
+    x, tangent = jnp.asarray(draw((30,))), jnp.asarray(draw((30,), seed=1))
+    _, forward = jax.jvp(gelu, (x,), (tangent,))
+    backward = jax.grad(lambda x: jnp.sum(gelu(x)))(x) * tangent
+    assert_close(forward, backward, 1e-6, "derivative")
+
+
+# Random bits by position, and dropout from them.
+
+
 KEY = jax.random.key(3)
 
 
@@ -199,6 +215,12 @@ def test_share_of_dropped_elements(rate):
         assert abs(lines.std() - np.sqrt(rate * (1 - rate) / keep.shape[dim])) < 0.01
 
 
+def test_mask_is_the_same_in_every_run_and_under_jit():
+    eager = keep_mask(KEY, *positions(5, 7), 0.3)
+    compiled = jax.jit(lambda key: keep_mask(key, *positions(5, 7), 0.3))(KEY)
+    assert (eager == compiled).all()
+
+
 @pytest.mark.parametrize("rate", [0.0, 0.25, 1.0])
 def test_kept_values_are_scaled_and_gradients_finite(rate):
     x = jnp.asarray([1.0, 2.0, 3.0, 4.0])
@@ -207,6 +229,9 @@ def test_kept_values_are_scaled_and_gradients_finite(rate):
     value, gradient = jax.value_and_grad(lambda x: drop(x, keep, rate).sum())(x)
     assert float(value) == pytest.approx(4 * scale if rate < 1 else 0)
     np.testing.assert_allclose(gradient, np.asarray(keep) * scale, rtol=1e-6)
+
+
+# Normal draws by position: their distribution, and equality on any part.
 
 
 def _draw(key, rows, columns):
@@ -242,6 +267,9 @@ def test_draws_in_float64_are_those_of_float32_but_for_rounding():
     np.testing.assert_allclose(narrow, wide, rtol=0, atol=2e-6)
 
 
+# Compensated sums and quotients against double precision.
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 1000, 4097])
 def test_sums_are_those_of_double_precision(size):
     x = np.random.default_rng(size).normal(1, 10, (3, size)).astype(np.float32)
@@ -272,6 +300,9 @@ def test_quotients_are_rounded_once():
         expected = np.float32(a.astype(np.float64) / (np.float64(high) + low))
         differ = (found != expected).mean()
         assert differ < 1e-3, f"{differ:.1e} of the quotients by {value}"
+
+
+# The relative L2 error.
 
 
 def test_relative_error_sees_what_it_must():

@@ -32,7 +32,7 @@ from credit_jax.training.display import Display
 from credit_jax.training.epoch_end import plateau_after
 from credit_jax.training.loop import Outcome
 from credit_jax.training.setup import Setup
-from credit_jax.training.state import update_ema
+from credit_jax.training.state import effective_decay, update_ema
 from tests.cli.test_predict import AVERAGED, expected, run, x
 from tests.data.world import EXACT
 from tests.extensions.plots.synthetic import make_scores
@@ -105,6 +105,9 @@ def test_wrong_settings_are_named():
             parse(PlateauConfig, {"scheduler_type": "plateau", **setting})
 
 
+# The moving average against CREDIT's EMATracker.
+
+
 def test_equals_credit_ema(credit, rng):
     import torch
     from credit.trainers.base_trainer import EMATracker
@@ -152,10 +155,18 @@ def test_running_statistics_are_averaged_as_credit_averages_them(credit, rng):
         assert_close(after[name], value, 1e-6, name)
 
 
+def test_decay_ramps_up_to_its_limit():
+    decays = [float(effective_decay(jnp.int32(s), 0.9999)) for s in (1, 10, 10**6)]
+    assert np.allclose(decays, [2 / 11, 11 / 20, 0.9999], rtol=1e-6)
+
+
 def test_low_precision_parameters_are_averaged_in_float32():
     ema = {"w": jnp.ones(2, jnp.float32)}
     new = update_ema(ema, {"w": jnp.zeros(2, jnp.bfloat16)}, jnp.int32(1), 0.5)
     assert new["w"].dtype == jnp.float32
+
+
+# The end of a run without scores, and losses; with scores: tests/cli/test_train.py.
 
 
 @pytest.fixture
@@ -199,6 +210,9 @@ def test_losses_are_a_chart():
     text = page_of(scores, title="one", losses=report.loss_chart(rows))
     assert "<figcaption>loss by epoch</figcaption>" in text
     assert '"name": "validation", "width": 1.5, "x": [1.0], "y": [4.0]' in text
+
+
+# A run's model and weights on a mesh, for use as a library.
 
 
 @pytest.fixture
@@ -247,6 +261,9 @@ def test_what_is_missing_is_named(folder, tmp_path, make_mesh):
     shutil.copyfile(folder / "model.yml", tmp_path / "empty/model.yml")
     with pytest.raises(FileNotFoundError, match="there is no checkpoint in"):
         restore(tmp_path / "empty", make_mesh())
+
+
+# Variances of tendencies: fitted by `preprocess`, read by the loss, against numpy.
 
 
 @pytest.fixture

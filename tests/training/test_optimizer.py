@@ -127,6 +127,11 @@ def test_norm_of_a_sharded_gradient(case, rng, make_mesh):
     assert_trees_close(clipped, clip(grads, 0.5), 1e-6, "clipped gradient")
 
 
+def test_small_gradients_are_not_scaled(rng):
+    grads = draw(rng, size=1e-3)
+    assert_trees_close(clip(grads, 1.0), grads, 0.0, "gradient")
+
+
 def test_clipping_to_the_norm_itself_equals_torch(torch, rng):
     """1e-6 is added to the norm, which matters for small gradients."""
     for size in (1e-6, 1e-4, 1.0):
@@ -138,6 +143,17 @@ def test_clipping_to_the_norm_itself_equals_torch(torch, rng):
         torch.nn.utils.clip_grad_norm_(theirs.values(), norm)
         expected = {k: t.grad.numpy() for k, t in theirs.items()}
         assert_trees_close(clip(grads, None), expected, 1e-6, f"gradient of {size}")
+
+
+def test_given_norm_is_used(rng):
+    optimizer = build_optimizer(trainer(grad_max_norm=1.0))
+    params, grads = draw(rng), draw(rng)
+    state = optimizer.init(params)
+    rate = jnp.float32(1e-3)
+    norm = global_norm(grads)
+    own = optimizer.update(grads, state, params, learning_rate=rate)
+    given = optimizer.update(grads, state, params, learning_rate=rate, grad_norm=norm)
+    assert_trees_close(given[0], own[0], 0.0, "updates")
 
 
 MESH = {"dp": 2, "tp": 2, "domain": 2}
@@ -259,6 +275,20 @@ def test_a_parameter_is_frozen_by_its_name(degrees: dict[str, int]) -> None:
     assert same == {path: path == "dense/bias" for path in MODEL_DEF.param_specs}
 
 
+def test_weights_decay_by_name() -> None:
+    """Without a gradient only those that decay move."""
+    decayed = optax.chain(
+        optax.set_to_zero(),
+        optax.add_decayed_weights(
+            -0.5, mask=lambda params: {path: path.endswith("bias") for path in params}
+        ),
+    )
+    start, state, _ = train_toy(toy_model(), decayed, 1)
+    for path, value in state.params.items():
+        factor = 0.5 if path == "dense/bias" else 1.0
+        assert np.array_equal(value, factor * start.params[path]), path
+
+
 @pytest.mark.slow
 def test_a_vector_of_small_parameters_is_updated_as_each_by_itself() -> None:
     """`adamw` alone is given the vector; in a chain it is given every parameter."""
@@ -314,6 +344,9 @@ def test_moments_of_another_state_go_on_over_meshes(model_def: ModelDef) -> None
         assert_trees_close(*parts, 1e-5, name)
     assert_trees_close(mesh.params, one.params, 1e-6, "parameters")
     assert not np.allclose(one.params["dense/bias"], fresh.params["dense/bias"])
+
+
+# Schedules against CREDIT's scheduler classes, step by step.
 
 
 BASE = 2e-3
@@ -438,6 +471,10 @@ def test_update_learning_rate_sets_the_first_rate(name, credit, tmp_path):
     rates = [float(schedule(step)) for step in range(4)]
     np.testing.assert_allclose(rates, expected, rtol=1e-6)
     assert config.sets_first_rate == (name in ("linear", "restarts"))
+
+
+def test_first_rate_of_a_warmup_is_zero():
+    assert our_rates(with_scheduler(**CASES["linear"]), 2, 5)[0] == 0.0
 
 
 def test_a_long_warmup_is_exact_from_its_first_steps(credit):

@@ -30,6 +30,7 @@ from credit_jax.training.loggers import (
 from credit_jax.training.records import (
     MicroBatchWork,
     StepRecords,
+    peak_of,
     read_records,
 )
 
@@ -148,6 +149,12 @@ def test_numbers_that_json_has_not(tmp_path: Path) -> None:
     assert json.loads(run.path.read_text().splitlines()[1])["grad_norm"] is None
 
 
+def test_peaks() -> None:
+    assert peak_of("NVIDIA H100 80GB HBM3") == 989e12
+    assert peak_of("NVIDIA H100 PCIe") == 756e12
+    assert peak_of("cpu") is None
+
+
 def test_mlflow_goes_on_in_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +239,9 @@ def test_a_trace(tmp_path: Path) -> None:
 def test_updates_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match="--profile must be FIRST:LAST"):
         parse_updates(text)
+
+
+# The CSV log in CREDIT's columns, TensorBoard events, and the progress display.
 
 
 def row(epoch):

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from credit_jax.transforms import (
     channel_units,
     for_forecast,
 )
+from credit_jax.transforms.channels import join
 from credit_jax.transforms.normalize import Denormalizer
 from tests.support import assert_close
 from tests.transforms.cases import CONCAT, LEVELS, SP, TP, T, group, preblocks
@@ -40,6 +42,23 @@ def test_bitwise_as_credit(credit, files, batch):
     assert ours["x"].tobytes() == x.numpy().tobytes()
     assert ours["y"].tobytes() == y.numpy().tobytes()
     assert ours["input_times"] is batch["input_times"]
+
+
+def test_in_the_graph_as_on_the_host(files, batch):
+    blocks = preblocks(
+        norm={"type": "era5_normalizer", "args": files},
+        device={"type": "to_device", "args": {"device": "cuda"}},
+        concat=CONCAT,
+    )
+    host = blocks.run(Phase.BEFORE_STEP, batch)["y"]
+    normalizer = blocks.blocks[0].transform
+
+    @jax.jit
+    def graph(fields):
+        scaled = {key: normalizer.normalize(key, fields[key]) for key in fields}
+        return join(scaled, [T, SP, TP])
+
+    assert np.allclose(graph(batch["target"]["S"]), host, rtol=1e-5, atol=1e-5)
 
 
 def test_inputs_are_not_changed(files, batch):

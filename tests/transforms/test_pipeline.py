@@ -80,6 +80,11 @@ def test_all_config_errors_at_once(blocks, texts):
         assert text in str(error.value)
 
 
+def test_unknown_postblock():
+    with pytest.raises(ConfigError, match="'tracer_fixr' is not available; there are:"):
+        postblocks(fix={"type": "tracer_fixr"})
+
+
 @pytest.mark.parametrize(
     "blocks",
     [{}, {"concat": CONCAT, "late": ROOTS}, {"a": CONCAT, "b": CONCAT}],
@@ -88,6 +93,16 @@ def test_the_chain_ends_with_concat(blocks):
     preblocks(concat=CONCAT, late={"type": "to_device"})  # as CREDIT
     with pytest.raises(ValueError, match="must end with one block of type concat"):
         preblocks(**blocks)
+
+
+def test_two_normalizers(files, batch):
+    """Both are applied in order, as in CREDIT."""
+    norm = {"type": "era5_normalizer", "args": files}
+    twice = preblocks(a=norm, b=norm, concat=CONCAT).run(Phase.BEFORE_STEP, batch)["y"]
+    once = preblocks(a=norm, concat=CONCAT).run(Phase.BEFORE_STEP, batch)
+    (normalizer, _) = preblocks(a=norm, concat=CONCAT).blocks
+    again = normalizer.transform.normalize(T, once["y"][:, :LEVELS])
+    assert np.array_equal(twice[:, :LEVELS], again)
 
 
 @pytest.fixture
@@ -238,6 +253,10 @@ def test_transforms_declare_their_phases(toys):
         preblocks(**late)
     with pytest.raises(ConfigError, match="postblock type 'warm' is not available"):
         postblocks(warm=late["warm"])
+
+
+def test_no_postblocks_no_postprocess():
+    assert preblocks(concat=CONCAT).postprocess(INPUT, TARGET) is None
 
 
 def test_postblocks_of_a_step_give_named_fields():

@@ -28,6 +28,7 @@ from credit_jax.extensions.demo.dynamics import (
     at_500_hpa,
     build_climate,
     geopotential,
+    to_north_first,
 )
 from credit_jax.extensions.demo.forcing import (
     boundary_layer,
@@ -171,6 +172,9 @@ def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
     assert list((tmp_path / "deep").iterdir()) == []
 
 
+# The simulated climate: conserved and changed quantities of one output interval.
+
+
 def test_six_hours_from_rest():
     """Dry air mass is conserved, the seed shifts the first wave, and winds increase."""
     climate, other = (build_climate("T21", seed) for seed in (0, 1))
@@ -186,6 +190,9 @@ def test_six_hours_from_rest():
     assert not np.allclose(before["SP"], elsewhere["SP"])
 
 
+# The command `python -m credit_jax.demo`.
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -198,6 +205,9 @@ def test_command_line_errors(tmp_path, capsys, arguments, text):
     assert main(["--out", str(tmp_path / "x"), *arguments]) == 2
     assert text in re.sub(r"\s+", " ", capsys.readouterr().err)
     assert not (tmp_path / "x").exists()
+
+
+# The discretization: shapes, levels, unit scales.
 
 
 @pytest.mark.parametrize(
@@ -218,6 +228,9 @@ def test_one_si_unit():
     assert np.isclose(disc.specs.radius / disc.meter, 6.371e6, rtol=1e-4)
     gravity = disc.specs.g / (disc.meter / disc.second**2)
     assert np.isclose(gravity, 9.81, rtol=1e-3)
+
+
+# Sunlight and moisture against published values.
 
 
 def test_solar_irradiance():
@@ -241,6 +254,20 @@ def test_saturation():
     assert np.allclose(q, [0.00381, 0.0147], rtol=0.01)
 
 
+# Files of the demo data set, and their statistics.
+
+
+def test_merged_statistics(rng):
+    whole = rng.normal(3, 2, (12, 5, 4, 6)).astype(np.float32)
+    statistics = write.LevelStatistics()
+    for part in np.split(whole, [1, 7]):
+        statistics.add("T", part)
+    count, mean, squares = statistics._sums["T"]
+    assert np.allclose(mean, whole.mean((0, 2, 3), dtype=np.float64))
+    std = whole.astype(np.float64).std((0, 2, 3))
+    assert np.allclose(np.sqrt(squares / count), std)
+
+
 def test_years_are_split(tmp_path, rng):
     axes = write.DemoCoordinates(
         np.array([0.5]), np.array([45.0, -45.0]), np.array([0.0])
@@ -256,6 +283,9 @@ def test_years_are_split(tmp_path, rng):
     assert np.array_equal(joined, fields)
     found = np.concatenate([year.time.values for year in years])
     assert np.array_equal(found, times.values)
+
+
+# Diagnostic fields against closed forms.
 
 
 @pytest.fixture(scope="module")
@@ -286,6 +316,16 @@ def test_500_hpa_below_the_lowest_level_is_that_of_the_lowest_level(disc):
     field = jnp.arange(8.0)[:, None, None] * jnp.ones((8, *disc.height.shape))
     found = at_500_hpa(disc, field, jnp.full(disc.height.shape, 4e4))
     assert np.allclose(found, 7.0)
+
+
+def test_north_first(rng):
+    field = rng.normal(size=(8, 64, 32))
+    found = to_north_first(field)
+    assert found.shape == (8, 32, 64)
+    assert np.array_equal(found[3, 0, 5], field[3, 5, -1])
+
+
+# The state after the spin-up that comes with the package.
 
 
 @pytest.fixture(scope="module")
@@ -351,6 +391,9 @@ def test_its_climate_is_that_of_a_spin_up(climate):
     for name in ("U", "V", "Q"):
         ratio = new[name].std() / kept[name].std()
         assert 0.7 < ratio < 1 / 0.7, name
+
+
+# The forcing: equilibrium temperature, drag, relaxation and the water budget.
 
 
 DEFAULT = ForcingConfig()

@@ -105,6 +105,9 @@ def test_sharded_is_single_in_float64(num_shards, subtests):
     assert jax.numpy.zeros(1).dtype == np.float32, "float64 leaks into other tests"
 
 
+# Sums over edges, and values of their points, against numpy.
+
+
 POINTS = 7
 # Of each shard the point of each edge: degrees from 0 to 9, in any order.
 GRAPHS = {
@@ -201,6 +204,9 @@ def test_tables_have_at_most_twice_the_places_of_edges():
     assert [table.shape[2] for table in incidence.edges] == [1, 2, 4, 8, 16, 32, 39]
 
 
+# Collectives of convolutions and pooling: none if each shard has its input rows.
+
+
 NONE = (0, 0)
 KINDS = (
     "collective-permute",
@@ -258,6 +264,9 @@ CASES_CONVOLUTION_COLLECTIVES = {
 def test_messages(name):
     case, expected = CASES_CONVOLUTION_COLLECTIVES[name]
     assert sent(case) == expected
+
+
+# The halo exchange with CREDIT's interface: on local arrays, with `trim`.
 
 
 SHARDS = 4
@@ -362,6 +371,15 @@ def test_what_cannot_be():
     )
     with pytest.raises(ValueError, match="not in equal blocks"):
         halo_exchange(turned, 1)
+
+
+def test_the_settings_carry_credits_names():
+    exchange = HaloExchange(halo_width=2, dim=3)
+    assert (exchange.halo_width, exchange.dim) == (2, 3)
+    assert HaloExchange(2).dim == -2
+
+
+# Strips: whole windows on every shard, every point once, balanced.
 
 
 # The stages of configs/wxformer_025deg.yaml.

@@ -149,6 +149,15 @@ def test_packing_round_trip():
         assert all(np.array_equal(back[path], params[path]) for path in params)
 
 
+def test_nothing_to_pack():
+    param_specs = {"conv": CONV}
+    params = {"conv": jnp.zeros(CONV.shape)}
+    packing = Packing.of(param_specs)
+    assert set(packing.pack(params)) == {"conv"}
+    assert packing.param_specs(param_specs) == param_specs
+    assert set(packing.unpack(params)) == {"conv"}
+
+
 def test_parts_have_the_type_of_the_vector():
     """Trees of shapes, specs and shardings have every parameter by itself, too."""
     param_specs = {"b": BIAS, "conv": CONV, "a/small": SMALL}
@@ -164,6 +173,9 @@ def test_parts_have_the_type_of_the_vector():
     vector = jax.device_put(jnp.arange(packing.size, dtype=jnp.float32), whole)
     parts = packing.unpack({PACKED: vector})
     assert all(part.sharding == whole for part in parts.values())
+
+
+# Initial values: distributions, equality on every mesh, creation by shards.
 
 
 KEY = jax.random.key(7)
@@ -270,6 +282,9 @@ def test_no_two_parameters_or_blocks_are_alike(whole):
     other = initialize(DECLARATIONS, jax.random.key(8))
     assert not (np.asarray(other["uniform"]) == whole["uniform"]).any()
     assert (whole["ones"] == 1).all()
+
+
+# Parameters that are stored sharded over the domain axis, gathered for a forward.
 
 
 # Of 2**17 elements, which are gathered block by block, and of few.
