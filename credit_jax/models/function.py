@@ -258,11 +258,10 @@ class _Body(nnx.Module):
 
 def _user_error(what: str, error: Exception) -> ValueError:
     """The error of a user's function as one line, with the line of its file."""
-    frames = traceback.extract_tb(error.__traceback__)
     root = str(Path(__file__).parents[1])
     files = [
         f" ({frame.filename}, line {frame.lineno})"
-        for frame in frames
+        for frame in traceback.extract_tb(error.__traceback__)
         if "site-packages" not in frame.filename and root not in frame.filename
     ]
     text = f"{what}: {type(error).__name__}: {error}{files[-1] if files else ''}"
@@ -346,7 +345,6 @@ def _of_factory(factory: Callable[..., Any]) -> ModelEntry:
             jax.ShapeDtypeStruct(spec.shape(1)[1:], jnp.float32)
             for spec in (config.x, config.output)
         ]
-
         name = f"model.type {config.type!r}"
 
         def make() -> Function:
