@@ -549,9 +549,9 @@ def test_a_wrong_function_is_a_problem_of_the_config(tmp_path, line):
     with pytest.raises(ValueError, match=WRONG[line]):
         credit_jax.build_parallel_model(model, ParallelDims())
     if line == "return apply":
-        with pytest.raises(ValueError, match=r"unexpected keyword argument 'widht'"):
+        with pytest.raises(ValueError, match=r"unexpected keyword argument 'wide'"):
             credit_jax.build_parallel_model(
-                model | {"args": {"widht": 3}}, ParallelDims()
+                model | {"args": {"wide": 3}}, ParallelDims()
             )
 
 
