@@ -2,6 +2,7 @@
 
 from credit_jax.losses.base import (
     LOSSES,
+    CompositeLoss,
     ConfiguredLoss,
     Loss,
     PointwiseLoss,
@@ -13,6 +14,7 @@ from credit_jax.losses.errors import error_spread
 
 __all__ = [
     "LOSSES",
+    "CompositeLoss",
     "ConfiguredLoss",
     "Loss",
     "PointwiseLoss",

@@ -319,7 +319,17 @@ def build_loss(
             validation=validation,
         )
     loss = _chosen_loss(config, validation, num_members)
-    terms = [] if validation else _spectral_terms(config)
+    # Terms that are added to a weighted training loss.
+    requested = {Power: config.use_power_loss, Spectral: config.use_spectral_loss}
+    weighted = config.is_weighted and not validation
+    classes = [cls for cls, used in requested.items() if used and weighted]
+    factor, first = config.spectral_lambda_reg, config.spectral_wavenum_init
+    if classes and (factor is None or first is None):
+        raise ValueError(
+            "loss.use_power_loss and loss.use_spectral_loss need "
+            "loss.spectral_lambda_reg and loss.spectral_wavenum_init"
+        )
+    terms = [(factor, cls(wavenum_init=first)) for cls in classes]
     by_channel = np.concatenate([*weights.values()]) if weights else None
     if by_variable and not config.variable_weights:
         raise ValueError(
@@ -412,21 +422,6 @@ def _chosen_loss(config: LossConfig, validation: bool, num_members: int | None) 
             f"{loss.num_members} or more (got {num_members})"
         )
     return loss
-
-
-def _spectral_terms(config: LossConfig) -> list[tuple[float, Loss]]:
-    """Factors and losses of the terms that are added to a weighted training loss."""
-    requested = {Power: config.use_power_loss, Spectral: config.use_spectral_loss}
-    classes = [cls for cls, used in requested.items() if used and config.is_weighted]
-    factor, first = config.spectral_lambda_reg, config.spectral_wavenum_init
-    if not classes:
-        return []
-    if factor is None or first is None:
-        raise ValueError(
-            "loss.use_power_loss and loss.use_spectral_loss need "
-            "loss.spectral_lambda_reg and loss.spectral_wavenum_init"
-        )
-    return [(factor, cls(wavenum_init=first)) for cls in classes]
 
 
 def _weights_by_key(

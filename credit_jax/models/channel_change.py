@@ -43,21 +43,18 @@ _KEYS: dict[Direction, str] = {
 
 @dataclass(frozen=True)
 class ChannelChange:
-    """The channels of a model, by those of another.
+    """The channels of a model, by those of another."""
 
-    Attributes:
-        input, output: channel of the base of each channel; None for a new one.
-        base_input, base_output: numbers of channels of the base.
-        fill: what new outputs begin with: "zero", the "mean" of all outputs of the
-            base, or with "copy" those of `copied`, and 0 for others.
-        copied: new output -> output of the base.
-    """
-
+    # Channel of the base of each channel; None for a new one.
     input: tuple[int | None, ...]
     output: tuple[int | None, ...]
+    # Numbers of channels of the base.
     base_input: int
     base_output: int
+    # What new outputs begin with: "zero", the "mean" of all outputs of the base, or
+    # with "copy" those of `copied`, and 0 for others.
     fill: Fill = "zero"
+    # New output -> output of the base.
     copied: Mapping[int, int] = field(default_factory=dict)
 
 

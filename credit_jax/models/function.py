@@ -161,11 +161,27 @@ class Function:
                     "params) or (apply, params, loss)"
                 )
         self.apply, self.loss = apply, loss
+        # No variable may change in a forward pass.
+        nodes, _ = jax.tree_util.tree_flatten_with_path(
+            params,
+            is_leaf=lambda node: (
+                isinstance(node, nnx.Variable) or type(node).__name__ in _CHANGING
+            ),
+        )
+        for keys, leaf in nodes:
+            path = jax.tree_util.keystr(keys, simple=True, separator="/")
+            names = {*path.split("/"), type(leaf).__name__}
+            if changing := names.intersection(_CHANGING):
+                raise ValueError(
+                    f"params has {path}, of {changing.pop()}: a function cannot change "
+                    "it; expected parameters alone (NNX: nnx.split(model, nnx.Param, "
+                    "...)); give statistics to `apply` as constants, in evaluation "
+                    "mode, and draw with its argument rng"
+                )
         leaves, self.structure = jax.tree_util.tree_flatten_with_path(params)
         self.initial: dict[str, Any] = {}
         # A path of `initial`, or (constant,).
         self.leaves: list[str | tuple[Any]] = []
-        _check_variables(params)
         paths: dict[int, str] = {}
         for keys, leaf in leaves:
             path = jax.tree_util.keystr(keys, simple=True, separator="/")
@@ -186,26 +202,6 @@ class Function:
         return self.structure.unflatten(
             weights[leaf] if isinstance(leaf, str) else leaf[0] for leaf in self.leaves
         )
-
-
-def _check_variables(params: Any) -> None:
-    """Checks that no variable changes in a forward pass."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(
-        params,
-        is_leaf=lambda node: (
-            isinstance(node, nnx.Variable) or type(node).__name__ in _CHANGING
-        ),
-    )
-    for keys, leaf in flat:
-        path = jax.tree_util.keystr(keys, simple=True, separator="/")
-        names = {*path.split("/"), type(leaf).__name__}
-        if changing := names.intersection(_CHANGING):
-            raise ValueError(
-                f"params has {path}, of {changing.pop()}: a function cannot change it; "
-                "expected parameters alone (NNX: nnx.split(model, nnx.Param, ...)); "
-                "give statistics to `apply` as constants, in evaluation mode, and draw "
-                "with its argument rng"
-            )
 
 
 class _Body(nnx.Module):

@@ -13,11 +13,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from credit_jax.config.messages import divisors
 from credit_jax.models.arguments import check_inputs
-from credit_jax.models.common.config import FieldSpec, InputSpec, ModelConfig
+from credit_jax.models.common.config import (
+    FieldSpec,
+    InputSpec,
+    ModelConfig,
+    Prediction,
+)
 from credit_jax.models.diffusion.process import Process
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import BlockCount, Context, Noise
@@ -346,7 +351,7 @@ class ModelDef:
         inputs: Mapping[str, Array],
         context: Context,
         batch_stats: Collection | None = None,
-    ) -> Float[Array, "batch channel_out time_out rows lon"]:
+    ) -> Prediction:
         """Runs a forward pass on local arrays.
 
         Args:
@@ -372,7 +377,7 @@ class ModelDef:
         inputs: Mapping[str, Array],
         context: Context,
         batch_stats: Collection | None = None,
-    ) -> tuple[Float[Array, "batch channel_out time_out rows lon"], Collection]:
+    ) -> tuple[Prediction, Collection]:
         """Runs `apply`, and also returns `batch_stats`, updated in training mode.
 
         Args:

@@ -25,21 +25,19 @@ from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.params.remat import Remat
 from credit_jax.parallel.rows.layout import Field, Layout, block_layout
 
+PointNoise = Float[Array, "batch rows lon channel"]
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Noise:
-    """The source of the noise of a forward pass.
+    """The source of the noise of a forward pass."""
 
-    Attributes:
-        key: typed PRNG key, equal on all devices; or (batch,) keys of local
-            samples.
-        replacements: global arrays that replace draws, by name of the call site, for
-            comparisons with other implementations: fields (samples, lat, lon, channel),
-            vectors (samples, size) or integers (samples,).
-    """
-
+    # Typed PRNG key, equal on all devices; or (batch,) keys of local samples.
     key: Array
+    # Global arrays that replace draws, by name of the call site, for comparisons with
+    # other implementations: fields (samples, lat, lon, channel), vectors (samples,
+    # size) or integers (samples,).
     replacements: Mapping[str, Array] = field(default_factory=dict)
 
     def fold_in(self, data: Array | int) -> Noise:
@@ -54,7 +52,7 @@ class Noise:
         layout: Layout,
         columns: int,
         channels: int,
-    ) -> Float[Array, "batch rows lon channel"]:
+    ) -> PointNoise:
         """Draws by a function of `ops.random` for local samples and rows of a field."""
         rows = jnp.maximum(layout.global_rows(), 0)
         if name in self.replacements:
@@ -91,15 +89,10 @@ def _varying_as(position: Array, drawn: Array) -> Array:
 
 @dataclass
 class BlockCount:
-    """Numbers the blocks of one forward pass as it is traced.
+    """Numbers the blocks of one forward pass as it is traced."""
 
-    Attributes:
-        total: number of blocks of the model, or 0 if unknown.
-        counted: number of blocks traced so far.
-    """
-
-    total: int = 0
-    counted: int = 0
+    total: int = 0  # number of blocks of the model, or 0 if unknown
+    counted: int = 0  # number of blocks traced so far
 
     def add(self, num: int) -> int:
         """Adds `num` blocks and returns the index of the first of them."""
@@ -109,41 +102,36 @@ class BlockCount:
 
 @dataclass(frozen=True)
 class Context:
-    """Everything but weights and inputs that a forward pass depends on.
+    """Everything but weights and inputs that a forward pass depends on."""
 
-    Attributes:
-        axes: mesh axes inside `shard_map`; `MeshAxes()` on one device.
-        rules: sharding of parameters.
-        precision: dtypes of the forward pass and of gradient sums.
-        remat: the rematerialization policy of blocks.
-        unroll_blocks: stacks of at most this many blocks are unrolled on GPUs.
-        blocks: numbers the blocks if `remat` depends on their index.
-        capture_intermediates: if given, receives the output of every `run_block`
-            and `scan_blocks` that returns a field, in order.
-        float8_matrices: if given, receives (input, output) channels of each matrix that
-            is multiplied in float8, as the forward pass is traced.
-        key: dropout key of this forward pass, equal on all devices; None in evaluation.
-        noise: source of random noise, in training and in evaluation.
-        first_sample, sample_stride: the local samples have the global indices
-            first_sample, first_sample + sample_stride, ...
-        num_members: ensemble members per sample, consecutive along the batch dim:
-            sample 0 member 0, sample 0 member 1, ...
-        block: index of the block within the stack that `scan_blocks` runs.
-    """
-
+    # Mesh axes inside `shard_map`; `MeshAxes()` on one device.
     axes: MeshAxes = field(default_factory=MeshAxes)
+    # Sharding of parameters.
     rules: ShardingRules = field(default_factory=ShardingRules)
+    # Dtypes of the forward pass and of gradient sums.
     precision: Precision = field(default_factory=Precision)
+    # The rematerialization policy of blocks.
     remat: Remat = field(default_factory=Remat)
-    unroll_blocks: int = 0
+    unroll_blocks: int = 0  # stacks of at most this many blocks are unrolled on GPUs
+    # Numbers the blocks if `remat` depends on their index.
     blocks: BlockCount | None = None
+    # If given, receives the output of every `run_block` and `scan_blocks` that returns
+    # a field, in order.
     capture_intermediates: list[Field] | None = None
+    # If given, receives (input, output) channels of each matrix that is multiplied in
+    # float8, as the forward pass is traced.
     float8_matrices: list[tuple[int, int]] | None = None
+    # Dropout key of this forward pass, equal on all devices; None in evaluation.
     key: Array | None = None
-    noise: Noise | None = None
+    noise: Noise | None = None  # source of random noise, in training and in evaluation
+    # The local samples have the global indices first_sample, first_sample +
+    # sample_stride, ...
     first_sample: Array | int = 0
     sample_stride: int = 1
+    # Ensemble members per sample, consecutive along the batch dim: sample 0 member 0,
+    # sample 0 member 1, ...
     num_members: int = 1
+    # Index of the block within the stack that `scan_blocks` runs.
     block: Array | int = 0
 
     @property
@@ -168,7 +156,7 @@ class Context:
 
     def normal_field(
         self, name: str, field: Field, channels: int | None = None
-    ) -> Float[Array, "batch rows lon channel"]:
+    ) -> PointNoise:
         """Returns N(0, 1) noise at every sample and point of a field, `precision.wide`.
 
         Args:
@@ -195,9 +183,7 @@ class Context:
         positions = indices[:, None], jnp.arange(size)[None]
         return _varying_as(samples, random_normal(key, *positions, self.precision.wide))
 
-    def uniform_field(
-        self, name: str, field: Field
-    ) -> Float[Array, "batch rows lon channel"]:
+    def uniform_field(self, name: str, field: Field) -> PointNoise:
         """Returns uniform noise in [0, 1) at every sample and point, float32."""
         batch, _, columns, channels = field.data.shape
         samples, layout = self.samples(batch), field.layout

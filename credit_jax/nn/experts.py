@@ -31,17 +31,12 @@ from credit_jax.parallel.rows.layout import Field
 
 @dataclass(frozen=True)
 class Routing:
-    """Numbers of experts of a mixture-of-experts layer.
+    """Numbers of experts of a mixture-of-experts layer."""
 
-    Attributes:
-        num_experts: experts that tokens choose from.
-        top_k: experts that each token chooses.
-        shared: additional experts that every token uses, computed as one dense layer
-            that is `shared` times as wide.
-    """
-
-    num_experts: int
-    top_k: int
+    num_experts: int  # experts that tokens choose from
+    top_k: int  # experts that each token chooses
+    # Additional experts that every token uses, computed as one dense layer that is
+    # `shared` times as wide.
     shared: int = 0
 
 

@@ -39,6 +39,8 @@ from credit_jax.parallel.domain.norm import batch_norm_field, group_norm
 from credit_jax.parallel.params.spec import Initializer, constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field, Layout
 
+Channels = Float[Array, "*batch channel"]
+
 
 def drop_units(
     x: Float[Array, "batch rows lon unit"],
@@ -102,7 +104,7 @@ TensorSplit = Literal["column", "row"] | None
 
 
 def matmul(
-    x: Float[Array, "*batch channel"],
+    x: Channels,
     kernel: Float[Array, " channel *out"],
     context: Context | None = None,
     *,
@@ -146,32 +148,40 @@ class LayerNorm(nnx.Module):
         self.bias = parameter(constant(0.0), (channels,), ("embed",))
 
     @jax.named_scope(NORM)
-    def __call__(
-        self, x: Float[Array, "*batch channel"]
-    ) -> Float[Array, "*batch channel"]:
+    def __call__(self, x: Channels) -> Channels:
         return layer_norm(x, self.scale[...], self.bias[...])
 
     @jax.named_scope(NORM)
-    def with_skip(
-        self, x: Float[Array, "*batch channel"]
-    ) -> tuple[Float[Array, "*batch channel"], Float[Array, "*batch channel"]]:
+    def with_skip(self, x: Channels) -> tuple[Channels, Channels]:
         """Returns the normalized array, and `x` for the residual connection."""
         return layer_norm_and_skip(x, self.scale[...], self.bias[...])
 
 
 class GroupNorm(nnx.Module):
-    """torch.nn.GroupNorm on fields; the statistics are those of the global field."""
+    """torch.nn.GroupNorm on fields; the statistics are those of the global field.
 
-    def __init__(self, num_groups: int, channels: int) -> None:
-        self.num_groups = num_groups
-        self.scale = parameter(constant(1.0), (channels,), ("embed",))
-        self.bias = parameter(constant(0.0), (channels,), ("embed",))
+    With as many groups as channels it is torch.nn.InstanceNorm2d.
+    """
+
+    def __init__(
+        self,
+        num_groups: int,
+        channels: int,
+        *,
+        epsilon: float = 1e-5,
+        affine: bool = True,
+    ) -> None:
+        self.num_groups, self.epsilon, self.affine = num_groups, epsilon, affine
+        if affine:
+            self.scale = parameter(constant(1.0), (channels,), ("embed",))
+            self.bias = parameter(constant(0.0), (channels,), ("embed",))
 
     @jax.named_scope(NORM)
-    def __call__(self, field: Field) -> Field:
-        return group_norm(
-            field, self.scale[...], self.bias[...], num_groups=self.num_groups
-        )
+    def __call__(self, field: Field, context: Context | None = None) -> Field:
+        del context
+        affine = (self.scale[...], self.bias[...]) if self.affine else ()
+        groups, epsilon = self.num_groups, self.epsilon
+        return group_norm(field, *affine, num_groups=groups, epsilon=epsilon)
 
 
 class Linear(nnx.Module):
@@ -267,7 +277,7 @@ class OutProjection(nnx.Module):
 
     def __call__(
         self, x: Float[Array, "*batch heads head_dim"], context: Context
-    ) -> Float[Array, "*batch channel"]:
+    ) -> Channels:
         kernel = self.kernel[...]
         full = sum_over_tensor(
             x.reshape(*x.shape[:-2], -1),
@@ -424,15 +434,10 @@ class BatchNorm(nnx.Module):
         """Stores the running statistics after a batch."""
         assert after is not None, "running statistics were given"
         for name, value in vars(after).items():
-            getattr(self, name)[...] = _as_invarying(value)
-
-
-def _as_invarying(x: Array) -> Array:
-    """Casts an array with equal values on all devices from varying to invarying."""
-    # Weights have a varying type in a training step, so statistics computed from them
-    # are varying, too, although their values are equal.
-    axes = tuple(sorted(varying_axes(x)))
-    return lax.pmax(x, axes) if axes else x
+            # Weights have a varying type in a training step, so statistics computed
+            # from them are varying, too, although their values are equal.
+            axes = tuple(sorted(varying_axes(value)))
+            getattr(self, name)[...] = lax.pmax(value, axes) if axes else value
 
 
 # The arguments with which CREDIT's crossformer calls the factory of these modules.

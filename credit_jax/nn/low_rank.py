@@ -38,19 +38,13 @@ DOWN, UP = "lora_a", "lora_b"
 
 @dataclass(frozen=True)
 class LowRank:
-    """Which matrices of a model have adapters.
+    """Which matrices of a model have adapters."""
 
-    Attributes:
-        rank: columns of A and rows of B.
-        scale: factor of their product, alpha / rank.
-        targets: paths of the matrices.
-        up_init: initial values of B; with others than 0 the first forecast is not that
-            of the matrices, but depends on the adapters.
-    """
-
-    rank: int
-    scale: float
-    targets: frozenset[str]
+    rank: int  # columns of A and rows of B
+    scale: float  # factor of their product, alpha / rank
+    targets: frozenset[str]  # paths of the matrices
+    # Initial values of B; with others than 0 the first forecast is not that of the
+    # matrices, but depends on the adapters.
     up_init: Initializer = ZEROS
 
     def param_specs(self, specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:

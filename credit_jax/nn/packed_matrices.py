@@ -32,14 +32,10 @@ Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class MatrixGroup:
-    """Matrices of equal shape and sharding, processed as (count, inputs, outputs).
+    """Matrices of equal shape and sharding, processed as (count, inputs, outputs)."""
 
-    Attributes:
-        specs: specs of the parameters, by path.
-        axes_in, axes_out: mesh axes that shard the input and the output dims.
-    """
-
-    specs: Mapping[str, ParamSpec]
+    specs: Mapping[str, ParamSpec]  # specs of the parameters, by path
+    # Mesh axes that shard the input and the output dims.
     axes_in: tuple[str, ...]
     axes_out: tuple[str, ...]
 
@@ -122,14 +118,11 @@ Vectors: TypeAlias = list[Array]
 
 @dataclass(frozen=True)
 class PackedMatrices:
-    """Matrices by family.
+    """Matrices by family."""
 
-    Attributes:
-        families: the paths of the matrices, and the mesh axes that shard them.
-        arrays: local shards (count, inputs, outputs) of the groups of each family.
-    """
-
+    # The paths of the matrices, and the mesh axes that shard them.
     families: Sequence[Family]
+    # Local shards (count, inputs, outputs) of the groups of each family.
     arrays: Sequence[tuple[Array, ...]]
 
     @classmethod

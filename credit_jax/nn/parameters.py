@@ -43,20 +43,9 @@ def parameter(
     calls: int = 1,
     frozen: bool = False,
 ) -> Parameter:
-    """Declares a parameter.
-
-    Args:
-        init, shape, dims, matrix_out, calls, frozen: see `ParamSpec`.
-    """
-    param_spec = ParamSpec(
-        shape,
-        dims,
-        init,
-        matrix_out,
-        calls=calls,
-        frozen=frozen,
-    )
-    return from_param_spec(param_spec)
+    """Declares a parameter; the arguments are those of `ParamSpec`."""
+    spec = ParamSpec(shape, dims, init, matrix_out, calls=calls, frozen=frozen)
+    return from_param_spec(spec)
 
 
 def batch_stat(

@@ -44,7 +44,16 @@ def apply_tensor_parallel(module: nnx.Module) -> nnx.Module:
             block has `_tp_col` or `_tp_row`, as in CREDIT.
     """
     for _, block in nnx.iter_modules(module):
-        _check_names(block)
+        paths = {name: getattr(block, name, None) for name in ("_tp_col", "_tp_row")}
+        if any(path is not None for path in paths.values()):
+            # CREDIT's attributes, which would split nothing here.
+            listed = ", ".join(f"{name} = {path!r}" for name, path in paths.items())
+            column, row = (path or "..." for path in paths.values())
+            raise ValueError(
+                f"{type(block).__name__} has {listed}, which CREDIT reads; write "
+                f"tp_plan = (({column!r}, {row!r}),), pairs of (column layer, row "
+                "layer)"
+            )
         subject = f"{type(block).__name__}.tp_plan"
         for pair in getattr(block, "tp_plan", ()):
             is_pair = isinstance(pair, tuple) and len(pair) == 2
@@ -69,18 +78,6 @@ def apply_tensor_parallel(module: nnx.Module) -> nnx.Module:
             # The row's bias stays whole: it is added once, after the sum over tp.
             row.kernel = _named(row.kernel, -2)
     return module
-
-
-def _check_names(block: nnx.Module) -> None:
-    """Raises ValueError for CREDIT's attributes, which would split nothing here."""
-    paths = {name: getattr(block, name, None) for name in ("_tp_col", "_tp_row")}
-    if any(path is not None for path in paths.values()):
-        listed = ", ".join(f"{name} = {path!r}" for name, path in paths.items())
-        column, row = (path or "..." for path in paths.values())
-        raise ValueError(
-            f"{type(block).__name__} has {listed}, which CREDIT reads; write "
-            f"tp_plan = (({column!r}, {row!r}),), pairs of (column layer, row layer)"
-        )
 
 
 def _layer(block: nnx.Module, path: str, subject: str) -> Any:

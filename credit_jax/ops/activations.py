@@ -10,15 +10,17 @@ from jax import lax
 from jax.scipy.special import erf
 from jaxtyping import Array, Float
 
+Pooled = Float[Array, "batch channel"]
+
 
 def squeeze_gate(
-    pooled: Float[Array, "batch channel"],
+    pooled: Pooled,
     squeeze: Float[Array, "channel hidden"],
     expand: Float[Array, "hidden channel"],
     *,
     squeeze_bias: Float[Array, " hidden"] | None = None,
     expand_bias: Float[Array, " channel"] | None = None,
-) -> Float[Array, "batch channel"]:
+) -> Pooled:
     """Returns sigmoid(relu(pooled @ squeeze + squeeze_bias) @ expand + expand_bias).
 
     With biases this is the gate of torchvision's SqueezeExcitation, without biases that
@@ -36,9 +38,7 @@ def squeeze_gate(
     return jax.nn.sigmoid(x if expand_bias is None else x + expand_bias[None])
 
 
-def neighbor_gate(
-    pooled: Float[Array, "batch channel"], kernel: Float[Array, " taps"]
-) -> Float[Array, "batch channel"]:
+def neighbor_gate(pooled: Pooled, kernel: Float[Array, " taps"]) -> Pooled:
     """Sigmoid of a convolution over neighboring channels: CREDIT's ECABlock.
 
     Args:

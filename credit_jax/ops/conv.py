@@ -14,11 +14,11 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from credit_jax.ops.space_to_depth import (
-    LAYOUTS,
     IntPair,
     dense_taps,
     depth_to_space,
     pad_spatial,
+    plain_conv,
     space_to_depth_conv,
     split_taps,
     unit_stride_conv,
@@ -27,7 +27,6 @@ from credit_jax.ops.space_to_depth import (
 Padding = tuple[IntPair, IntPair]
 AnyPadding = Padding | str
 
-LAYOUT = ("NHWC", "HWIO", "NHWC")
 NO_PADDING: Padding = ((0, 0), (0, 0))
 
 
@@ -61,15 +60,7 @@ def conv2d(
     pads = checked_padding(
         x.shape[1:-1], kernel.shape[:2], padding, stride=stride, dilation=dilation
     )
-    return lax.conv_general_dilated(
-        x,
-        kernel,
-        stride,
-        pads,
-        rhs_dilation=dilation,
-        dimension_numbers=LAYOUT,
-        feature_group_count=groups,
-    )
+    return plain_conv(x, kernel, stride, pads, dilation, groups)
 
 
 def explicit_padding(
@@ -174,15 +165,7 @@ def conv3d(
     )
     if kernel.shape[:3] == stride and dilation == (1, 1, 1) and groups == 1:
         return space_to_depth_conv(pad_spatial(x, pads), kernel, stride=stride)
-    return lax.conv_general_dilated(
-        x,
-        kernel,
-        stride,
-        pads,
-        rhs_dilation=dilation,
-        dimension_numbers=LAYOUTS[3],
-        feature_group_count=groups,
-    )
+    return plain_conv(x, kernel, stride, pads, dilation, groups)
 
 
 LAT, LON = 1, 2

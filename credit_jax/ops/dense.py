@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -23,14 +23,13 @@ from jaxtyping import Array, Float, Num
 
 from credit_jax.ops.custom_vjp import custom_vjp, match_vma
 
+Channels = Float[Array, "*batch channel"]
+
 Product = Callable[[Array, Array], Array]
 
 
 def dense(
-    x: Float[Array, "*batch channel"],
-    kernel: Float[Array, " channel *out"],
-    *,
-    dtype: Any = None,
+    x: Channels, kernel: Float[Array, " channel *out"], *, dtype: Any = None
 ) -> Float[Array, "*batch *out"]:
     """Returns `x @ kernel`, contracting the last dim of x and the first of the kernel.
 
@@ -87,9 +86,7 @@ def of_matrices(product: Product, x: Array, kernel: Array) -> Array:
     return y.reshape(*batch, *out)
 
 
-def add_bias(
-    x: Float[Array, "*batch channel"], bias: Float[Array, " channel"]
-) -> Float[Array, "*batch channel"]:
+def add_bias(x: Channels, bias: Float[Array, " channel"]) -> Channels:
     """Returns `x + bias` in the dtype of `x`.
 
     Both the sum and the gradient of the bias are computed in float32 or wider. That
@@ -102,10 +99,8 @@ def add_bias(
 
 
 def scale_and_shift(
-    normal: Float[Array, "*batch channel"],
-    scale: Float[Array, " channel"],
-    bias: Float[Array, " channel"],
-) -> Float[Array, "*batch channel"]:
+    normal: Channels, scale: Float[Array, " channel"], bias: Float[Array, " channel"]
+) -> Channels:
     """Returns `normal * scale + bias`, all in the dtype of `normal`."""
     lead = (1,) * (normal.ndim - 1)
     scale, bias = (a.astype(normal.dtype).reshape(*lead, -1) for a in (scale, bias))
@@ -120,7 +115,7 @@ _LIMIT = 126
 
 
 def float8_dense(
-    x: Float[Array, "*batch channel"],
+    x: Channels,
     kernel: Float[Array, " channel *out"],
     *,
     summed: str | None = None,
@@ -141,8 +136,8 @@ def float8_dense(
         gradient_dtype: `FLOAT8` or `WIDE_FLOAT8`, to which the gradient of the result
             is rounded.
     """
-    static = (summed, output_axis, dtype or x.dtype, gradient_dtype)
-    return of_matrices(lambda a, b: _product(a, b, *static), *match_vma(x, kernel))
+    how = _Product(summed, output_axis, dtype or x.dtype, gradient_dtype)
+    return of_matrices(lambda a, b: _product(a, b, how), *match_vma(x, kernel))
 
 
 def quantize(
@@ -178,63 +173,46 @@ def _power_of_two(power: Array, dtype: Any) -> Array:
     return lax.bitcast_convert_type(bits, jnp.float32).astype(dtype)
 
 
-@partial(custom_vjp, nondiff_argnums=(2, 3, 4, 5))
-def _product(
-    x: Array,
-    kernel: Array,
-    summed: str | None,
-    output_axis: str | None,
-    dtype: Any,
-    gradient_dtype: Any,
-) -> Array:
-    return _product_forward(x, kernel, summed, output_axis, dtype, gradient_dtype)[0]
+class _Product(NamedTuple):
+    """The arguments of `float8_dense` besides arrays."""
+
+    summed: str | None
+    output_axis: str | None
+    dtype: Any
+    gradient_dtype: Any
 
 
-def _product_forward(
-    x: Array,
-    kernel: Array,
-    summed: str | None,
-    output_axis: str | None,
-    dtype: Any,
-    gradient_dtype: Any,
-) -> tuple[Array, Any]:
-    del gradient_dtype
-    tokens, token_scales = quantize(x, 1, _named(summed))
-    matrix, matrix_scale = quantize(kernel, None, _named(summed, output_axis))
+@partial(custom_vjp, nondiff_argnums=(2,))
+def _product(x: Array, kernel: Array, how: _Product) -> Array:
+    return _product_forward(x, kernel, how)[0]
+
+
+def _product_forward(x: Array, kernel: Array, how: _Product) -> tuple[Array, Any]:
+    tokens, token_scales = quantize(x, 1, _named(how.summed))
+    axes = _named(how.summed, how.output_axis)
+    matrix, matrix_scale = quantize(kernel, None, axes)
     scales = token_scales * matrix_scale
     y = _multiply(tokens, matrix, scales.dtype) * scales
     residuals = (x, matrix, matrix_scale, kernel.dtype.type(0))
-    return y.astype(dtype), residuals
+    return y.astype(how.dtype), residuals
 
 
-def _product_tangent(
-    summed: str | None,
-    output_axis: str | None,
-    dtype: Any,
-    gradient_dtype: Any,
-    residuals: Any,
-    *tangents: Array,
-) -> Array:
+def _product_tangent(how: _Product, residuals: Any, *tangents: Array) -> Array:
     """The exact tangent of the product of rounded values; nothing more is rounded."""
-    del summed, output_axis, gradient_dtype
     x, matrix, matrix_scale, _ = residuals
     by_x, by_kernel = (tangent.astype(matrix_scale.dtype) for tangent in tangents)
     kernel = matrix.astype(matrix_scale.dtype) * matrix_scale
-    return (by_x @ kernel + x.astype(kernel.dtype) @ by_kernel).astype(dtype)
+    return (by_x @ kernel + x.astype(kernel.dtype) @ by_kernel).astype(how.dtype)
 
 
 @partial(_product.defvjp, _product_forward, tangent=_product_tangent)
 def _product_backward(
-    summed: str | None,
-    output_axis: str | None,
-    dtype: Any,
-    gradient_dtype: Any,
-    residuals: Any,
-    grad: Array,
+    how: _Product, residuals: Any, grad: Array
 ) -> tuple[Array, Array]:
     x, matrix, matrix_scale, zero = residuals
     narrow = grad.astype(x.dtype)
-    tokens, token_scales = quantize(narrow, 1, _named(output_axis), gradient_dtype)
+    axes = _named(how.output_axis)
+    tokens, token_scales = quantize(narrow, 1, axes, how.gradient_dtype)
     scales = token_scales * matrix_scale
     grad_x = _multiply(tokens, matrix.T, scales.dtype) * scales
     grad_kernel = jnp.matmul(x.T, narrow, preferred_element_type=scales.dtype)

@@ -14,10 +14,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+Chosen = Int[Array, "tokens choice"]
+
+Weights = Float[Array, "tokens choice"]
+
 
 def choose_experts(
     logits: Float[Array, "tokens experts"], count: int
-) -> tuple[Float[Array, "tokens choice"], Int[Array, "tokens choice"]]:
+) -> tuple[Weights, Chosen]:
     """Returns the `count` most probable experts of each token, and their weights.
 
     The weights are probabilities of a softmax over all experts, divided by their sum.
@@ -56,27 +60,22 @@ class Dispatch:
     """The choices of all tokens, sorted by expert, for a contiguous range of experts.
 
     Choices of experts outside of the range come last.
-
-    Attributes:
-        order: (places,), flat index of the choice at each sorted place,
-            token * choices + choice.
-        sizes: (experts,), number of choices of each expert of the range.
-        expert: (places,), index within the range of the expert at each sorted place;
-            the last index where the choice is outside of the range.
-        is_local: (places, 1), whether the choice at each sorted place is in the range.
-        choices: number of experts for each token.
     """
 
+    # (places,), flat index of the choice at each sorted place, token * choices +
+    # choice.
     order: Int[Array, " places"]
+    # (experts,), number of choices of each expert of the range.
     sizes: Int[Array, " experts"]
+    # (places,), index within the range of the expert at each sorted place; the last
+    # index where the choice is outside of the range.
     expert: Int[Array, " places"]
+    # (places, 1), whether the choice at each sorted place is in the range.
     is_local: Bool[Array, "places 1"]
-    choices: int
+    choices: int  # number of experts for each token
 
     @classmethod
-    def of(
-        cls, chosen: Int[Array, "tokens choice"], num: int, first: Array | int = 0
-    ) -> Dispatch:
+    def of(cls, chosen: Chosen, num: int, first: Array | int = 0) -> Dispatch:
         """Returns the dispatch to the experts `first` to `first + num - 1`."""
         local = chosen.reshape(-1) - first
         group = jnp.where((local >= 0) & (local < num), local, num)
@@ -122,9 +121,7 @@ class Dispatch:
         return jnp.where(self.is_local, y, jnp.zeros((), y.dtype))
 
     def combine(
-        self,
-        y: Float[Array, "places out"],
-        weights: Float[Array, "tokens choice"],
+        self, y: Float[Array, "places out"], weights: Weights
     ) -> Float[Array, "tokens out"]:
         """Returns the weighted sum over the choices of each token, in their order."""
         by_choice = _permuted(y, jnp.argsort(self.order)).reshape(*weights.shape, -1)
@@ -141,8 +138,8 @@ def _permuted(
 
 
 def expert_biases(
-    weights: Float[Array, "tokens choice"],
-    chosen: Int[Array, "tokens choice"],
+    weights: Weights,
+    chosen: Chosen,
     bias: Float[Array, "experts out"],
     first: Array | int = 0,
 ) -> Float[Array, "tokens out"]:

@@ -17,14 +17,14 @@ from jaxtyping import Array, Float
 from credit_jax.ops.custom_vjp import custom_vjp
 from credit_jax.ops.dense import scale_and_shift
 
+PerChannel = Float[Array, " channel"]
+
+Channels = Float[Array, "*batch channel"]
+
 
 def layer_norm(
-    x: Float[Array, "*batch channel"],
-    scale: Float[Array, " channel"],
-    bias: Float[Array, " channel"],
-    *,
-    epsilon: float = 1e-5,
-) -> Float[Array, "*batch channel"]:
+    x: Channels, scale: PerChannel, bias: PerChannel, *, epsilon: float = 1e-5
+) -> Channels:
     """Layer normalization over channels.
 
     (x - mean) / sqrt(variance + epsilon) * scale + bias
@@ -71,17 +71,13 @@ def _mean(x: Array) -> Array:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RunningStatistics:
-    """Running statistics of batch normalization, a pytree.
-
-    Attributes:
-        mean, variance: (channel,) float; the variance is unbiased, as torch stores it.
-        count: () integer, the number of training batches (torch's
-            num_batches_tracked).
-    """
+    """Running statistics of batch normalization, a pytree."""
 
     # Any: the same tree structure also contains specs or shapes.
+    # (channel,) float; the variance is unbiased, as torch stores it.
     mean: Any
     variance: Any
+    # () integer, the number of training batches (torch's num_batches_tracked).
     count: Any
 
     @classmethod
@@ -92,8 +88,8 @@ class RunningStatistics:
 
     def updated(
         self,
-        mean: Float[Array, " channel"],
-        variance: Float[Array, " channel"],
+        mean: PerChannel,
+        variance: PerChannel,
         *,
         num_values: int,
         momentum: float | None,
@@ -122,15 +118,17 @@ class RunningStatistics:
 
 
 def batch_norm(
-    x: Float[Array, "*batch channel"],
-    scale: Float[Array, " channel"],
-    bias: Float[Array, " channel"],
+    x: Channels,
+    scale: PerChannel,
+    bias: PerChannel,
     running: RunningStatistics | None = None,
     *,
     training: bool,
     momentum: float | None = 0.1,
     epsilon: float = 1e-5,
-) -> tuple[Float[Array, "*batch channel"], RunningStatistics | None]:
+    mean_of: Callable[[Array], Array] | None = None,
+    num_values: int | None = None,
+) -> tuple[Channels, RunningStatistics | None]:
     """Batch normalization, as torch.nn.BatchNorm2d.
 
     (x - mean) / sqrt(variance + epsilon) * scale + bias
@@ -146,6 +144,9 @@ def batch_norm(
         training: whether to use the statistics of the batch and to update `running`.
         momentum: see `RunningStatistics.updated`.
         epsilon: added to the variance.
+        mean_of: (..., channel) -> (channel,), the mean over all values of a channel,
+            such as one over all devices; None for that over the array.
+        num_values: number of these values; None for those of the array.
 
     Returns:
         The normalized array in the dtype of `x`; and the running statistics, updated in
@@ -154,37 +155,9 @@ def batch_norm(
     Raises:
         ValueError: in training, if a channel has a single value, as in torch.
     """
-    dims = tuple(range(x.ndim - 1))
-    return batch_norm_by(
-        lambda values: values.mean(dims),
-        math.prod(x.shape[:-1]),
-        x,
-        scale,
-        bias,
-        running,
-        training=training,
-        momentum=momentum,
-        epsilon=epsilon,
-    )
-
-
-def batch_norm_by(
-    mean_of: Callable[[Array], Array],
-    num_values: int,
-    x: Float[Array, "*batch channel"],
-    scale: Float[Array, " channel"],
-    bias: Float[Array, " channel"],
-    running: RunningStatistics | None,
-    *,
-    training: bool,
-    momentum: float | None,
-    epsilon: float,
-) -> tuple[Float[Array, "*batch channel"], RunningStatistics | None]:
-    """`batch_norm` with a given function for the mean, such as one over all devices.
-
-    Args:
-        mean_of: (..., channel) -> (channel,), the mean over all values of a channel.
-    """
+    if mean_of is None:
+        mean_of = partial(jnp.mean, axis=tuple(range(x.ndim - 1)))
+    num_values = num_values or math.prod(x.shape[:-1])
     lead = (1,) * (x.ndim - 1)
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     if training or running is None:

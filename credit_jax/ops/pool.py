@@ -87,21 +87,13 @@ def max_pool2d(
 
 @dataclass(frozen=True)
 class PoolingWindows:
-    """Pooling windows of equal size along one dim.
+    """Pooling windows of equal size along one dim."""
 
-    Attributes:
-        size: number of points of a window.
-        stride: points from one window to the next.
-        padding: points to add (low, high).
-        dilation: spacing of the points of a window.
-        ceil_mode: whether to keep a last window that is not full.
-    """
-
-    size: int
-    stride: int
-    padding: IntPair
-    dilation: int
-    ceil_mode: bool
+    size: int  # number of points of a window
+    stride: int  # points from one window to the next
+    padding: IntPair  # points to add (low, high)
+    dilation: int  # spacing of the points of a window
+    ceil_mode: bool  # whether to keep a last window that is not full
 
     @property
     def reach(self) -> int:

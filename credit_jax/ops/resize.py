@@ -12,15 +12,12 @@ class Taps:
     """Positions and weights of two-point interpolation along one dim.
 
     out[i] = (1 - weight[i]) * x[low[i]] + weight[i] * x[high[i]]
-
-    Attributes:
-        low, high: (out,) integers, input positions.
-        weight: (out,) floats in [0, 1), the weight of `high`.
     """
 
+    # (out,) integers, input positions.
     low: np.ndarray
     high: np.ndarray
-    weight: np.ndarray
+    weight: np.ndarray  # (out,) floats in [0, 1), the weight of `high`
 
     @property
     def is_copy(self) -> bool:

@@ -221,22 +221,30 @@ def depth_to_space(x: Array, stride: Sequence[int], groups: int) -> Array:
 
 
 def unit_stride_conv(
-    x: Array,
-    kernel: Array,
-    *,
-    dilation: Sequence[int],
-    groups: int,
+    x: Array, kernel: Array, *, dilation: Sequence[int], groups: int
 ) -> Array:
     """Convolution of stride 1 without padding; a single tap is a matrix product."""
     sizes = kernel.shape[:-2]
     if prod(sizes) == 1 and groups == 1:
         return dense(x, kernel.reshape(kernel.shape[-2:]))
+    return plain_conv(x, kernel, (1,) * len(sizes), "VALID", dilation, groups)
+
+
+def plain_conv(
+    x: Array,
+    kernel: Array,
+    stride: Sequence[int],
+    padding: Sequence[IntPair] | str,
+    dilation: Sequence[int],
+    groups: int,
+) -> Array:
+    """XLA's convolution of channels-last arrays with two or three spatial dims."""
     return lax.conv_general_dilated(
         x,
         kernel,
-        (1,) * len(sizes),
-        "VALID",
+        stride,
+        padding,
         rhs_dilation=dilation,
-        dimension_numbers=LAYOUTS[len(sizes)],
+        dimension_numbers=LAYOUTS[len(stride)],
         feature_group_count=groups,
     )

@@ -121,19 +121,12 @@ def _differences(x: Array, length: int) -> Array:
 
 @dataclass(frozen=True)
 class WindowDim:
-    """Partition of one dim of a field into windows.
+    """Partition of one dim of a field into windows."""
 
-    Attributes:
-        windows: number of windows along the dim.
-        tokens: number of tokens of a window along the dim.
-        window_step: points from one window to the next.
-        token_step: points from one token of a window to the next.
-    """
-
-    windows: int
-    tokens: int
-    window_step: int
-    token_step: int
+    windows: int  # number of windows along the dim
+    tokens: int  # number of tokens of a window along the dim
+    window_step: int  # points from one window to the next
+    token_step: int  # points from one token of a window to the next
 
     @property
     def points(self) -> int:
@@ -143,14 +136,10 @@ class WindowDim:
 
 @dataclass(frozen=True)
 class WindowGrid:
-    """Partition of fields into windows: every point is one token of one window.
+    """Partition of fields into windows: every point is one token of one window."""
 
-    Attributes:
-        batch: number of samples.
-        rows, columns: the windows along the two dims.
-    """
-
-    batch: int
+    batch: int  # number of samples
+    # The windows along the two dims.
     rows: WindowDim
     columns: WindowDim
 

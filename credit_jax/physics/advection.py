@@ -20,52 +20,42 @@ from credit_jax.named_fields import FieldContext
 from credit_jax.physics.arrays import (
     EARTH_RADIUS,
     all_rows,
-    by_level,
     clip,
+    hybrid_levels,
     namespace,
     num_rows,
     row_numbers,
 )
+from credit_jax.physics.geopotential import check_interfaces
 
 LevelFields = Float[Any, "batch level time lat lon"]
 
 
 class Wind(NamedTuple):
-    """The wind that advects tracers, on levels from the top down.
+    """The wind that advects tracers, on levels from the top down."""
 
-    Attributes:
-        u, v: eastward and northward wind, m / s.
-        surface_pressure: (batch, 1, time, lat, lon) Pa.
-        omega: dp/dt in Pa / s; None derives it from continuity.
-    """
-
+    # Eastward and northward wind, m / s.
     u: LevelFields
     v: LevelFields
+    # (batch, 1, time, lat, lon) Pa.
     surface_pressure: Float[Any, "batch 1 time lat lon"]
-    omega: LevelFields | None = None
+    omega: LevelFields | None = None  # dp/dt in Pa / s; None derives it from continuity
 
 
 @dataclass(frozen=True, eq=False)
 class Advection:
-    """An advection step of fixed length on a grid.
+    """An advection step of fixed length on a grid."""
 
-    Attributes:
-        latitude: (lat,) degrees north, of all rows.
-        longitude: (lon,) degrees east, equally spaced around the globe.
-        half_levels: coefficients (a in Pa, b) of the level + 1 interfaces, from the
-            top down.
-        seconds: length of the step.
-        iterations: fixed-point iterations for the midpoint of a trajectory, at least 1.
-        coslat_floor: smallest cos(latitude) in a divisor.
-        dp_floor: smallest pressure difference between levels in a divisor, Pa.
-    """
-
-    latitude: Float[np.ndarray, " lat"]
+    latitude: Float[np.ndarray, " lat"]  # (lat,) degrees north, of all rows
+    # (lon,) degrees east, equally spaced around the globe.
     longitude: Float[np.ndarray, " lon"]
+    # Coefficients (a in Pa, b) of the level + 1 interfaces, from the top down.
     half_levels: tuple[np.ndarray, np.ndarray]
-    seconds: float
+    seconds: float  # length of the step
+    # Fixed-point iterations for the midpoint of a trajectory, at least 1.
     iterations: int = 2
-    coslat_floor: float = 1e-4
+    coslat_floor: float = 1e-4  # smallest cos(latitude) in a divisor
+    # Smallest pressure difference between levels in a divisor, Pa.
     dp_floor: float = 1.0
 
     def __call__(
@@ -77,19 +67,16 @@ class Advection:
         that air travels in a step has no bound; it computes only its own trajectories.
         """
         levels = wind.u.shape[1]
-        if len(self.half_levels[0]) != levels + 1:
-            raise ValueError(
-                f"the coefficients have {len(self.half_levels[0])} interfaces, but the "
-                f"winds {levels} levels, which need one more; give `levels`, counted "
-                "from 1"
-            )
+        check_interfaces("winds", wind.u, self.half_levels)
         full = Wind(*(x if x is None else all_rows(x, context) for x in wind))
         # Velocities in levels, rows and columns of the grid per second.
         latitude = np.deg2rad(np.asarray(self.latitude, np.float64))
         cosine = _by_row(np.maximum(np.cos(latitude), self.coslat_floor), full.u)
-        columns = full.u / (EARTH_RADIUS * cosine) / full.u.dtype.type(self._d_lambda)
+        # Spacing of the columns, radians.
+        step = float(np.deg2rad(float(self.longitude[1]) - float(self.longitude[0])))
+        columns = full.u / (EARTH_RADIUS * cosine) / full.u.dtype.type(step)
         rows = full.v / EARTH_RADIUS / _by_row(np.gradient(latitude), full.u)
-        velocity = [self._level_velocity(full, latitude), rows, columns]
+        velocity = [self._level_velocity(full, latitude, step), rows, columns]
         # Level, row and column of the local grid points.
         xp, dtype = namespace(wind.u), wind.u.dtype
         row = clip(row_numbers(wind.u, context), 0, num_rows(wind.u, context) - 1)
@@ -109,37 +96,34 @@ class Advection:
         departures = [x - d for x, d in zip(start, moved, strict=True)]
         return sample([all_rows(x, context) for x in tracers], departures)
 
-    @property
-    def _d_lambda(self) -> float:
-        """Spacing of the columns, radians."""
-        return float(np.deg2rad(float(self.longitude[1]) - float(self.longitude[0])))
-
-    def _level_velocity(self, wind: Wind, latitude: np.ndarray) -> LevelFields:
+    def _level_velocity(
+        self, wind: Wind, latitude: np.ndarray, step: float
+    ) -> LevelFields:
         """Levels per second, omega / (dp per level); 0 if there is one level."""
         xp = namespace(wind.u)
         if wind.u.shape[1] == 1:
             return xp.zeros_like(wind.u)
-        a, b = (by_level(x, wind.u) for x in self.half_levels)
-        interfaces = a + b * wind.surface_pressure
+        interfaces = hybrid_levels(self.half_levels, wind.surface_pressure)
         omega = wind.omega
         if omega is None:
-            omega = self._omega(wind, interfaces[:, 1:] - interfaces[:, :-1], latitude)
+            thickness = interfaces[:, 1:] - interfaces[:, :-1]
+            omega = self._omega(wind, thickness, latitude, step)
         center = 0.5 * (interfaces[:, :-1] + interfaces[:, 1:])
         return omega / clip(namespace(center).gradient(center, axis=1), self.dp_floor)
 
     def _omega(
-        self, wind: Wind, thickness: LevelFields, latitude: np.ndarray
+        self, wind: Wind, thickness: LevelFields, latitude: np.ndarray, step: float
     ) -> LevelFields:
         """Minus the integral of divergence from the top to the centers of levels."""
         xp, dtype = namespace(wind.u), wind.u.dtype
         cosine = np.cos(latitude)
         zonal = xp.roll(wind.u, -1, axis=-1) - xp.roll(wind.u, 1, axis=-1)
-        zonal = zonal / dtype.type(2.0 * self._d_lambda)
+        zonal = zonal / dtype.type(2.0 * step)
         # The derivative by latitude, of second order on uneven rows, one-sided at the
         # ends.
-        flow, step = wind.v * _by_row(cosine, wind.v), np.diff(latitude)
-        slope = (flow[:, :, :, 1:] - flow[:, :, :, :-1]) / _by_row(step, flow)
-        share = _by_row(step[:-1] / (step[:-1] + step[1:]), flow)
+        flow, rows = wind.v * _by_row(cosine, wind.v), np.diff(latitude)
+        slope = (flow[:, :, :, 1:] - flow[:, :, :, :-1]) / _by_row(rows, flow)
+        share = _by_row(rows[:-1] / (rows[:-1] + rows[1:]), flow)
         inner = (1 - share) * slope[:, :, :, :-1] + share * slope[:, :, :, 1:]
         ends = slope[:, :, :, :1], slope[:, :, :, -1:]
         meridional = xp.concatenate([ends[0], inner, ends[1]], axis=3)

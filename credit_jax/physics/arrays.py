@@ -44,6 +44,12 @@ def by_level(values: Any, like: Any) -> Any:
     return xp.asarray(values, like.dtype).reshape(1, -1, 1, 1, 1)
 
 
+def hybrid_levels(levels: tuple[Any, Any], surface_pressure: Any) -> Any:
+    """Pressure a + b ps of hybrid levels, Pa."""
+    a, b = (by_level(values, surface_pressure) for values in levels)
+    return a + b * surface_pressure
+
+
 def take_levels(
     x: Shaped[Any, "batch level time lat lon"],
     index: Shaped[Any, "batch chosen time lat lon"],

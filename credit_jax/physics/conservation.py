@@ -34,6 +34,8 @@ from credit_jax.physics.arrays import (
     namespace,
 )
 
+PerPoint = Float[np.ndarray, "lat lon"]
+
 LevelFields = Float[Any, "batch level time lat lon"]
 Layers = Float[Any, "batch layer time lat lon"]
 Surface = Float[Any, "batch 1 time lat lon"]
@@ -41,21 +43,15 @@ Surface = Float[Any, "batch 1 time lat lon"]
 
 @dataclass(frozen=True, eq=False)
 class VerticalLevels:
-    """Levels of pressure p = a + b ps; b is 0 for pressure levels.
+    """Levels of pressure p = a + b ps; b is 0 for pressure levels."""
 
-    Attributes:
-        a: (n,) Pa.
-        b: (n,) dimensionless.
-        midpoint: if True, fields are means of the n - 1 layers between these pressures;
-            else they are values at the n pressures, and integrals are trapezoidal.
-        origin: file and names of a and b, for errors.
-        numbers: numbers of the levels of fields in that file; None if it has none.
-    """
-
-    a: Float[np.ndarray, " n"]
-    b: Float[np.ndarray, " n"]
+    a: Float[np.ndarray, " n"]  # (n,) Pa
+    b: Float[np.ndarray, " n"]  # (n,) dimensionless
+    # If True, fields are means of the n - 1 layers between these pressures; else they
+    # are values at the n pressures, and integrals are trapezoidal.
     midpoint: bool
-    origin: str = "levels"
+    origin: str = "levels"  # file and names of a and b, for errors
+    # Numbers of the levels of fields in that file; None if it has none.
     numbers: tuple[float, ...] | None = None
 
     @property
@@ -112,17 +108,12 @@ class VerticalLevels:
 
 @dataclass(frozen=True, eq=False)
 class PhysicsGrid:
-    """Levels and cell areas for global integrals.
+    """Levels and cell areas for global integrals."""
 
-    Attributes:
-        levels: vertical levels of the fields.
-        weights: (lat, lon) area of each cell, with mean 1.
-        axes: latitudes and longitudes of the file, degrees, and its pressure levels;
-            those that are known.
-    """
-
-    levels: VerticalLevels
-    weights: Float[np.ndarray, "lat lon"]
+    levels: VerticalLevels  # vertical levels of the fields
+    weights: PerPoint  # (lat, lon) area of each cell, with mean 1
+    # Latitudes and longitudes of the file, degrees, and its pressure levels; those that
+    # are known.
     axes: GridCoordinates = UNKNOWN
 
     def at(self, data: GridCoordinates) -> PhysicsGrid:
@@ -146,32 +137,21 @@ class PhysicsGrid:
 
 
 class Moisture(NamedTuple):
-    """The fields that determine the water and the dry air of a column.
+    """The fields that determine the water and the dry air of a column."""
 
-    Attributes:
-        humidity: specific total water, kg / kg.
-        pressure: surface pressure, Pa.
-    """
-
-    humidity: LevelFields
-    pressure: Surface
+    humidity: LevelFields  # specific total water, kg / kg
+    pressure: Surface  # surface pressure, Pa
 
 
 class Air(NamedTuple):
-    """The fields that determine the energy of a column.
+    """The fields that determine the energy of a column."""
 
-    Attributes:
-        temperature: K.
-        humidity: specific total water, kg / kg.
-        u, v: wind, m / s.
-        pressure: surface pressure, Pa.
-    """
-
-    temperature: LevelFields
-    humidity: LevelFields
+    temperature: LevelFields  # K
+    humidity: LevelFields  # specific total water, kg / kg
+    # Wind, m / s.
     u: LevelFields
     v: LevelFields
-    pressure: Surface
+    pressure: Surface  # surface pressure, Pa
 
 
 def fix_dry_mass(
@@ -294,9 +274,7 @@ def _energy(air: Air, ground: Any) -> tuple[LevelFields, LevelFields]:
     return capacity * air.temperature + remainder, capacity
 
 
-def cell_areas(
-    longitude: Float[np.ndarray, "lat lon"], latitude: Float[np.ndarray, "lat lon"]
-) -> Float[np.ndarray, "lat lon"]:
+def cell_areas(longitude: PerPoint, latitude: PerPoint) -> PerPoint:
     """Areas |R^2 d(sin latitude) d(longitude)| of grid cells, in float64.
 
     Differences are central, and one-sided of second order at the edges.
@@ -315,9 +293,7 @@ def cell_areas(
     return np.abs(EARTH_RADIUS**2 * d_phi * d_lambda)
 
 
-def area_weights(
-    longitude: Float[np.ndarray, "lat lon"], latitude: Float[np.ndarray, "lat lon"]
-) -> Float[np.ndarray, "lat lon"]:
+def area_weights(longitude: PerPoint, latitude: PerPoint) -> PerPoint:
     """`cell_areas` divided by their mean, dimensionless."""
     areas = cell_areas(longitude, latitude)
     return areas / areas.mean()

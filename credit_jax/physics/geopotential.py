@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.physics.arrays import by_level, namespace
+from credit_jax.physics.arrays import hybrid_levels, namespace
 from credit_jax.physics.interpolation import SMALLEST_PRESSURE
 
 # Gas constants of CREDIT's geopotential.py; `physics.arrays` has other values.
@@ -43,10 +43,9 @@ def geopotential(
         half_levels: coefficients (a in Pa, b) of the level + 1 interfaces.
         flip_vertical: whether to sum from the last level, for levels from the top down.
     """
-    _check_interfaces(temperature, half_levels)
+    check_interfaces("fields", temperature, half_levels)
     xp, turn = namespace(temperature), slice(None, None, -1 if flip_vertical else 1)
-    a, b = (by_level(values, surface_pressure) for values in half_levels)
-    interfaces = a + b * surface_pressure
+    interfaces = hybrid_levels(half_levels, surface_pressure)
     interfaces = xp.where(
         interfaces > 0, interfaces, xp.asarray(SMALLEST_PRESSURE, interfaces.dtype)
     )
@@ -73,10 +72,9 @@ def geopotential_of_ifs(
     Args:
         temperature: K, from the top down.
     """
-    _check_interfaces(temperature, half_levels)
+    check_interfaces("fields", temperature, half_levels)
     xp = namespace(temperature)
-    a, b = (by_level(values, surface_pressure) for values in half_levels)
-    interfaces = (a + b * surface_pressure)[:, 1:]
+    interfaces = hybrid_levels(half_levels, surface_pressure)[:, 1:]
     top = xp.full_like(interfaces[:, :1], _TOP)
     upper = xp.concatenate([top, interfaces[:, :-1]], axis=1)
     thickness = xp.log(interfaces / upper)
@@ -89,10 +87,13 @@ def geopotential_of_ifs(
     return surface_geopotential + below + heat * alpha
 
 
-def _check_interfaces(field: Columns, half_levels: tuple[Any, Any]) -> None:
+def check_interfaces(
+    subject: str, field: Columns, half_levels: tuple[np.ndarray, np.ndarray]
+) -> None:
+    """Checks that there is one more interface than there are levels of a field."""
     if len(half_levels[0]) != field.shape[1] + 1:
         raise ValueError(
-            f"the coefficients have {len(half_levels[0])} interfaces, but the fields "
-            f"{field.shape[1]} levels, which need one more; give `levels`, counted "
-            "from 1"
+            f"the coefficients have {len(half_levels[0])} interfaces, but the "
+            f"{subject} {field.shape[1]} levels, which need one more; give `levels`, "
+            "counted from 1"
         )

@@ -6,15 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from credit_jax.physics.arrays import (
     STANDARD_PRESSURE,
-    by_level,
     clip,
+    hybrid_levels,
     namespace,
     take_levels,
 )
+
+AtPoints = Float[Any, "batch point time lat lon"]
 
 SMALLEST_PRESSURE = 0.57  # Pa, lower bound of the pressure of a level in CREDIT
 
@@ -23,9 +25,7 @@ Columns = Float[Any, "batch level time lat lon"]
 Points = Float[Any, "#batch point #time #lat #lon"]
 
 
-def interpolate_columns(
-    values: Columns, pressure: Columns, points: Points
-) -> Float[Any, "batch point time lat lon"]:
+def interpolate_columns(values: Columns, pressure: Columns, points: Points) -> AtPoints:
     """Interpolates columns linearly in log(pressure), constant outside its range.
 
     Args:
@@ -41,9 +41,7 @@ def interpolate_columns(
     )
 
 
-def interpolate_linearly(
-    values: Columns, heights: Columns, points: Points
-) -> Float[Any, "batch point time lat lon"]:
+def interpolate_linearly(values: Columns, heights: Columns, points: Points) -> AtPoints:
     """Interpolates columns linearly in any coordinate, constant outside its range.
 
     Args:
@@ -65,7 +63,14 @@ def _between(
     """
     xp = namespace(values, x, points)
     points = xp.broadcast_to(points, (x.shape[0], points.shape[1], *x.shape[2:]))
-    upper = clip(_count_up_to(x, points), 1, x.shape[1] - 1)
+    # Number of levels with x <= point, by bisection.
+    count, step = xp.zeros(points.shape, np.int32), 1 << (x.shape[1].bit_length() - 1)
+    while step:
+        more = count + step
+        last = take_levels(x, xp.minimum(more, x.shape[1]) - 1)
+        count = xp.where((more <= x.shape[1]) & (last <= points), more, count)
+        step //= 2
+    upper = clip(count, 1, x.shape[1] - 1)
     part = weight(take_levels(x, upper - 1), take_levels(x, upper), points)
     low, high = take_levels(values, upper - 1), take_levels(values, upper)
     return low + clip(part, 0.0, 1.0) * (high - low)
@@ -75,8 +80,7 @@ def hybrid_pressure(
     a: Any, b: Any, surface_pressure: Float[Any, "batch 1 time lat lon"]
 ) -> Columns:
     """Pressure a + b ps of hybrid levels, Pa, at least SMALLEST_PRESSURE."""
-    p = by_level(a, surface_pressure) + by_level(b, surface_pressure) * surface_pressure
-    return clip(p, SMALLEST_PRESSURE)
+    return clip(hybrid_levels((a, b), surface_pressure), SMALLEST_PRESSURE)
 
 
 def hybrid_to_hybrid(
@@ -84,7 +88,7 @@ def hybrid_to_hybrid(
     surface_pressure: Float[Any, "batch 1 time lat lon"],
     source: tuple[np.ndarray, np.ndarray],
     dest: tuple[np.ndarray, np.ndarray],
-) -> Float[Any, "batch point time lat lon"]:
+) -> AtPoints:
     """Interpolates columns from one set of hybrid levels to another.
 
     Args:
@@ -102,16 +106,3 @@ def rises(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether the pressure of hybrid levels increases with their index."""
     pressure = np.asarray(a) + np.asarray(b) * STANDARD_PRESSURE
     return not pressure[0] > pressure[-1]
-
-
-def _count_up_to(x: Columns, points: Points) -> Int[Any, "batch point time lat lon"]:
-    """Number of levels with x <= point, by bisection."""
-    xp, size = namespace(x, points), x.shape[1]
-    count = xp.zeros(points.shape, np.int32)
-    step = 1 << (size.bit_length() - 1)
-    while step:
-        more = count + step
-        last = take_levels(x, xp.minimum(more, size) - 1)
-        count = xp.where((more <= size) & (last <= points), more, count)
-        step //= 2
-    return count

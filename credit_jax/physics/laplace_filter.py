@@ -200,12 +200,9 @@ _LARGEST_FACTOR = 4.0
 
 @dataclass(frozen=True)
 class Kernel:
-    """A separable convolution with zeros beyond all edges.
+    """A separable convolution with zeros beyond all edges."""
 
-    Attributes:
-        lat, lon: weights along each dim, of odd length.
-    """
-
+    # Weights along each dim, of odd length.
     lat: Float[np.ndarray, " n"]
     lon: Float[np.ndarray, " m"]
 

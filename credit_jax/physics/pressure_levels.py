@@ -17,6 +17,7 @@ from credit_jax.physics.arrays import (
     LAPSE_RATE,
     by_level,
     clip,
+    hybrid_levels,
     namespace,
     take_levels,
 )
@@ -31,19 +32,12 @@ OnPressure = Float[Any, "batch plev time lat lon"]
 
 
 class ColumnState(NamedTuple):
-    """Fields on hybrid levels from the top down, and at the surface.
+    """Fields on hybrid levels from the top down, and at the surface."""
 
-    Attributes:
-        temperature: K.
-        geopotential: m^2 / s^2.
-        surface_pressure: Pa.
-        surface_geopotential: m^2 / s^2.
-    """
-
-    temperature: Columns
-    geopotential: Columns
-    surface_pressure: Surface
-    surface_geopotential: Float[Any, "batch 1 1 lat lon"]
+    temperature: Columns  # K
+    geopotential: Columns  # m^2 / s^2
+    surface_pressure: Surface  # Pa
+    surface_geopotential: Float[Any, "batch 1 1 lat lon"]  # m^2 / s^2
 
 
 def to_pressure_levels(
@@ -75,7 +69,7 @@ def to_pressure_levels(
             f"{state.temperature.shape[1]}; give `levels`, counted from 1"
         )
     xp, target = namespace(ps), by_level(pressures, ps)
-    pressure = by_level(levels[0], ps) + by_level(levels[1], ps) * ps
+    pressure = hybrid_levels(levels, ps)
     *out, t, z = (
         interpolate_columns(x, pressure, target)
         for x in (*fields, state.temperature, state.geopotential)
@@ -91,29 +85,25 @@ def _below_ground(
     """T* (1 + y + y^2/2 + y^3/6), Phi* - R T* log(p/ps) (1 + y/2 + y^2/6)."""
     xp, ps = namespace(pressure), state.surface_pressure
     # The surface temperature, from the level nearest to `temp_height` above ground.
-    height = (state.geopotential - state.surface_geopotential) / GRAVITY
-    nearest = xp.argmin(xp.abs(height - temp_height), axis=1, keepdims=True)
+    above = (state.geopotential - state.surface_geopotential) / GRAVITY
+    nearest = xp.argmin(xp.abs(above - temp_height), axis=1, keepdims=True)
     t, p = take_levels(state.temperature, nearest), take_levels(pressure, nearest)
     t_surface = t + _ALPHA * t * (ps / p - 1.0)
     log_ratio = xp.log(target / ps)
-    rate = _lapse_rate(t_surface, state.surface_geopotential)
+    # The lapse rate: 0.0065 K / m below 2000 m of height, limited above (at least 0).
+    height = state.surface_geopotential / GRAVITY
+    t_sea = t_surface + LAPSE_RATE * height
+    t_plateau = clip(t_sea, high=_PLATEAU)
+    scale = GRAVITY / clip(state.surface_geopotential, 1.0)
+    blended = 0.002 * ((2500.0 - height) * t_sea + (height - 2000.0) * t_plateau)
+    standard = xp.full_like(t_surface, LAPSE_RATE)
+    middle = xp.where(height >= 2000.0, scale * (blended - t_surface), standard)
+    steep = scale * clip(t_plateau - t_surface, 0.0)
+    rate = xp.where(height > 2500.0, steep, middle)
     y = rate * DRY_GAS_CONSTANT / GRAVITY * log_ratio
     t = t_surface * (1.0 + y + 0.5 * y**2 + y**3 / 6.0)
     depth = DRY_GAS_CONSTANT * t_surface * log_ratio * (1.0 + 0.5 * y + y**2 / 6.0)
     return t, state.surface_geopotential - depth
-
-
-def _lapse_rate(t_surface: Surface, surface_geopotential: Any) -> Surface:
-    """Lapse rate: 0.0065 K / m below 2000 m of height, limited above (at least 0)."""
-    xp, height = namespace(t_surface), surface_geopotential / GRAVITY
-    t_sea = t_surface + LAPSE_RATE * height
-    t_plateau = clip(t_sea, high=_PLATEAU)
-    scale = GRAVITY / clip(surface_geopotential, 1.0)
-    blended = 0.002 * ((2500.0 - height) * t_sea + (height - 2000.0) * t_plateau)
-    standard = xp.full_like(t_surface, LAPSE_RATE)
-    middle = xp.where(height >= 2000.0, scale * (blended - t_surface), standard)
-    high = scale * clip(t_plateau - t_surface, 0.0)
-    return xp.where(height > 2500.0, high, middle)
 
 
 _WARM, _COLD = 290.5, 255.0  # K

@@ -174,16 +174,11 @@ def notes_on_schema(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
             keys = {group.var_key: 0 for groups in parts.values() for group in groups}
             lines = each.transform.unmatched(keys)
             notes += [f"{each.path}.args.variables: {line}" for line in lines]
-    return notes + _not_normalized(pipeline, schema)
-
-
-def _not_normalized(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
-    """A note on predicted variables that no normalizer has in its files."""
     scaling = [
         each.transform for each in pipeline.preblocks if each.transform.is_scaling
     ]
     if not all(isinstance(transform, Normalizer) for transform in scaling):
-        return []
+        return notes
     missing, paths = {}, []
     for each, previous in pipeline.with_schemas(schema):
         if isinstance(each.transform, Normalizer) and each.phase in PREBLOCKS:
@@ -191,12 +186,12 @@ def _not_normalized(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
             unscaled = [name for name in names if not each.transform.changes(name)]
             missing = dict.fromkeys(n for n in unscaled if not paths or n in missing)
             paths.append(f"{each.path}: {each.transform.paths}")
-    if not missing:
-        return []
-    return [
-        f"{'; '.join(paths)} do not both have {', '.join(missing)}, which "
-        "the model then predicts as read, not normalized, as in CREDIT"
-    ]
+    if missing:
+        notes.append(
+            f"{'; '.join(paths)} do not both have {', '.join(missing)}, which "
+            "the model then predicts as read, not normalized, as in CREDIT"
+        )
+    return notes
 
 
 def notes_on_order(pipeline: Pipeline, schema: TreeSchema) -> list[str]:

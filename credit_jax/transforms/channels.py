@@ -16,7 +16,8 @@ from pydantic import PrivateAttr, model_validator
 
 from credit_jax.config.components import FilePath
 from credit_jax.io.errors import errors_of
-from credit_jax.named_fields.tree import by_key, by_source
+from credit_jax.named_fields.tree import ChannelGroup, by_key, by_source
+from credit_jax.physics.arrays import namespace
 from credit_jax.transforms.base import (
     Descriptions,
     Effects,
@@ -30,8 +31,8 @@ from credit_jax.transforms.base import (
     change_entry,
     postblock,
     preblock,
+    source_of,
 )
-from credit_jax.transforms.pointwise import is_numpy
 from credit_jax.transforms.scaling import Method, OfScalers, scale
 
 # Rank of a field type among the channels of x; CREDIT's FIELD_TYPE_RANK.
@@ -86,15 +87,12 @@ class Concat(Transform):
     def schema_after(self, schema: TreeSchema) -> TreeSchema:
         """Returns the variables of x in channel order; those of y keep their order."""
         inputs = schema.get("input", ())
-        sources = dict.fromkeys(group.var_key.split("/")[0] for group in inputs)
-        ranked = sorted(inputs, key=lambda group: channel_rank(group.var_key))
-        ordered = [
-            group
-            for source in sources
-            for group in ranked
-            if group.var_key.split("/")[0] == source
-        ]
-        return {**schema, "input": ordered}
+        sources = [*dict.fromkeys(group.source for group in inputs)]
+
+        def rank(group: ChannelGroup) -> tuple[int, tuple[int, int]]:
+            return sources.index(group.source), channel_rank(group.var_key)
+
+        return {**schema, "input": sorted(inputs, key=rank)}
 
 
 @preblock("to_device")
@@ -226,9 +224,9 @@ class FlattenToTensor(OutputBlock, OfScalers):
 
         scaled = change_entry(tree, change, self.key)[self.key]
         order = sorted(slices, key=lambda key: slices[key].start)
-        fields = [scaled[key.split("/")[0]][key] for key in order]
-        module = np if all(map(is_numpy, fields)) else jnp
-        return {**tree, self.out_key: module.concatenate(fields, axis=1)}
+        fields = [scaled[source_of(key)][key] for key in order]
+        joined = namespace(*fields).concatenate(fields, axis=1)
+        return {**tree, self.out_key: joined}
 
 
 @preblock("rename")
@@ -322,7 +320,5 @@ def _pairs(
             f"two variables of {part} would be called {', '.join(twice)}; "
             "rename one of them to something else"
         )
-    sources = dict.fromkeys(key.split("/")[0] for key in (*keys, *new_keys))
-    return [
-        pair for source in sources for pair in pairs if pair[0].split("/")[0] == source
-    ]
+    sources = [*dict.fromkeys(map(source_of, (*keys, *new_keys)))]
+    return sorted(pairs, key=lambda pair: sources.index(source_of(pair[0])))

@@ -19,6 +19,7 @@ from credit_jax.physics.arrays import (
     GRAVITY,
     by_level,
     fill_padding,
+    hybrid_levels,
     local_rows,
     namespace,
 )
@@ -430,10 +431,10 @@ class FullLevels(OverGround):
         ground = self.ground_of(tree, surface, context)
         temperature = self.filled(tree, self.temperature_var, context, KELVIN)
         self._check(self.temperature_var, temperature)
-        pressure = _pressure(self._levels, surface)
+        pressure = hybrid_levels(self._levels, surface)
         half_a, half_b = self._half_levels
         full = 0.5 * (half_a[:-1] + half_a[1:]), 0.5 * (half_b[:-1] + half_b[1:])
-        full_pressure = _pressure(full, surface)
+        full_pressure = hybrid_levels(full, surface)
 
         def on_full_levels(key: str, fill: float = 0.0) -> Any:
             field = self.filled(tree, key, context, fill)
@@ -512,8 +513,3 @@ class FullLevels(OverGround):
                 f"levels, {self.model_level_file} gives the coefficients of "
                 f"{count}; give `levels`, their numbers in that file"
             )
-
-
-def _pressure(levels: Coefficients, surface: Any) -> Any:
-    """Pressure a + b ps, Pa."""
-    return by_level(levels[0], surface) + by_level(levels[1], surface) * surface

@@ -44,7 +44,6 @@ from credit_jax.transforms.base import (
     postblock,
     with_fields,
 )
-from credit_jax.transforms.pointwise import is_numpy
 
 
 class ScalarArgs(StrictModel):
@@ -305,4 +304,4 @@ class WetMask(Transform):
         if context is not None:
             local = context.local_rows(np.moveaxis(self._mask, 1, 0))
             mask = jnp.moveaxis(local, 0, 1)[None, :, None]
-        return {**tree, self.key: x * (mask if is_numpy(x) else jnp.asarray(mask))}
+        return {**tree, self.key: x * namespace(x).asarray(mask)}

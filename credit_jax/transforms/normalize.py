@@ -8,7 +8,7 @@ to configs with this block.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -56,6 +56,8 @@ from credit_jax.transforms.statistics import (
     MeanAndVariance,
     VariableFacts,
 )
+
+LevelFields = Shaped[Any, "batch level time lat lon"]
 
 SMALLEST_STD = 1e-12  # CREDIT's floor of the divisor
 
@@ -181,25 +183,24 @@ class _Moments(Transform):
             return self
         return self.with_values(_indices=moved)
 
-    def normalize(
-        self, key: str, array: Shaped[Any, "batch level time lat lon"]
-    ) -> Shaped[Any, "batch level time lat lon"]:
+    def normalize(self, key: str, array: LevelFields) -> LevelFields:
         """Normalizes a field: (x - mean) / std."""
         if not self.changes(key):
             return array
-        moments = self.statistics(key, array.shape[1])
-        mean, std = (np.reshape(m, (1, -1, 1, 1, 1)) for m in moments)
+        mean, std = self._by_level(key, array)
         return standardize(array, mean, std)
 
-    def denormalize(
-        self, key: str, array: Shaped[Any, "batch level time lat lon"]
-    ) -> Shaped[Any, "batch level time lat lon"]:
+    def denormalize(self, key: str, array: LevelFields) -> LevelFields:
         """Converts a normalized field to physical units: x std + mean."""
         if not self.changes(key):
             return array
-        moments = self.statistics(key, array.shape[1])
-        mean, std = (np.reshape(m, (1, -1, 1, 1, 1)) for m in moments)
+        mean, std = self._by_level(key, array)
         return array * std + mean
+
+    def _by_level(self, key: str, array: Any) -> Iterator[np.ndarray]:
+        """Mean and divisor of a variable, to broadcast against its field."""
+        moments = self.statistics(key, array.shape[1])
+        return (np.reshape(m, (1, -1, 1, 1, 1)) for m in moments)
 
     def statistics(
         self, key: str, num_levels: int

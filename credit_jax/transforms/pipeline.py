@@ -49,6 +49,8 @@ from credit_jax.transforms.base import (
     get_field,
 )
 
+ChannelsOut = Shaped[Any, "batch channel_out ..."]
+
 Value = TypeVar("Value")
 # A traced phase: (tree, context) -> tree.
 Postprocess = Callable[[FieldTree, FieldContext], dict[str, Any]]
@@ -331,10 +333,8 @@ class Units:
     origins: dict[str, str]  # key in y -> key in the data
 
     def normalize(
-        self,
-        array: Shaped[Any, "batch channel ..."],
-        context: StepContext = None,
-    ) -> Shaped[Any, "batch channel_out ..."]:
+        self, array: Shaped[Any, "batch channel ..."], context: StepContext = None
+    ) -> ChannelsOut:
         """Converts channels of the data in physical units to channels of y.
 
         Arrays may have a time dim, (batch, channel, time, lat, lon), or none.
@@ -342,10 +342,8 @@ class Units:
         return _applied(self.blocks, array, self.data, self.model.keys, context)
 
     def denormalize(
-        self,
-        array: Shaped[Any, "batch channel_out ..."],
-        context: StepContext = None,
-    ) -> Shaped[Any, "batch channel_out ..."]:
+        self, array: ChannelsOut, context: StepContext = None
+    ) -> ChannelsOut:
         """Converts channels of y to physical units on its grid; see `normalize`."""
         steps = [each.inverse for each in reversed(self.blocks)]
         keys = [self.origins[key] for key in self.model.keys]
@@ -371,7 +369,7 @@ def _applied(
     channels: ChannelLayout,
     keys: Sequence[str],
     context: StepContext,
-) -> Shaped[Any, "batch channel_out ..."]:
+) -> ChannelsOut:
     """Applies functions of named fields to channels; returns those of `keys`."""
     has_time = array.ndim == 5
     split = array if has_time else array[:, :, None]

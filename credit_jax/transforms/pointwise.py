@@ -17,6 +17,7 @@ from jaxtyping import Shaped
 from pydantic import PositiveFloat
 
 from credit_jax.config import StrictModel
+from credit_jax.physics.arrays import namespace
 from credit_jax.transforms.base import (
     FieldTree,
     InputBlock,
@@ -55,7 +56,7 @@ def standardize(
     Shift and factor are broadcast to x, or to the whole field that x is a shard of, of
     which `local_rows` selects the rows.
     """
-    if is_numpy(x):
+    if namespace(x) is np:
         return (x - shift) / factor
     # In float32 a float64 shift is two numbers: rounded to one, a mean of 280 K would
     # be off by 1e-6 deviations.
@@ -77,11 +78,6 @@ def standardize(
     )
     moved = x - rounded if shift.dtype == x.dtype else (x - rounded) - remainder
     return moved / divisor
-
-
-def is_numpy(x: Any) -> bool:
-    """Whether an array is a numpy array."""
-    return isinstance(x, np.ndarray)
 
 
 class _Elementwise(OfVariables):
@@ -109,7 +105,7 @@ class _Log(_Elementwise):
         """
         name, x = _LOG[self.base], x + self.eps
         offset = getattr(math, name)(self.eps)
-        if not is_numpy(x):
+        if namespace(x) is jnp:
             return getattr(jnp, name)(x) - offset
         with np.errstate(invalid="ignore", divide="ignore"):
             return getattr(np, name)(x, dtype=np.float64).astype(x.dtype) - offset
@@ -118,7 +114,7 @@ class _Log(_Elementwise):
         """Computes `base ^ (y + log_base(eps)) - eps`."""
         base = self.base
         y = y + getattr(math, _LOG[base])(self.eps)
-        if not is_numpy(y):
+        if namespace(y) is jnp:
             power = jnp.exp(y) if base == "e" else jnp.power(_NUMBER[base], y)
             return power - self.eps
         with np.errstate(over="ignore"):
@@ -131,10 +127,8 @@ class _Root(_Elementwise):
     """The square root; NaN below 0."""
 
     def formula(self, x: Any) -> Any:
-        if not is_numpy(x):
-            return jnp.sqrt(x)
         with np.errstate(invalid="ignore"):
-            return np.sqrt(x)
+            return namespace(x).sqrt(x)
 
     def undone(self, y: Any) -> Any:
         return y * y
@@ -212,13 +206,13 @@ class FillValues(_Before):
     variables: Variables = ()
 
     def formula(self, x: Any) -> Any:
-        module = np if is_numpy(x) else jnp
-        missing, filled = module.isnan(x), x
+        xp = namespace(x)
+        missing, filled = xp.isnan(x), x
         for rule in self.rules:
             match = missing
             if rule.search != "nan":
                 match = ~missing & _COMPARE[rule.op](x, float(rule.search))
-            filled = module.where(match, module.asarray(rule.fill, x.dtype), filled)
+            filled = xp.where(match, xp.asarray(rule.fill, x.dtype), filled)
         return filled
 
     def undone(self, y: Any) -> Any:

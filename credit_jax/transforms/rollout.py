@@ -317,17 +317,18 @@ class Rollout:
         Those other than x are of one step, which are used in every step, or of all
         steps: fields concatenated along time, vectors along their size.
         """
-        inputs = {
-            name: _of_step(batch[name], shape, index)
-            for name, shape in shapes.items()
-            if name != "x"
-        }
         # x has its members since `first_carry`.
-        if self.num_members > 1:
-            inputs = {
-                k: jnp.repeat(v, self.num_members, axis=0) for k, v in inputs.items()
-            }
-        return {**inputs, "x": self.clamped(carry["x"])}
+        inputs = {"x": self.clamped(carry["x"])}
+        for name in (name for name in shapes if name != "x"):
+            x = batch[name]
+            dim = 2 if x.ndim == 5 else 1
+            size = shapes[name][dim]
+            if x.shape[dim] != size:
+                x = lax.dynamic_slice_in_dim(x, index * size, size, axis=dim)
+            if self.num_members > 1:
+                x = jnp.repeat(x, self.num_members, axis=0)
+            inputs[name] = x
+        return inputs
 
     def outputs(
         self,
@@ -371,15 +372,6 @@ class Rollout:
     def clamped(self, x: Array) -> Array:
         """Clamps x to `clamp`."""
         return x if self.clamp is None else jnp.clip(x, *self.clamp)
-
-
-def _of_step(x: Array, shape: tuple[int, ...], index: Array | int) -> Array:
-    """Selects one step of a field, or a vector, of all steps; one of a step stays."""
-    dim = 2 if x.ndim == 5 else 1
-    size = shape[dim]
-    if x.shape[dim] == size:
-        return x
-    return lax.dynamic_slice_in_dim(x, index * size, size, axis=dim)
 
 
 ONE_STEP = Rollout()

@@ -42,6 +42,7 @@ from credit_jax.named_fields.bridgescaler import (
 )
 from credit_jax.named_fields.coordinates import GridCoordinates, indices_of
 from credit_jax.named_fields.tree import by_key, by_source
+from credit_jax.physics.arrays import namespace
 from credit_jax.transforms.base import (
     DataType,
     FieldTree,
@@ -58,7 +59,7 @@ from credit_jax.transforms.base import (
     preblock,
     selects,
 )
-from credit_jax.transforms.pointwise import is_numpy, standardize
+from credit_jax.transforms.pointwise import standardize
 from credit_jax.transforms.statistics import (
     Collected,
     Digests,
@@ -115,7 +116,7 @@ def scale_quantiles(
     if per_point:
         flat = x.reshape(x.shape[0], -1).T
     else:
-        flat = _moved(x, dim, 0).reshape(x.shape[dim], -1)
+        flat = namespace(x).moveaxis(x, dim, 0).reshape(x.shape[dim], -1)
     expected = grid[0] * grid[1] if per_point else x.shape[dim]
     if len(scaler.centroids) != expected:
         raise ValueError(
@@ -137,7 +138,7 @@ def scale_quantiles(
     if per_point:
         return new.T.reshape(x.shape)
     shape = (x.shape[dim], *(n for i, n in enumerate(x.shape) if i != dim))
-    return _moved(new.reshape(shape), 0, dim)
+    return namespace(new).moveaxis(new.reshape(shape), 0, dim)
 
 
 @lru_cache(maxsize=256)
@@ -164,8 +165,7 @@ def digest(scaler: QuantileScaler, dtype: np.dtype) -> Digest:
 
 
 def _transform(scaler: QuantileScaler, channel_digest: Digest, x: Any) -> Any:
-    special = scipy.special if is_numpy(x) else jax.scipy.special
-    xp = np if is_numpy(x) else jnp
+    xp, special = namespace(x), _special(x)
     mean, weight, merged, total, low, high, count = channel_digest
     size, last = mean.shape[0], xp.maximum(count - 1, 0)
     left, right = (xp.searchsorted(mean, x, side=side) for side in ("left", "right"))
@@ -199,20 +199,23 @@ def _transform(scaler: QuantileScaler, channel_digest: Digest, x: Any) -> Any:
 
 
 def _inverse(scaler: QuantileScaler, channel_digest: Digest, z: Any) -> Any:
-    special = scipy.special if is_numpy(z) else jax.scipy.special
-    xp = np if is_numpy(z) else jnp
-    share = z
+    special, share = _special(z), z
     if scaler.distribution == "normal":
         # torch's formula; at -5.2 in float32 it has only one digit, with which CREDIT's
         # weights were trained.
         share = (1 + special.erf(z / np.sqrt(2.0).item())) * 0.5
     elif scaler.distribution == "logistic":
         share = special.expit(z)
-    return _quantile(xp, channel_digest, share)
+    return _quantile(channel_digest, share)
 
 
-def _quantile(xp: Any, channel_digest: Digest, share: Any) -> Any:
-    """Quantile function of one digest, the inverse of `_cdf`."""
+def _special(x: Any) -> Any:
+    return scipy.special if namespace(x) is np else jax.scipy.special
+
+
+def _quantile(channel_digest: Digest, share: Any) -> Any:
+    """Quantile function of one digest."""
+    xp = namespace(share)
     mean, _, merged, total, low, high, count = channel_digest
     last, target = xp.maximum(count - 1, 0), share * total
     right = xp.searchsorted(merged, target, side="left")
@@ -236,21 +239,13 @@ def _safe(xp: Any, width: Any) -> Any:
 def _each_channel(function: Callable[..., Any], parts: Any, x: Any) -> Any:
     """Applies `function(parts of a channel, x of the channel)` to every channel."""
     kind = type(parts)
-    if is_numpy(x):
+    if namespace(x) is np:
         pairs = zip(zip(*parts, strict=True), x, strict=True)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             return np.stack(
                 [function(kind(*arrays), values) for arrays, values in pairs]
             )
     return jax.vmap(function)(kind(*map(jnp.asarray, parts)), x)
-
-
-def _moved(x: Any, source: int, target: int) -> Any:
-    return (
-        np.moveaxis(x, source, target)
-        if is_numpy(x)
-        else jnp.moveaxis(x, source, target)
-    )
 
 
 @lru_cache(maxsize=256)
@@ -269,7 +264,7 @@ def knots(scaler: QuantileScaler, dtype: np.dtype) -> Knots:
     digests = digest(scaler, np.dtype(np.float64))
     shares = np.clip(shares, low, high)
     of_channels = zip(*digests, strict=True)
-    x = np.stack([_quantile(np, Digest(*arrays), shares) for arrays in of_channels])
+    x = np.stack([_quantile(Digest(*arrays), shares) for arrays in of_channels])
     x = np.maximum.accumulate(x, axis=1)
     ties = np.diff(x, axis=1) <= 0
     x[:, 1:][ties] = x[:, :-1][ties] + 1e-12
@@ -304,7 +299,7 @@ def _evaluate(inverse: bool, curve: Knots, x: Any) -> Any:
     indices, values, slope = curve.x, curve.z, curve.slope
     if inverse:
         indices, values, slope = curve.z, curve.x, curve.inverse_slope
-    xp = np if is_numpy(x) else jnp
+    xp = namespace(x)
     i = xp.clip(xp.searchsorted(indices, x, side="left"), 1, indices.shape[0] - 1)
     x0, x1, y0, y1 = indices[i - 1], indices[i], values[i - 1], values[i]
     h = x1 - x0
@@ -368,7 +363,7 @@ def scale(
             return standardize(x, shift, factor, local_rows)
     if local_rows is not None:
         shift, factor = local_rows(shift), local_rows(factor, fill=1)
-    if not is_numpy(x):
+    if namespace(x) is jnp:
         shift, factor = (
             jnp.broadcast_to(jnp.asarray(value, x.dtype), x.shape)
             for value in (shift, factor)

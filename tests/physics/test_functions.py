@@ -1,6 +1,5 @@
 """Fields of the sphere: harmonics, filters, files, and blocks before a model."""
 
-import dataclasses
 import importlib
 import re
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import xarray as xr
 
 from benchmarks.trajectory import atmosphere
+from credit_jax.named_fields.tree import ChannelGroup
 from credit_jax.physics.files import centers, read_arrays, read_coefficients, read_grid
 from credit_jax.physics.harmonics import (
     legendre_functions,
@@ -212,13 +212,8 @@ CREDIT = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Variable:
-    """A variable of a channel layout."""
-
-    var_key: str
-    n_levels: int
-    levels: tuple[float, ...] | None = None
+def variable(key: str, num_levels: int) -> ChannelGroup:
+    return ChannelGroup(key, num_levels, 1)
 
 
 @pytest.mark.reference
@@ -253,11 +248,11 @@ def test_as_credit_preblocks(name, parts, credit, tmp_path):
 def test_layout_and_levels(tmp_path):
     kind, args = world.blocks(world.write_files(tmp_path, LAT))["hybrid levels"]
     block = build(kind, args, "preblocks")
-    layout = {"input": [Variable(world.T, world.LEVELS), Variable(world.SP, 1)]}
+    layout = {"input": [variable(world.T, world.LEVELS), variable(world.SP, 1)]}
     block.check(layout)
     assert block.schema_after(layout) == {
-        "input": [Variable(world.T, 3), Variable(world.SP, 1)]
+        "input": [variable(world.T, 3), variable(world.SP, 1)]
     }
     text = rf"{world.T} of input has 4 levels, .*levels\.nc: a_half, b_half\) are of 6"
     with pytest.raises(ValueError, match=text):
-        block.check({"input": [Variable(world.T, 4)]})
+        block.check({"input": [variable(world.T, 4)]})

@@ -10,8 +10,7 @@ import pytest
 import xarray as xr
 
 from credit_jax.config import ConfigError, parse
-from credit_jax.models.common.post_conf import PostConf, build_channel_fixers
-from credit_jax.physics.channel_fixers import ChannelUnits
+from credit_jax.models.common.post_conf import ChannelUnits, Gen1PostConf
 from tests.physics import world
 from tests.support import assert_close, make_mesh
 from tests.support.credit_modules import credit_attribute
@@ -97,9 +96,15 @@ def arrays(case, dtype: Any = np.float32):
 
 def build(case, folder):
     files = world.write_files(folder, LAT)
-    conf = parse(PostConf, raw_conf(case))
-    where = {"save_loc_physics": files["physics"], "lead_time_periods": 6}
-    return build_channel_fixers(conf, VARIABLES, channel_units(), **where)
+    return bind(raw_conf(case), files["physics"])
+
+
+def bind(raw, physics):
+    """Binds the fixers to the channels of VARIABLES."""
+    data = {"variables": DEEP, "surface_variables": SURFACE, "levels": world.LEVELS}
+    data |= {"diagnostic_variables": DIAGNOSTIC, "save_loc_physics": physics}
+    conf = parse(Gen1PostConf, raw | {"data": data | {"lead_time_periods": 6}})
+    return conf.bind(channel_units())
 
 
 def value_and_gradient(fixers, x, y, mesh=None):
@@ -223,14 +228,7 @@ def test_same_on_shards(case, tmp_path):
 def test_errors(tmp_path):
     raw = raw_conf("hybrid, midpoint")
     raw["global_water_fixer"]["precipitation_name"] = ["TP"]
-    where = {"save_loc_physics": world.write_files(tmp_path, LAT)["physics"]}
     with pytest.raises(ValueError, match=r"precipitation_name is \['TP'\]; expected"):
-        build_channel_fixers(
-            parse(PostConf, raw),
-            VARIABLES,
-            channel_units(),
-            lead_time_periods=6,
-            **where,
-        )
+        bind(raw, world.write_files(tmp_path, LAT)["physics"])
     with pytest.raises(ConfigError, match=r"skebs\.activate"):
-        parse(PostConf, {"activate": True, "skebs": {"activate": True}})
+        parse(Gen1PostConf, {"activate": True, "skebs": {"activate": True}})

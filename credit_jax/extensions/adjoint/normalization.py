@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
-
 from credit_jax.data import ChannelSchema
 from credit_jax.named_fields import FieldContext
+from credit_jax.physics.arrays import namespace
 from credit_jax.transforms import Phase, Pipeline, Units, channel_units
-from credit_jax.transforms.pointwise import is_numpy
 from credit_jax.transforms.rollout import PROGNOSTIC
 
 
@@ -75,5 +72,5 @@ def normalization(
 
 def _joined(fields: Mapping[str, Any], keys: Any) -> Any:
     arrays = [fields[key] for key in keys]
-    module = np if all(map(is_numpy, arrays)) else jnp
+    module = namespace(*arrays)
     return module.concatenate(arrays, axis=1)

@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, NonNegativeInt
 from credit_jax.config import StrictModel
 from credit_jax.config.components import Registry
 from credit_jax.models.common.post_conf import Gen1PostConf
+from credit_jax.ops.space_to_depth import IntPair
 from credit_jax.parallel.domain.attention import attention_layouts
 from credit_jax.parallel.domain.rearrange import check_padding
 from credit_jax.parallel.domain.strips import Windows
@@ -26,23 +27,26 @@ from credit_jax.parallel.placement import array_spec, batch_spec
 from credit_jax.parallel.rows.layout import block_layout
 from credit_jax.state_dict.torch_model import TorchModel
 
+# Input and output of models: local samples and rows.
+Frames = Float[Array, "batch channel time rows lon"]
+Prediction = Float[Array, "batch channel_out time_out rows lon"]
+
 Module = TypeVar("Module", bound=Callable[[Any], nnx.Module])
 
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """Spec of a field (batch, channel, time, lat, lon).
+    """Spec of a field (batch, channel, time, lat, lon)."""
 
-    Attributes:
-        channels: number of channels of a frame.
-        frames: number of time steps.
-        height, width: number of latitudes and of longitudes.
-    """
+    channels: int  # of a frame
+    frames: int  # time steps
+    height: int  # latitudes
+    width: int  # longitudes
 
-    channels: int
-    frames: int
-    height: int
-    width: int
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Numbers of latitudes and of longitudes."""
+        return self.height, self.width
 
     def shape(self, batch: int) -> tuple[int, ...]:
         """Returns the shape of a global array of `batch` samples."""
@@ -55,11 +59,7 @@ class FieldSpec:
 
 @dataclass(frozen=True)
 class VectorSpec:
-    """Spec of vectors (batch, size), one for each sample.
-
-    Attributes:
-        size: length of a vector.
-    """
+    """Spec of vectors (batch, size), one for each sample."""
 
     size: int
 
@@ -78,27 +78,17 @@ InputSpec = FieldSpec | VectorSpec
 
 @dataclass(frozen=True)
 class StageGeometry:
-    """Sizes of one encoder stage.
-
-    Attributes:
-        height, width: number of latitudes and of longitudes of the fields.
-        channels: number of channels of the fields.
-        depth: number of transformer blocks; 0 for a stage without attention.
-        heads: number of heads of an attention.
-        head_channels: number of channels of a head.
-        local_window, global_window: tokens along each side of a window.
-        attentions: number of attentions, and of feed-forward layers, of a block: 2 for
-            short and long windows, else 1.
-    """
+    """Sizes of one encoder stage."""
 
     height: int
     width: int
     channels: int
-    depth: int
+    depth: int  # transformer blocks; 0 for a stage without attention
     heads: int
     head_channels: int
-    local_window: int
+    local_window: int  # tokens along each side of a window
     global_window: int
+    # Attentions, and feed-forward layers, of a block: 2 for short and long windows.
     attentions: int = 2
 
     def shares(self, domain: int, ulysses: int = 1) -> dict[str, float]:
@@ -118,23 +108,14 @@ class StageGeometry:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Grid sizes along the layers of a model, (lat, lon) each.
+    """Grid sizes along the layers of a model, (lat, lon) each."""
 
-    Attributes:
-        grid: size of the input.
-        padded: size after padding.
-        patched: size after the patch embedding.
-        stages: sizes of the stages of the encoder.
-        decoded: size after the decoder.
-        output: size of the prediction.
-    """
-
-    grid: tuple[int, int]
-    padded: tuple[int, int]
-    patched: tuple[int, int]
-    stages: tuple[StageGeometry, ...]
-    decoded: tuple[int, int]
-    output: tuple[int, int]
+    grid: IntPair  # of the input
+    padded: IntPair
+    patched: IntPair  # after the patch embedding
+    stages: tuple[StageGeometry, ...]  # of the encoder
+    decoded: IntPair  # after the decoder
+    output: IntPair  # of the prediction
 
 
 # Maximum number of rows or columns of a grid; the globe at 1 km has 40,000.
@@ -244,10 +225,16 @@ class ModelConfig(StrictModel):
         return self.inputs
 
     @property
-    def pads(self) -> tuple[tuple[int, int], tuple[int, int]]:
+    def pads(self) -> tuple[IntPair, IntPair]:
         """Rows (north, south) and columns (west, east) to add; zeros for none."""
         pad = self.padding
         return (pad.pad_lat, pad.pad_lon) if pad else ((0, 0), (0, 0))
+
+    @property
+    def padded(self) -> IntPair:
+        """Rows and columns of the padded grid."""
+        lat, lon = self.pads
+        return self.output.height + sum(lat), self.output.width + sum(lon)
 
     @property
     def x(self) -> FieldSpec:
@@ -302,17 +289,12 @@ def ignored_by(model: str, names: str = "", **reasons: str) -> dict[str, str]:
 
 
 class ModelEntry(NamedTuple):
-    """A registered model.
+    """A registered model."""
 
-    Attributes:
-        config: class of the `model:` section.
-        module: NNX class of the model, called with the config.
-        key_table: names of the parameters in PyTorch; None for a model that PyTorch
-            lacks.
-    """
-
-    config: type[ModelConfig]
+    config: type[ModelConfig]  # class of the `model:` section
+    # NNX class of the model, called with the config.
     module: Callable[[Any], nnx.Module]
+    # Names of the parameters in PyTorch; None for a model that PyTorch lacks.
     key_table: TorchModel | None = None
 
 
@@ -464,7 +446,7 @@ class CorrectedConfig(ModelConfig):
     def check_files(self) -> None:
         """See `ModelConfig.check_files`."""
         if self.gen1_post_conf is not None and self.gen1_post_conf.activate:
-            self.gen1_post_conf.check_grid((self.output.height, self.output.width))
+            self.gen1_post_conf.check_grid(self.output.grid)
 
     def problems(self) -> Iterator[str]:
         """See `ModelConfig.problems`."""
@@ -494,7 +476,7 @@ class PaddedConfig(CorrectedConfig):
     def problems(self) -> Iterator[str]:
         """See `ModelConfig.problems`."""
         yield from super().problems()
-        pad, grid = self.padding, (self.output.height, self.output.width)
+        pad, grid = self.padding, self.output.grid
         if pad is not None:
             try:
                 check_padding(pad.mode, pad.pad_lat, pad.pad_lon, *grid)

@@ -3,19 +3,26 @@
 gen1 corrects the output of a model inside of its forward pass; gen2's training ignores
 the same section. `credit-jax config --to jax` converts gen1's `post_conf` to this
 section, with the keys of gen1's `data` section that its blocks read.
+
+`x` and `y` are input and output of the model, (batch, channel, time, lat, lon), which
+may be normalized; the prognostic channels of `x` come first, in the order of `y`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal, TypeAlias
 
+import jax
 import numpy as np
+from jaxtyping import Float
 from pydantic import Field, PositiveInt
 
 from credit_jax.config import StrictModel
 from credit_jax.config.base import Unavailable
+from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.coordinates import (
     CoordinateValues,
     GridCoordinates,
@@ -23,22 +30,45 @@ from credit_jax.named_fields.coordinates import (
     are_numbered_alike,
     indices_of,
 )
-from credit_jax.physics.arrays import SECONDS_PER_HOUR
-from credit_jax.physics.channel_fixers import (
-    ChannelFixer,
-    ChannelFixers,
-    ChannelUnits,
-    DryMass,
-    Energy,
-    Precipitation,
-    TracerLimits,
+from credit_jax.physics import conservation as physics
+from credit_jax.physics.arrays import (
+    SECONDS_PER_HOUR,
+    by_level,
+    fill_padding,
+    namespace,
 )
-from credit_jax.physics.conservation import PhysicsGrid
 from credit_jax.physics.files import level_values, read_arrays, read_grid, read_surface
 
 Names = tuple[str, ...]
 _INSIDE = {"activate_outside_model": Unavailable("use postblocks for that", (False,))}
 _NO_DEMO = {"simple_demo": Unavailable("give the file of the grid", (False,))}
+
+ChannelArray = Float[Any, "batch _ _ lat lon"]
+# (channels) -> their fields before or after the step, in physical units.
+ReadChannels: TypeAlias = Callable[[slice], Any]
+Reads: TypeAlias = tuple[ReadChannels, ReadChannels]
+# The corrected channels and their values in physical units.
+Fixed: TypeAlias = tuple[slice, Any]
+ChannelFixer: TypeAlias = Callable[[Reads, FieldContext | None], Fixed]
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelUnits:
+    """Physical = normalized * std + mean, for every channel of `y`."""
+
+    mean: Float[np.ndarray, " channel"]  # 0 where channels are not normalized
+    std: Float[np.ndarray, " channel"]  # 1 where channels are not normalized
+
+    def physical(self, array: ChannelArray, channels: slice) -> ChannelArray:
+        """The channels `channels` in physical units."""
+        some = array[:, channels]
+        mean, std = (by_level(x[channels], some) for x in (self.mean, self.std))
+        return some * std + mean
+
+    def normalized(self, values: ChannelArray, channels: slice) -> ChannelArray:
+        """The inverse of `physical`."""
+        mean, std = (by_level(x[channels], values) for x in (self.mean, self.std))
+        return (values - mean) / std
 
 
 class TracerConf(StrictModel):
@@ -57,6 +87,26 @@ class TracerConf(StrictModel):
     tracer_name: Names = ()
     tracer_thres: tuple[float, ...] = ()
     tracer_thres_max: tuple[float, ...] | None = None
+
+    def bind(self, post: Gen1PostConf) -> ChannelFixer:
+        """Returns the fixer of all channels from the first to the last limited one."""
+        largest = self.tracer_thres_max or (None,) * len(self.tracer_name)
+        pairs = zip(self.tracer_thres, largest, strict=True)
+        limits = dict(zip(self.tracer_name, pairs, strict=True))
+        channels = post.channels(self, "tracer_name")
+        names = post.data.by_channel[channels]
+        limited = [limits.get(name, (-np.inf, None)) for name in names]
+        lows = [low for low, _ in limited]
+        highs = [np.inf if high is None else high for _, high in limited]
+
+        def fix(reads: Reads, _: FieldContext | None) -> Fixed:
+            values = reads[1](channels)
+            low, high = (by_level(x, values) for x in (lows, highs))
+            xp = namespace(values)
+            values = xp.where(values < low, low, values)
+            return channels, xp.where(values > high, high, values)
+
+        return fix
 
 
 class FixerConf(StrictModel):
@@ -87,6 +137,17 @@ class FixerConf(StrictModel):
     surface_pressure_name: Names = ()
     specific_total_water_name: Names = ()
 
+    def bind(self, post: Gen1PostConf, grid: physics.PhysicsGrid) -> ChannelFixer:
+        """Returns the fixer of global means on a grid."""
+        raise NotImplementedError
+
+    def moisture(self, post: Gen1PostConf) -> tuple[slice, slice | None]:
+        """Returns the channels of humidity and, on hybrid levels, of the pressure."""
+        humidity = post.channels(self, "specific_total_water_name")
+        if post.with_grid(self).grid_type == "pressure":
+            return humidity, None
+        return humidity, post.channel(self, "surface_pressure_name")
+
 
 class MassConf(FixerConf):
     """`global_mass_fixer`.
@@ -97,6 +158,21 @@ class MassConf(FixerConf):
     """
 
     fix_level_num: int = 1
+
+    def bind(self, post: Gen1PostConf, grid: physics.PhysicsGrid) -> ChannelFixer:
+        """Returns the fixer of surface pressure, or of humidity on pressure levels."""
+        humidity, pressure = self.moisture(post)
+
+        def fix(reads: Reads, context: FieldContext | None) -> Fixed:
+            if pressure is None:
+                start, end = (read(humidity) for read in reads)
+                return humidity, physics.fix_dry_mass_by_humidity(
+                    grid, start, end, self.fix_level_num, context
+                )
+            start, end = (_moisture(read, humidity, pressure) for read in reads)
+            return pressure, physics.fix_dry_mass(grid, start, end, context)
+
+        return fix
 
 
 class WaterConf(FixerConf):
@@ -109,6 +185,21 @@ class WaterConf(FixerConf):
     precipitation_name: Names = ()
     evaporation_name: Names = ()
 
+    def bind(self, post: Gen1PostConf, grid: physics.PhysicsGrid) -> ChannelFixer:
+        """Returns the fixer of precipitation."""
+        keys = ("precipitation_name", "evaporation_name")
+        rain, evaporation = (post.channel(self, key) for key in keys)
+        moisture = self.moisture(post)
+
+        def fix(reads: Reads, context: FieldContext | None) -> Fixed:
+            start, end = (_moisture(read, *moisture) for read in reads)
+            rate, loss = (reads[1](channel) for channel in (rain, evaporation))
+            return rain, physics.fix_precipitation(
+                grid, start, end, rate, loss, post.data.seconds, context
+            )
+
+        return fix
+
 
 class AirConf(FixerConf):
     """Keys shared by both energy fixers.
@@ -118,10 +209,42 @@ class AirConf(FixerConf):
         surface_geopotential_name: variable in `data.save_loc_physics`.
     """
 
+    # Keys of fluxes, J / m^2 in the step, and their signs as energy input of the air.
+    signs: ClassVar[Mapping[str, float]]
+
     air_temperature_name: Names = ()
     u_wind_name: Names = ()
     v_wind_name: Names = ()
     surface_geopotential_name: Names = ()
+
+    def bind(self, post: Gen1PostConf, grid: physics.PhysicsGrid) -> ChannelFixer:
+        """Returns the fixer of temperature."""
+        keys = ("air_temperature_name", "specific_total_water_name")
+        keys = (*keys, "u_wind_name", "v_wind_name")
+        state = [post.channels(self, key) for key in keys]
+        fluxes = [
+            (slice(channel, channel + 1), sign)
+            for key, sign in self.signs.items()
+            for channel in post.indices(self, key)
+        ]
+        path = post.data.save_loc_physics or ""
+        ground = read_surface(path, self.surface_geopotential_name[0])
+        pressure, seconds = self.moisture(post)[1], post.data.seconds
+
+        def fix(reads: Reads, context: FieldContext | None) -> Fixed:
+            start, end = (
+                physics.Air(
+                    *(read(channels) for channels in state),
+                    pressure=_pressure(read, pressure, state[2]),
+                )
+                for read in reads
+            )
+            net = sum(sign * reads[1](channel) for channel, sign in fluxes)
+            return state[0], physics.fix_energy(
+                grid, start, end, ground, net / seconds, seconds, context
+            )
+
+        return fix
 
 
 class EnergyConf(AirConf):
@@ -135,6 +258,12 @@ class EnergyConf(AirConf):
         surface_energy_flux_name: variables of sensible and latent heat flux, positive
             downward.
     """
+
+    signs: ClassVar = {
+        "TOA_net_radiation_flux_name": 1.0,
+        "surface_net_radiation_flux_name": -1.0,
+        "surface_energy_flux_name": -1.0,
+    }
 
     TOA_net_radiation_flux_name: Names = ()
     surface_net_radiation_flux_name: Names = ()
@@ -154,6 +283,18 @@ class UpDownConf(AirConf):
         surf_SH_name, surf_LH_name: variables of sensible and latent heat flux, positive
             upward.
     """
+
+    signs: ClassVar = {
+        "TOA_down_solar_name": 1.0,
+        "TOA_up_solar_name": -1.0,
+        "TOA_up_OLR_name": -1.0,
+        "surf_down_solar_name": -1.0,
+        "surf_up_solar_name": 1.0,
+        "surf_down_LW_name": -1.0,
+        "surf_up_LW_name": 1.0,
+        "surf_SH_name": 1.0,
+        "surf_LH_name": 1.0,
+    }
 
     TOA_down_solar_name: Names = ()
     TOA_up_solar_name: Names = ()
@@ -178,176 +319,59 @@ class InactiveConf(StrictModel):
     activate: Literal[False] = False
 
 
-class PostConf(StrictModel):
-    """`model.post_conf`: fixers, applied in the order of these keys.
-
-    Attributes:
-        activate: whether any fixer is applied.
-        tracer_fixer: limits the values of variables.
-        skebs: stochastic kinetic energy backscatter; not available.
-        global_mass_fixer, global_water_fixer: close the budgets of dry air and water.
-        global_energy_fixer, global_energy_fixer_updown: close the budget of energy.
-    """
-
-    ignored: ClassVar = {"grid": "only skebs reads it"}
-
-    activate: bool = False
-    tracer_fixer: TracerConf = Field(default_factory=TracerConf)
-    skebs: InactiveConf = Field(default_factory=InactiveConf)
-    global_mass_fixer: MassConf = Field(default_factory=MassConf)
-    global_water_fixer: WaterConf = Field(default_factory=WaterConf)
-    global_energy_fixer: EnergyConf = Field(default_factory=EnergyConf)
-    global_energy_fixer_updown: UpDownConf = Field(default_factory=UpDownConf)
+def _pressure(read: ReadChannels, channel: slice | None, channels: slice) -> Any:
+    """Surface pressure; zeros on pressure levels, where it is not used."""
+    if channel is not None:
+        return read(channel)
+    some = read(channels)[:, :1]
+    return namespace(some).zeros_like(some)
 
 
-# Fluxes of the energy fixers, and their signs as energy input of the atmosphere.
-_NET = (
-    ("TOA_net_radiation_flux_name", 1.0),
-    ("surface_net_radiation_flux_name", -1.0),
-    ("surface_energy_flux_name", -1.0),
-)
-_UP_DOWN = (
-    ("TOA_down_solar_name", 1.0),
-    ("TOA_up_solar_name", -1.0),
-    ("TOA_up_OLR_name", -1.0),
-    ("surf_down_solar_name", -1.0),
-    ("surf_up_solar_name", 1.0),
-    ("surf_down_LW_name", -1.0),
-    ("surf_up_LW_name", 1.0),
-    ("surf_SH_name", 1.0),
-    ("surf_LH_name", 1.0),
-)
+def _moisture(
+    read: ReadChannels, humidity: slice, pressure: slice | None
+) -> physics.Moisture:
+    return physics.Moisture(read(humidity), _pressure(read, pressure, humidity))
 
 
-def build_channel_fixers(
-    conf: PostConf,
-    variables: Sequence[str],
-    units: ChannelUnits,
-    *,
-    save_loc_physics: str,
-    lead_time_periods: int,
-) -> ChannelFixers:
-    """Builds the active fixers, in CREDIT's order."""
-    build = _Builder(conf, variables, save_loc_physics, lead_time_periods)
-    makers = {
-        "tracer_fixer": build.tracers,
-        "global_mass_fixer": lambda fixer_conf: DryMass(
-            build.grid(fixer_conf),
-            *build.moisture(fixer_conf),
-            fixer_conf.fix_level_num,
-        ),
-        "global_water_fixer": build.water,
-        "global_energy_fixer": lambda fixer_conf: build.energy(fixer_conf, _NET),
-        "global_energy_fixer_updown": lambda fixer_conf: build.energy(
-            fixer_conf, _UP_DOWN
-        ),
-    }
-    fixers: list[tuple[ChannelFixer, ChannelUnits | None]] = []
-    for name, make in makers.items():
-        fixer_conf: Any = getattr(conf, name)
-        if conf.activate and fixer_conf.activate:
-            fixers.append((make(fixer_conf), units if fixer_conf.denorm else None))
-    return ChannelFixers(fixers)
+@dataclass(frozen=True, eq=False)
+class ChannelFixers:
+    """The active fixers of a section, for a model's output."""
 
+    # Each with the units of the channels; None if they are physical.
+    fixers: Sequence[tuple[ChannelFixer, ChannelUnits | None]]
+    grids: Sequence[physics.PhysicsGrid]  # of the fixers of global means
 
-class _Builder:
-    """Builds the fixers of one config."""
+    def __call__(
+        self, x: ChannelArray, y: ChannelArray, context: FieldContext | None = None
+    ) -> ChannelArray:
+        """Returns the corrected output.
 
-    def __init__(
-        self, conf: PostConf, variables: Sequence[str], path: str, hours: int
-    ) -> None:
-        self.conf, self.variables, self.path = conf, list(variables), path
-        self.seconds = hours * SECONDS_PER_HOUR
+        Args:
+            x: input of the model. Its last time is the state before the step, through
+                which no gradient flows.
 
-    def tracers(self, conf: TracerConf) -> TracerLimits:
-        largest = conf.tracer_thres_max or (None,) * len(conf.tracer_name)
-        by_name = dict(
-            zip(
-                conf.tracer_name,
-                zip(conf.tracer_thres, largest, strict=True),
-                strict=True,
-            )
-        )
-        self._channels(conf, "tracer_name")
-        return TracerLimits(
-            {i: by_name[v] for i, v in enumerate(self.variables) if v in by_name}
-        )
+        Differs from CREDIT: channels that no fixer corrects are not converted to
+        physical units and back, which would only round them.
+        """
+        previous = x[:, :, -1:]
+        if isinstance(x, jax.Array):
+            previous = jax.lax.stop_gradient(previous)
+        for fixer, units in self.fixers:
 
-    def water(self, conf: WaterConf) -> Precipitation:
-        names = ("precipitation_name", "evaporation_name")
-        rain, evaporation = (self._channels(conf, name)[0] for name in names)
-        moisture = self.moisture(conf)
-        return Precipitation(
-            self.grid(conf), *moisture, rain, evaporation, self.seconds
-        )
+            def read(
+                array: ChannelArray, channels: slice, units: Any = units
+            ) -> ChannelArray:
+                some = array[:, channels]
+                some = units.physical(array, channels) if units else some
+                return fill_padding(some, 1.0, context)
 
-    def energy(self, conf: AirConf, signs: Sequence[tuple[str, float]]) -> Energy:
-        names = ("air_temperature_name", "specific_total_water_name")
-        names = (*names, "u_wind_name", "v_wind_name")
-        temperature, humidity, u, v = (self._range(conf, name) for name in names)
-        fluxes = [
-            (channel, sign)
-            for name, sign in signs
-            for channel in self._channels(conf, name)
-        ]
-        return Energy(
-            self.grid(conf),
-            read_surface(self.path, conf.surface_geopotential_name[0]),
-            temperature,
-            humidity,
-            u,
-            v,
-            self.moisture(conf)[1],
-            fluxes,
-            self.seconds,
-        )
-
-    def moisture(self, conf: FixerConf) -> tuple[slice, int | None]:
-        humidity = self._range(conf, "specific_total_water_name")
-        if self._of_grid(conf).grid_type == "pressure":
-            return humidity, None
-        return humidity, self._channels(conf, "surface_pressure_name")[0]
-
-    def _of_grid(self, conf: FixerConf) -> FixerConf:
-        """Returns the section with the grid: that of the mass fixer, if it has one."""
-        mass = self.conf.global_mass_fixer
-        return mass if mass.lon_lat_level_name else conf
-
-    def grid(self, conf: FixerConf) -> PhysicsGrid:
-        grid = self._of_grid(conf)
-        return read_grid(
-            self.path,
-            grid.lon_lat_level_name,
-            hybrid=grid.grid_type == "sigma",
-            midpoint=grid.midpoint,
-        )
-
-    def _channels(self, conf: StrictModel, key: str) -> list[int]:
-        """Returns the channels of the variables that a key names."""
-        names = getattr(conf, key)
-        channels = [i for i, name in enumerate(self.variables) if name in names]
-        missing = [name for name in names if name not in self.variables]
-        if missing or not channels:
-            available = ", ".join(dict.fromkeys(self.variables))
-            raise ValueError(
-                f"model.post_conf: {key} is {list(names)}; expected variables of the "
-                f"output: {available}"
-            )
-        return channels
-
-    def _range(self, conf: StrictModel, key: str) -> slice:
-        """Returns the channels of a variable on levels."""
-        channels = self._channels(conf, key)
-        return slice(channels[0], channels[-1] + 1)
-
-
-# Blocks that read the file with the grid.
-_ON_GRID = (
-    "global_mass_fixer",
-    "global_water_fixer",
-    "global_energy_fixer",
-    "global_energy_fixer_updown",
-)
+            reads = partial(read, previous), partial(read, y)
+            channels, values = fixer(reads, context)
+            if units is not None:
+                values = units.normalized(values, channels)
+            parts = [y[:, : channels.start], values, y[:, channels.stop :]]
+            y = namespace(y).concatenate(parts, axis=1)
+        return y
 
 
 class PostConfData(StrictModel):
@@ -386,6 +410,11 @@ class PostConfData(StrictModel):
         pairs = self.by_variable.items()
         return tuple(name for name, count in pairs for _ in range(count))
 
+    @property
+    def seconds(self) -> int:
+        """Length of a step."""
+        return self.lead_time_periods * SECONDS_PER_HOUR
+
     def units(self) -> ChannelUnits:
         """Returns mean and deviation of every channel; 0 and 1 without files."""
         if self.mean_path is None or self.std_path is None:
@@ -406,21 +435,40 @@ class PostConfData(StrictModel):
         return ChannelUnits(*both)
 
 
-class Gen1PostConf(PostConf):
-    """gen1's `post_conf`, applied at the end of the forward pass.
+class Gen1PostConf(StrictModel):
+    """gen1's `post_conf`: fixers at the end of the forward pass, in this order of keys.
 
     Attributes:
-        activate: whether it is applied.
+        activate: whether any fixer is applied.
+        tracer_fixer: limits the values of variables.
+        skebs: stochastic kinetic energy backscatter; not available.
+        global_mass_fixer, global_water_fixer: close the budgets of dry air and water.
+        global_energy_fixer, global_energy_fixer_updown: close the budget of energy.
         data: the keys of gen1's `data` section that the blocks read.
     """
 
+    ignored: ClassVar = {"grid": "only skebs reads it"}
+
     activate: bool = True
+    tracer_fixer: TracerConf = Field(default_factory=TracerConf)
+    skebs: InactiveConf = Field(default_factory=InactiveConf)
+    global_mass_fixer: MassConf = Field(default_factory=MassConf)
+    global_water_fixer: WaterConf = Field(default_factory=WaterConf)
+    global_energy_fixer: EnergyConf = Field(default_factory=EnergyConf)
+    global_energy_fixer_updown: UpDownConf = Field(default_factory=UpDownConf)
     data: PostConfData = Field(default=...)
+
+    @property
+    def blocks(self) -> list[TracerConf | FixerConf]:
+        """The active blocks, in CREDIT's order."""
+        blocks = (getattr(self, name) for name in type(self).model_fields)
+        kinds = TracerConf | FixerConf
+        return [b for b in blocks if isinstance(b, kinds) and b.activate]
 
     @property
     def on_grid(self) -> bool:
         """Whether an active block reads `data.save_loc_physics`."""
-        return any(getattr(self, name).activate for name in _ON_GRID)
+        return any(isinstance(block, FixerConf) for block in self.blocks)
 
     @property
     def files(self) -> dict[str, str]:
@@ -435,14 +483,54 @@ class Gen1PostConf(PostConf):
     @cached_property
     def fixers(self) -> ChannelFixers:
         """The active blocks; their files are read on first use."""
-        data = self.data
-        return build_channel_fixers(
-            self,
-            data.by_channel,
-            data.units(),
-            save_loc_physics=data.save_loc_physics or "",
-            lead_time_periods=data.lead_time_periods,
-        )
+        return self.bind(self.data.units())
+
+    def bind(self, units: ChannelUnits) -> ChannelFixers:
+        """Returns the active blocks with their grids, for channels of these units."""
+        fixers, grids = [], []
+        for block in self.blocks if self.activate else ():
+            if isinstance(block, TracerConf):
+                fixer = block.bind(self)
+            else:
+                conf = self.with_grid(block)
+                grid = read_grid(
+                    self.data.save_loc_physics or "",
+                    conf.lon_lat_level_name,
+                    hybrid=conf.grid_type == "sigma",
+                    midpoint=conf.midpoint,
+                )
+                grids.append(grid)
+                fixer = block.bind(self, grid)
+            fixers.append((fixer, units if block.denorm else None))
+        return ChannelFixers(fixers, grids)
+
+    def with_grid(self, conf: FixerConf) -> FixerConf:
+        """Returns the section with the grid: that of the mass fixer, if it has one."""
+        mass = self.global_mass_fixer
+        return mass if mass.lon_lat_level_name else conf
+
+    def indices(self, conf: StrictModel, key: str) -> list[int]:
+        """Returns the channels of the variables that a key names."""
+        names, variables = getattr(conf, key), self.data.by_channel
+        channels = [i for i, name in enumerate(variables) if name in names]
+        missing = [name for name in names if name not in variables]
+        if missing or not channels:
+            available = ", ".join(dict.fromkeys(variables))
+            raise ValueError(
+                f"model.post_conf: {key} is {list(names)}; expected variables of the "
+                f"output: {available}"
+            )
+        return channels
+
+    def channels(self, conf: StrictModel, key: str) -> slice:
+        """Returns the channels from the first to the last that a key names."""
+        indices = self.indices(conf, key)
+        return slice(indices[0], indices[-1] + 1)
+
+    def channel(self, conf: StrictModel, key: str) -> slice:
+        """Returns the first channel that a key names."""
+        first = self.indices(conf, key)[0]
+        return slice(first, first + 1)
 
     def check_grid(self, grid: tuple[int, int]) -> None:
         """Checks the grid of `data.save_loc_physics` against that of the model."""

@@ -10,7 +10,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from credit_jax.models.common.config import CorrectedConfig, PaddedConfig, PaddingConfig
+from credit_jax.models.common.config import (
+    CorrectedConfig,
+    Frames,
+    PaddedConfig,
+    PaddingConfig,
+    Prediction,
+)
 from credit_jax.named_fields import FieldContext
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import FIELD_ATTENTION, Conv, GroupNorm, LayerNorm
@@ -29,7 +35,7 @@ from credit_jax.parallel.domain.rearrange import (
 from credit_jax.parallel.params.spec import constant, icnr, torch_uniform, xavier_normal
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.rows.exchange import reshard
-from credit_jax.parallel.rows.layout import Field
+from credit_jax.parallel.rows.layout import Field, Layout
 
 
 class PatchEmbed(nnx.Module):
@@ -73,7 +79,24 @@ class _PatchProjection(nnx.Module):
         return field.like(add_bias(field.data, self.bias[...]))
 
 
-class PixelShuffleBlock(nnx.Module):
+class Residual(nnx.Module):
+    """Base class of blocks that end with two residual layers of conv and norm."""
+
+    def __init__(self, channels: int, num_groups: int) -> None:
+        self.residual_conv_0 = Conv(channels, channels, 3, padding=1)
+        self.residual_norm_0 = GroupNorm(num_groups, channels)
+        self.residual_conv_1 = Conv(channels, channels, 3, padding=1)
+        self.residual_norm_1 = GroupNorm(num_groups, channels)
+
+    def residual(self, field: Field, rows: Layout | None = None) -> Field:
+        """Returns the output of both layers, to be added to the field."""
+        x = self.residual_norm_0(self.residual_conv_0(field, rows))
+        x = x.like(jax.nn.silu(x.data))
+        x = self.residual_norm_1(self.residual_conv_1(x, rows))
+        return x.like(jax.nn.silu(x.data))
+
+
+class PixelShuffleBlock(Residual):
     """Convolution, pixel shuffle to twice the grid, sharpening, two residual layers."""
 
     scale = 2
@@ -87,6 +110,7 @@ class PixelShuffleBlock(nnx.Module):
         smooth: bool = True,
         sharp_spectral_norm: bool = True,
     ) -> None:
+        super().__init__(channel_out, num_groups)
         self.conv = _shuffled_conv(channel_in, channel_out, self.scale, smooth)
         self.sharp = Conv(
             channel_out,
@@ -97,20 +121,12 @@ class PixelShuffleBlock(nnx.Module):
             bias_init=constant(0.0),
             spectral_norm=sharp_spectral_norm,
         )
-        self.residual_conv_0 = Conv(channel_out, channel_out, 3, padding=1)
-        self.residual_norm_0 = GroupNorm(num_groups, channel_out)
-        self.residual_conv_1 = Conv(channel_out, channel_out, 3, padding=1)
-        self.residual_norm_1 = GroupNorm(num_groups, channel_out)
 
     @jax.named_scope(DECODER)
     def __call__(self, field: Field, context: Context) -> Field:
         field = pixel_shuffle_field(self.conv(field), self.scale)
-        rows = field.layout
-        field = add(field, self.sharp(field, rows))
-        x = self.residual_norm_0(self.residual_conv_0(field, rows))
-        x = x.like(jax.nn.silu(x.data))
-        x = self.residual_norm_1(self.residual_conv_1(x, rows))
-        return field.like(jax.nn.silu(x.data) + field.data)
+        field = add(field, self.sharp(field, field.layout))
+        return field.like(self.residual(field, field.layout).data + field.data)
 
 
 class PixelShuffleHead(nnx.Module):
@@ -132,15 +148,13 @@ class PixelShuffleHead(nnx.Module):
 
 def _shuffled_conv(channel_in: int, channel_out: int, scale: int, smooth: bool) -> Conv:
     """Builds the convolution before a pixel shuffle."""
-    kernel_init = icnr(9 * channel_in, scale) if smooth else None
-    bias_init = constant(0.0) if smooth else None
     return Conv(
         channel_in,
         channel_out * scale**2,
         3,
         padding=1,
-        kernel_init=kernel_init,
-        bias_init=bias_init,
+        kernel_init=icnr(9 * channel_in, scale) if smooth else None,
+        bias_init=constant(0.0) if smooth else None,
     )
 
 
@@ -206,7 +220,7 @@ def doubling(
     )
 
 
-class ResidualUpBlock(nnx.Module):
+class ResidualUpBlock(Residual):
     """Doubles the grid, then two residual layers of convolution and norm, attention."""
 
     def __init__(
@@ -218,20 +232,14 @@ class ResidualUpBlock(nnx.Module):
         interpolate: bool = False,
         attention: str | None = None,
     ) -> None:
+        super().__init__(channel_out, num_groups)
         self.up = doubling(channel_in, channel_out, interpolate=interpolate)
-        self.residual_conv_0 = Conv(channel_out, channel_out, 3, padding=1)
-        self.residual_norm_0 = GroupNorm(num_groups, channel_out)
-        self.residual_conv_1 = Conv(channel_out, channel_out, 3, padding=1)
-        self.residual_norm_1 = GroupNorm(num_groups, channel_out)
         self.attention: Any = attention and FIELD_ATTENTION[attention](channel_out)
 
     @jax.named_scope(DECODER)
     def __call__(self, field: Field, context: Context) -> Field:
         field = self.up(field)
-        x = self.residual_norm_0(self.residual_conv_0(field, field.layout))
-        x = x.like(jax.nn.silu(x.data))
-        x = self.residual_norm_1(self.residual_conv_1(x, field.layout))
-        field = add(field, x.like(jax.nn.silu(x.data)))
+        field = add(field, self.residual(field, field.layout))
         return field if self.attention is None else self.attention(field, context)
 
 
@@ -254,9 +262,7 @@ class UpsampleHead(nnx.Module):
 FrameFold = Literal["channel", "mean"]
 
 
-def fold_frames(
-    x: Float[Array, "batch channel time rows lon"], fold: FrameFold
-) -> Float[Array, "batch rows lon folded"]:
+def fold_frames(x: Frames, fold: FrameFold) -> Float[Array, "batch rows lon folded"]:
     """Folds the frames of x into channels, NHWC.
 
     Args:
@@ -288,7 +294,7 @@ def unseen_frames(frames: int) -> dict[str, str]:
 
 @jax.named_scope(INPUT)
 def enter(
-    x: Float[Array, "batch channel time rows lon"],
+    x: Frames,
     height: int,
     context: Context,
     padding: PaddingConfig | None = None,
@@ -310,9 +316,7 @@ def enter(
 
 
 @jax.named_scope(OUTPUT)
-def leave(
-    field: Field, config: PaddedConfig, *, interpolate: bool
-) -> Float[Array, "batch channel_out time_out rows lon"]:
+def leave(field: Field, config: PaddedConfig, *, interpolate: bool) -> Prediction:
     """Crops the padding, interpolates to the output grid, and unfolds frames.
 
     Args:
@@ -335,11 +339,8 @@ def leave(
 
 
 def correct(
-    config: CorrectedConfig,
-    x: Float[Array, "batch channel time rows lon"],
-    y: Float[Array, "batch channel_out time_out rows lon"],
-    context: Context,
-) -> Float[Array, "batch channel_out time_out rows lon"]:
+    config: CorrectedConfig, x: Frames, y: Prediction, context: Context
+) -> Prediction:
     """Applies the corrections of `gen1_post_conf` to a prediction, if active."""
     conf = config.gen1_post_conf
     if conf is None or not conf.activate:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from credit_jax.models.common.config import FieldSpec
+from credit_jax.models.common.config import FieldSpec, Prediction
 from credit_jax.models.common.resampling import (
     PatchEmbed,
     PixelShuffleBlock,
@@ -199,6 +199,18 @@ class CrossFormerStage(nnx.Module):
             return scan_blocks(context, self.blocks, field, self.depth)
 
 
+def decoder_blocks(
+    config: StagesConfig, make_up: Callable[[int, int, int], nnx.Module]
+) -> tuple[Any, int]:
+    """Returns the blocks of a decoder, and the channels that they leave to its head."""
+    ups, width = nnx.List(), config.dim[3]
+    for index, skip in enumerate((config.dim[2], config.dim[1], config.dim[0])):
+        channels = config.dim[3] // 2 ** (index + 1)
+        ups.append(make_up(width, channels, config.dim[0]))
+        width = channels + skip
+    return ups, width
+
+
 class EncoderDecoder(nnx.Module):
     """Base class of the models of the family.
 
@@ -234,19 +246,10 @@ class EncoderDecoder(nnx.Module):
             CrossFormerStage(config, i, widths[i], feed_forwards=feed_forwards)
             for i in range(4)
         )
-        last, groups = config.dim[3], config.dim[0]
-        skips = config.dim[2], config.dim[1], config.dim[0]
-        ups, width = [], last
-        for index, skip in enumerate(skips):
-            channels = last // 2 ** (index + 1)
-            ups.append(make_up(width, channels, groups))
-            width = channels + skip
-        self.up_blocks = nnx.List(ups)
+        self.up_blocks, width = decoder_blocks(config, make_up)
         self.head = make_head(width, y.channels * y.frames)
 
-    def __call__(
-        self, inputs: Mapping[str, Array], context: Context
-    ) -> Float[Array, "batch channel_out time_out rows lon"]:
+    def __call__(self, inputs: Mapping[str, Array], context: Context) -> Prediction:
         """Predicts from local samples and rows, in blocks over the domain axis."""
         config = self.config
         entering = [inputs[name] for name in (NOISED, "x") if name in inputs]

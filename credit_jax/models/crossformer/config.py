@@ -103,8 +103,7 @@ class StagesConfig(ModelConfig):
 
     def geometry(self) -> Geometry:
         """Returns grid sizes along the layers; valid only if `problems()` is empty."""
-        lat, lon = self.pads
-        padded = self.image_height + sum(lat), self.image_width + sum(lon)
+        (lat, lon), padded = self.pads, self.padded
         patched = padded[0] // self.patch[0], padded[1] // self.patch[1]
         stages: list[StageGeometry] = []
         sides = list(patched)
@@ -278,6 +277,14 @@ class EncoderDecoderConfig(PaddedConfig, StagesConfig):
                 f"{output[1]} points of the {grid[0]} x {grid[1]} of the grid; set "
                 "interp: true, or model.cross_embed_strides[0]: 2 without patches"
             )
+
+
+# Reasons why models ignore keys of CREDIT.
+NO_FLAT_PADS = dict.fromkeys(("pad_lat", "pad_lon"), "; use padding_conf")
+ONE_FRAME = {"output_frames": ": the output has one frame"}
+PIXEL_SHUFFLE = {"upsample_with_ps": ": the decoder is always the pixel-shuffle one"}
+_TRANSPOSED = ": the decoder has transposed convolutions"
+TRANSPOSED = dict.fromkeys(("upsample_v_conv", "upsample_with_ps"), _TRANSPOSED)
 
 
 class EncoderConfig(VariableKeys, EncoderDecoderConfig):

@@ -40,9 +40,13 @@ from credit_jax.models.crossformer.config import (
     BRANCH,
     DECODER,
     EMBEDDINGS,
+    NO_FLAT_PADS,
+    ONE_FRAME,
     PADDED_EMBEDDINGS,
+    PIXEL_SHUFFLE,
     PIXEL_SHUFFLE_DECODER,
     STAGES,
+    TRANSPOSED,
     EncoderConfig,
     EncoderDecoderConfig,
     block_names,
@@ -76,21 +80,16 @@ WXFORMER = replace(
 )
 
 
-class WXFormerKeys(EncoderConfig):
+class WXFormerConfig(EncoderConfig):
     """Constructor keys of CREDIT's WXFormer, with its defaults."""
 
     ignored: ClassVar[Mapping[str, str]] = ignored_by(
         "wxformer",
         "frame_patch_size upsample_v_conv decoder_attention_type",
         attention_type=": it builds no attention from it",
-        upsample_with_ps=": the decoder is always the pixel-shuffle one",
-        pad_lat="; use padding_conf",
-        pad_lon="; use padding_conf",
+        **PIXEL_SHUFFLE,
+        **NO_FLAT_PADS,
     )
-
-
-class WXFormerConfig(WXFormerKeys):
-    """The `model:` section of `wxformer`; see `WXFormerKeys`."""
 
     type: Literal["wxformer", "wxformer_base"] = "wxformer"
 
@@ -100,7 +99,7 @@ class WXFormer(EncoderDecoder):
     """The WXFormer model; see `WXFormerConfig` for its keys."""
 
 
-class WXFormerMoEConfig(WXFormerKeys):
+class WXFormerMoEConfig(WXFormerConfig):
     """Keys of WXFormer, and those of its experts, named as in KempnerForge.
 
     Attributes:
@@ -117,7 +116,7 @@ class WXFormerMoEConfig(WXFormerKeys):
             squared logsumexp of the router's logits.
     """
 
-    type: Literal["wxformer_moe"] = "wxformer_moe"
+    type: Literal["wxformer_moe"] = "wxformer_moe"  # type: ignore[assignment]
     num_experts: PositiveInt = 8
     moe_top_k: PositiveInt = 2
     moe_shared_experts: NonNegativeInt = 0
@@ -183,10 +182,9 @@ class CamulatorConfig(VariableKeys, EncoderDecoderConfig):
         "camulator",
         "frame_patch_size upsample_v_conv attention_type decoder_attention_type "
         "diffusion",
-        output_frames=": the output has one frame",
-        upsample_with_ps=": the decoder is always the pixel-shuffle one",
-        pad_lat="; use padding_conf",
-        pad_lon="; use padding_conf",
+        **ONE_FRAME,
+        **PIXEL_SHUFFLE,
+        **NO_FLAT_PADS,
     )
     symmetric_embedding: ClassVar[bool] = True
     frame_fold: ClassVar[FrameFold] = "mean"
@@ -217,7 +215,7 @@ Attention = Annotated[
 ]
 
 
-class CrossFormerKeys(EncoderConfig, FlatPaddingKeys):
+class CrossFormerConfig(EncoderConfig, FlatPaddingKeys):
     """Constructor keys of CREDIT's CrossFormer, with its defaults; see `EncoderConfig`.
 
     Attributes:
@@ -243,18 +241,14 @@ class CrossFormerKeys(EncoderConfig, FlatPaddingKeys):
     attention_type: Attention = None
     upsample_v_conv: bool = False
 
-
-class CrossFormerConfig(CrossFormerKeys):
-    """The `model:` section of `crossformer`; see `CrossFormerKeys`."""
-
     type: Literal["crossformer"] = "crossformer"
 
 
 @register_model(CrossFormerConfig, CROSSFORMER)
 class CrossFormer(EncoderDecoder):
-    """The CrossFormer model; see `CrossFormerKeys` for its keys."""
+    """The CrossFormer model; see `CrossFormerConfig` for its keys."""
 
-    def __init__(self, config: CrossFormerKeys) -> None:
+    def __init__(self, config: CrossFormerConfig) -> None:
         interpolate, attention = config.upsample_v_conv, config.attention_type
         super().__init__(
             config,
@@ -278,15 +272,13 @@ class DownscalingCrossFormerConfig(ChannelCountKeys, EncoderDecoderConfig):
     ignored: ClassVar[Mapping[str, str]] = ignored_by(
         "crossformer_downscaling",
         "frame_patch_size attention_type decoder_attention_type diffusion",
-        output_frames=": the output has one frame",
+        **ONE_FRAME,
         levels="; see channels",
         surface_channels="; see channels",
         input_only_channels="; see channels",
         output_only_channels="; see channels",
-        upsample_v_conv=": the decoder has transposed convolutions",
-        upsample_with_ps=": the decoder has transposed convolutions",
-        pad_lat="; use padding_conf",
-        pad_lon="; use padding_conf",
+        **TRANSPOSED,
+        **NO_FLAT_PADS,
     )
     symmetric_embedding: ClassVar[bool] = True
     frame_fold: ClassVar[FrameFold] = "mean"

@@ -19,7 +19,10 @@ from credit_jax.models.crossformer.blocks import EncoderDecoder
 from credit_jax.models.crossformer.config import (
     DECODER,
     EMBEDDINGS,
+    NO_FLAT_PADS,
+    ONE_FRAME,
     STAGES,
+    TRANSPOSED,
     EncoderDecoderConfig,
     block_names,
     unused_patch_embedding,
@@ -41,11 +44,9 @@ class DiffusionCrossFormerConfig(DiffusionKeys, VariableKeys, EncoderDecoderConf
     ignored: ClassVar[Mapping[str, str]] = ignored_by(
         "crossformer-diffusion",
         "frame_patch_size static_channels attention_type decoder_attention_type",
-        output_frames=": the output has one frame",
-        upsample_v_conv=": the decoder has transposed convolutions",
-        upsample_with_ps=": the decoder has transposed convolutions",
-        pad_lat="; use padding_conf",
-        pad_lon="; use padding_conf",
+        **ONE_FRAME,
+        **TRANSPOSED,
+        **NO_FLAT_PADS,
     )
     symmetric_embedding: ClassVar[bool] = True
 

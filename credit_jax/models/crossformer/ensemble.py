@@ -20,7 +20,7 @@ from credit_jax.models.crossformer.config import without_patches
 from credit_jax.models.crossformer.crossformer import (
     CROSSFORMER,
     CrossFormer,
-    CrossFormerKeys,
+    CrossFormerConfig,
 )
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import (
@@ -35,7 +35,7 @@ from credit_jax.parallel.rows.layout import Field
 from credit_jax.state_dict.key_table import key_table
 
 
-class EnsembleConfig(CrossFormerKeys):
+class EnsembleConfig(CrossFormerConfig):
     """Constructor keys of CREDIT's CrossFormerWithNoise, with its defaults.
 
     Attributes:
@@ -48,12 +48,12 @@ class EnsembleConfig(CrossFormerKeys):
     """
 
     small_keys: ClassVar[Mapping[str, Any]] = {
-        **CrossFormerKeys.small_keys,
+        **CrossFormerConfig.small_keys,
         "noise_latent_dim": 8,
     }
 
     ignored: ClassVar[Mapping[str, str]] = {
-        **CrossFormerKeys.ignored,
+        **CrossFormerConfig.ignored,
         "pretrained_weights": "CREDIT ignores it; use trainer.load_weights",
         **ignored_by(
             "crossformer-ensemble", "noise_scheduler noise_input_dim state_latent_dim"
@@ -62,7 +62,9 @@ class EnsembleConfig(CrossFormerKeys):
 
     draws_noise: ClassVar[bool] = True
 
-    type: Literal["crossformer-ensemble", "crossformer-style"] = "crossformer-ensemble"
+    type: Literal[  # pyright: ignore[reportIncompatibleVariableOverride]
+        "crossformer-ensemble", "crossformer-style"
+    ] = "crossformer-ensemble"
     noise_latent_dim: PositiveInt = 128
     encoder_noise_factor: float = 0.05
     decoder_noise_factor: float = 0.275

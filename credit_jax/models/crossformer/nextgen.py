@@ -24,7 +24,7 @@ from credit_jax.kernels import dense
 from credit_jax.models.common.config import VariableKeys, ignored_by, register_model
 from credit_jax.models.common.resampling import PixelShuffleBlock, PixelShuffleHead
 from credit_jax.models.crossformer.attention import SeparateQueryKeyValue
-from credit_jax.models.crossformer.blocks import CrossFormerStage
+from credit_jax.models.crossformer.blocks import CrossFormerStage, decoder_blocks
 from credit_jax.models.crossformer.config import (
     BRANCH,
     PADDED_EMBEDDINGS,
@@ -310,12 +310,8 @@ class NextGenWXFormer(nnx.Module):
 
     def __init__(self, config: NextGenWXFormerConfig) -> None:
         self.config = config
-        levels = (
-            config.channels,
-            config.levels,
-            config.col_attn_heads,
-            config.col_attn_stride,
-        )
+        levels = config.channels, config.levels
+        levels = (*levels, config.col_attn_heads, config.col_attn_stride)
         self.levels = BiasedLevelAttention(*levels)
         widths = (config.input_channels * config.frames, *config.dim)
         self.stages = nnx.List(
@@ -324,17 +320,11 @@ class NextGenWXFormer(nnx.Module):
             )
             for i in range(4)
         )
-        last, groups = config.dim[3], config.dim[0]
         grid = config.geometry().stages[-1]
         self.nodes = SpectralNodes(
-            last, grid.height, grid.width, config.num_spectral_nodes
+            config.dim[3], grid.height, grid.width, config.num_spectral_nodes
         )
-        ups, width = [], last
-        for index, skip in enumerate((config.dim[2], config.dim[1], config.dim[0])):
-            channels = last // 2 ** (index + 1)
-            ups.append(PixelShuffleBlock(width, channels, groups))
-            width = channels + skip
-        self.up_blocks = nnx.List(ups)
+        self.up_blocks, width = decoder_blocks(config, PixelShuffleBlock)
         self.head = PixelShuffleHead(width, config.output_channels, smooth=False)
         if config.decoder_col_attn:
             self.output_levels = LevelAttention(*levels)
@@ -346,12 +336,13 @@ class NextGenWXFormer(nnx.Module):
 
         Frames are folded into channels as (time * channel).
         """
-        x, layout = inputs["x"], context.rows(self.config.image_height)
+        config, x = self.config, inputs["x"]
+        layout = context.rows(config.image_height)
         batch, _, time, rows, lon = x.shape
         with jax.named_scope(INPUT):
             frames = context.precision.cast(x).transpose(0, 2, 3, 4, 1)
             frames = frames.reshape(batch * time, rows, lon, -1)
-            count = self.config.channels * self.config.levels
+            count = config.channels * config.levels
             upper, remainder = jnp.split(frames, [count], -1)
         upper = run_block(context, self.levels, Field(upper, layout))
         with jax.named_scope(INPUT):
@@ -369,25 +360,15 @@ class NextGenWXFormer(nnx.Module):
             size = skip.layout.size, skip.row_points
             field = join(resize_bilinear(run_block(context, up, field), size), skip)
         field = run_block(context, self.head, field)
-        return self._leave(field, x, context)
-
-    def _leave(
-        self,
-        field: Field,
-        x: Float[Array, "batch channel time rows lon"],
-        context: Context,
-    ) -> Float[Array, "batch channel_out 1 rows lon"]:
-        """Interpolates to the grid and adds the last frame, 0 for absent channels."""
-        config = self.config
         with jax.named_scope(OUTPUT):
             field = resize_bilinear(field, (config.image_height, config.image_width))
             field = reshard(field, field.layout.to_blocks())
         if config.decoder_col_attn:
-            count = config.channels * config.levels
             upper, remainder = jnp.split(field.data, [count], -1)
             upper = run_block(context, self.output_levels, field.like(upper)).data
             field = field.like(jnp.concatenate([upper, remainder], -1))
         with jax.named_scope(OUTPUT):
+            # The last frame is added, with 0 for absent channels.
             base = x[:, : config.output_channels, -1]
             absent = config.output_channels - base.shape[1]
             base = jnp.pad(base, ((0, 0), (0, absent), (0, 0), (0, 0)))

@@ -132,23 +132,7 @@ class DiffusionConfig(StrictModel):
 
     def process(self, output: FieldSpec) -> Process:
         """Builds the process for targets with the spec `output`."""
-        arguments = {
-            name: value
-            for name, value in self.schedule_fn_kwargs.items()
-            if name != "clamp_min"
-        }
-        samples = self.sampling_timesteps
-        return Process(
-            output,
-            betas=tuple(SCHEDULES[self.beta_schedule](self.timesteps, **arguments)),
-            objective=self.objective,
-            num_samples=self.timesteps if samples is None else samples,
-            log_uniform=self.noise_type == "log-uniform",
-            eta=self.ddim_sampling_eta,
-            offset=self.offset_noise_strength,
-            largest_snr=self.min_snr_gamma if self.min_snr_loss_weight else None,
-            clip=self.clip_denoised,
-        )
+        return Process(self, output)
 
 
 class DiffusionKeys(ModelConfig):
@@ -179,7 +163,7 @@ class DiffusionKeys(ModelConfig):
     def problems(self) -> Iterator[str]:
         """See `ModelConfig.problems`, and settings with which CREDIT fails."""
         yield from super().problems()
-        size, grid = self.diffusion.image_size, (self.output.height, self.output.width)
+        size, grid = self.diffusion.image_size, self.output.grid
         if size != grid:
             yield (
                 f"model.diffusion.image_size is {list(size)}; expected the grid of the "
@@ -270,58 +254,46 @@ SMALLEST_SIGMA, LARGEST_SIGMA = 0.02, 200.0
 
 
 class Noised(NamedTuple):
-    """Training data of the network.
+    """Training data of the network."""
 
-    Attributes:
-        x: the noised target.
-        time: (batch, 1) float, step t of the noise.
-        target: the desired output of the network.
-        weights: (batch,), weight of each sample in the loss.
-    """
-
-    x: NoisySample
-    time: Float[Array, "batch 1"]
-    target: NoisySample
-    weights: Float[Array, " batch"]
+    x: NoisySample  # the noised target
+    time: Float[Array, "batch 1"]  # (batch, 1) float, step t of the noise
+    target: NoisySample  # the desired output of the network
+    weights: Float[Array, " batch"]  # (batch,), weight of each sample in the loss
 
 
 @dataclass(frozen=True)
 class Process:
-    """A Gaussian diffusion process, see the module.
+    """A Gaussian diffusion process, see the module."""
 
-    Attributes:
-        output: spec of a target.
-        betas: variances that the T steps add, float64.
-        objective: "pred_noise", "pred_x0" or "pred_v".
-        num_samples: number of network evaluations for a sample, 0 to T.
-        log_uniform: whether noise is scaled by a random factor at each point.
-        eta: strength of the noise that DDIM adds.
-        offset: strength of noise in training that is constant over all points.
-        largest_snr: maximum signal-to-noise ratio in the weights of the loss (Hang et
-            al., 2023); None for no maximum.
-        clip: whether samplers clip the inferred target to [-1, 1].
-    """
+    config: DiffusionConfig
+    output: FieldSpec  # spec of a target
 
-    output: FieldSpec
-    betas: tuple[float, ...]
-    objective: str
-    num_samples: int
-    log_uniform: bool = False
-    eta: float = 0.0
-    offset: float = 0.0
-    largest_snr: float | None = None
-    clip: bool = True
+    @cached_property
+    def betas(self) -> PerStep:
+        """Variances that the T steps add, float64."""
+        arguments = dict(self.config.schedule_fn_kwargs)
+        arguments.pop("clamp_min", None)
+        return SCHEDULES[self.config.beta_schedule](self.config.timesteps, **arguments)
+
+    @property
+    def num_samples(self) -> int:
+        """Number of network evaluations for a sample, 0 to T."""
+        samples = self.config.sampling_timesteps
+        return self.config.timesteps if samples is None else samples
 
     @cached_property
     def tables(self) -> dict[str, Float[np.ndarray, " step"]]:
         """All that depends only on the step: the buffers of CREDIT's checkpoints."""
-        betas, largest = np.array(self.betas), self.largest_snr
+        betas, config = self.betas, self.config
         alphas = 1.0 - betas
         product = np.cumprod(alphas)
         previous = np.concatenate([[1.0], product[:-1]])
         variance = betas * (1.0 - previous) / (1.0 - product)
         snr = product / (1 - product)
-        clipped = snr if largest is None else np.minimum(snr, largest)
+        # Weights of the loss: Hang et al. (2023).
+        limited = config.min_snr_loss_weight
+        clipped = np.minimum(snr, config.min_snr_gamma) if limited else snr
         weights = {
             "pred_noise": clipped / snr,
             "pred_x0": clipped,
@@ -342,23 +314,23 @@ class Process:
             "posterior_mean_coef2": (1.0 - previous)
             * np.sqrt(alphas)
             / (1.0 - product),
-            "loss_weight": weights[self.objective],
+            "loss_weight": weights[config.objective],
         }
         return {name: table.astype(np.float32) for name, table in wide.items()}
 
     def noised(self, target: NoisySample, context: Context) -> Noised:
         """Adds the noise of a random step to each sample of a target.
 
-        Draws "time", "noise", with `log_uniform` "noise scale", and with an `offset`
+        Draws "time", "noise", of log-uniform noise "noise scale", and with an offset
         "noise offset" from the noise of the context.
         """
         batch, channels = target.shape[:2]
         time = context.uniform_integer("time", batch, len(self.betas))
         noise = self._noise("noise", batch, context).astype(target.dtype)
-        if self.offset > 0:
+        if self.config.offset_noise_strength > 0:
             offset = context.normal_vector("noise offset", batch, channels)
             offset = offset.astype(target.dtype)[:, :, None, None, None]
-            noise = noise + self.offset * offset
+            noise = noise + self.config.offset_noise_strength * offset
         at = {name: jnp.asarray(table)[time] for name, table in self.tables.items()}
         signal, remainder = (
             at[name].astype(target.dtype)[:, None, None, None, None]
@@ -372,7 +344,7 @@ class Process:
         return Noised(
             signal * target + remainder * noise,
             time[:, None].astype(target.dtype),
-            targets[self.objective],
+            targets[self.config.objective],
             at["loss_weight"],
         )
 
@@ -397,7 +369,9 @@ class Process:
             product = self.tables["alphas_cumprod"].astype(np.float64)
             # The last step, to -1, is the inferred target itself.
             now, after = product[time], np.where(following < 0, 1.0, product[following])
-            sigma = self.eta * np.sqrt((1 - now / after) * (1 - after) / (1 - now))
+            sigma = self.config.ddim_sampling_eta * np.sqrt(
+                (1 - now / after) * (1 - after) / (1 - now)
+            )
             tables = {name: table[time] for name, table in self.tables.items()} | {
                 "time": time.astype(np.int32),
                 "target": np.sqrt(after),
@@ -425,7 +399,7 @@ class Process:
         shape = batch, rows.length, output.width, output.channels
         field = Field(jnp.zeros(shape), rows)
         noise = context.normal_field(name, field)
-        if self.log_uniform:
+        if self.config.noise_type == "log-uniform":
             smallest, largest = np.log((SMALLEST_SIGMA, LARGEST_SIGMA))
             uniform = context.uniform_field(f"{name} scale", field).astype(noise.dtype)
             noise = noise * jnp.exp(smallest + (largest - smallest) * uniform)
@@ -447,7 +421,7 @@ class Process:
         """Returns x at the next step of DDIM: Song et al. (2021)."""
         target, noise = self._inferred(x, output, at)
         x = at["target"] * target + at["noise"] * noise
-        if self.eta == 0:
+        if self.config.ddim_sampling_eta == 0:
             return x
         return x + at["sigma"] * self._noise("step", len(x), context).astype(x.dtype)
 
@@ -459,17 +433,18 @@ class Process:
             at["sqrt_recip_alphas_cumprod"],
             at["sqrt_recipm1_alphas_cumprod"],
         )
-        if self.objective == "pred_noise":
+        objective = self.config.objective
+        if objective == "pred_noise":
             target = recip * x - recipm1 * output
-        elif self.objective == "pred_x0":
+        elif objective == "pred_x0":
             target = output
         else:
             target = (
                 at["sqrt_alphas_cumprod"] * x
                 - at["sqrt_one_minus_alphas_cumprod"] * output
             )
-        if self.clip:
+        if self.config.clip_denoised:
             target = jnp.clip(target, -1.0, 1.0)
-        elif self.objective == "pred_noise":
+        elif objective == "pred_noise":
             return target, output
         return target, (recip * x - target) / recipm1

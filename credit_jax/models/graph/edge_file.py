@@ -19,19 +19,16 @@ EPSILON = np.float32(1e-5)
 
 @dataclass(frozen=True, eq=False)
 class EdgeFile:
-    """Edges in both directions and their attributes.
+    """Edges in both directions and their attributes."""
 
-    Attributes:
-        height, width: size of the grid, whose points are the nodes in row-major order.
-        edges: (edge, 2), source and target; each ordered pair of nodes once.
-        attributes: (edge, 3), exp(-d^2) of the standardized differences of latitude and
-            longitude and of the standardized distance. The values of an edge that the
-            file has in both directions, or from a node to itself, are added up.
-    """
-
+    # Size of the grid, whose points are the nodes in row-major order.
     height: int
     width: int
+    # (edge, 2), source and target; each ordered pair of nodes once.
     edges: Int[np.ndarray, "edge 2"]
+    # (edge, 3), exp(-d^2) of the standardized differences of latitude and longitude and
+    # of the standardized distance. The values of an edge that the file has in both
+    # directions, or from a node to itself, are added up.
     attributes: Float[np.ndarray, "edge 3"]
 
 

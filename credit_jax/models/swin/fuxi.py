@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
-from jaxtyping import Array, Float
 from pydantic import PositiveInt
 
 from credit_jax.config import StrictModel
@@ -18,6 +17,7 @@ from credit_jax.models.common.config import (
     FieldSpec,
     FlatPaddingKeys,
     InputSpec,
+    Prediction,
     Rate,
     Side,
     SummedChannels,
@@ -154,9 +154,7 @@ class Fuxi(UTransformerModel):
             config.x.channels, config.dim, config.frame_patch_size, config.patch
         )
 
-    def __call__(
-        self, inputs: Mapping[str, Any], context: Context
-    ) -> Float[Array, "batch channel_out time_out rows lon"]:
+    def __call__(self, inputs: Mapping[str, Any], context: Context) -> Prediction:
         """Predicts from local samples and rows, in blocks over the domain axis."""
         config, cast, x = self.config, context.precision.cast, inputs["x"]
         seen = cast(x)[:, :, : config.frame_patch_size]
@@ -356,9 +354,7 @@ class WRF(UTransformerModel):
         )
         self.film = Film(config.time_encode_dim, inside.dim)
 
-    def __call__(
-        self, inputs: Mapping[str, Any], context: Context
-    ) -> Float[Array, "batch channel_out time_out rows lon"]:
+    def __call__(self, inputs: Mapping[str, Any], context: Context) -> Prediction:
         """Predicts from local samples and rows, in blocks over the domain axis."""
         config, cast, x = self.config, context.precision.cast, inputs["x"]
         inside, outside = config.param_interior, config.param_outside

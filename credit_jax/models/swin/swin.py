@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Float
 from pydantic import Field as Key
 from pydantic import PositiveInt
 
@@ -18,6 +17,7 @@ from credit_jax.models.common.config import (
     Geometry,
     InputSpec,
     PaddedConfig,
+    Prediction,
     Rate,
     Side,
     StageGeometry,
@@ -136,12 +136,6 @@ class SwinConfig(VariableKeys, PaddedConfig):
     def output(self) -> FieldSpec:
         """See `ModelConfig.output`."""
         return FieldSpec(self.output_channels, 1, *self.img_size)
-
-    @property
-    def padded(self) -> IntPair:
-        """Rows and columns of the padded grid."""
-        lat, lon = self.pads
-        return self.img_size[0] + sum(lat), self.img_size[1] + sum(lon)
 
     @property
     def patches(self) -> IntPair:
@@ -299,12 +293,8 @@ class PatchExpansion(nnx.Module):
     """Maps each token to the values of all points of its patch, without bias."""
 
     def __init__(self, channel_in: int, channel_out: int) -> None:
-        self.kernel = parameter(
-            torch_uniform(channel_in),
-            (channel_in, channel_out),
-            ("embed", "embed"),
-            matrix_out=(1,),
-        )
+        init, shape = torch_uniform(channel_in), (channel_in, channel_out)
+        self.kernel = parameter(init, shape, ("embed", "embed"), matrix_out=(1,))
 
     @jax.named_scope(DECODER)
     def __call__(self, field: Field, context: Context) -> Field:
@@ -325,9 +315,7 @@ class Swin(nnx.Module):
         points = config.patch_size**2
         self.head = PatchExpansion(config.embed_dim, config.output_channels * points)
 
-    def __call__(
-        self, inputs: Mapping[str, Any], context: Context
-    ) -> Float[Array, "batch channel_out time_out rows lon"]:
+    def __call__(self, inputs: Mapping[str, Any], context: Context) -> Prediction:
         """Predicts from local samples and rows, in block layout over the domain axis.
 
         Differs from CREDIT: padding, with which CREDIT's model fails, is added before

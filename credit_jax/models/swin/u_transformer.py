@@ -18,13 +18,20 @@ from credit_jax.config.messages import divisors
 from credit_jax.models.common.config import (
     Depth,
     FieldSpec,
+    Frames,
     Geometry,
     PaddedConfig,
+    Prediction,
     Rate,
     StageGeometry,
     repeated,
 )
-from credit_jax.models.common.resampling import ResidualUpBlock, correct, leave
+from credit_jax.models.common.resampling import (
+    Residual,
+    ResidualUpBlock,
+    correct,
+    leave,
+)
 from credit_jax.models.swin.blocks import (
     PLAIN,
     SHIFTED,
@@ -35,7 +42,7 @@ from credit_jax.models.swin.blocks import (
     SwinBlock,
 )
 from credit_jax.nn.context import Context
-from credit_jax.nn.layers import Conv, GroupNorm, Linear
+from credit_jax.nn.layers import Conv, Linear
 from credit_jax.nn.parameters import parameter, stack_blocks
 from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.ops.dense import add_bias
@@ -128,12 +135,6 @@ class UTransformerConfig(PaddedConfig):
         return FieldSpec(keys.output_channels, 1, *grid)
 
     @property
-    def padded(self) -> IntPair:
-        """Rows and columns of the padded grid."""
-        lat, lon = self.pads
-        return self.output.height + sum(lat), self.output.width + sum(lon)
-
-    @property
     def patches(self) -> IntPair:
         """Rows and columns of patches."""
         padded, patch = self.padded, self.patch
@@ -175,7 +176,7 @@ class UTransformerConfig(PaddedConfig):
         decoded = 2 * rows * patch[0], 2 * columns * patch[1]
         lat, lon = self.pads
         cropped = decoded[0] - sum(lat), decoded[1] - sum(lon)
-        grid = self.output.height, self.output.width
+        grid = self.output.grid
         output = grid if self.interp else cropped
         return Geometry(grid, self.padded, self.patches, (stage,), decoded, output)
 
@@ -247,23 +248,17 @@ def frame_problems(frames: int, cube: int) -> Iterator[str]:
         )
 
 
-class ResidualDownBlock(nnx.Module):
+class ResidualDownBlock(Residual):
     """Halves the grid, rounded up, then two residual layers of convolution and norm."""
 
     def __init__(self, channels: int, num_groups: int) -> None:
+        super().__init__(channels, num_groups)
         self.conv = Conv(channels, channels, 3, stride=2, padding=1)
-        self.residual_conv_0 = Conv(channels, channels, 3, padding=1)
-        self.residual_norm_0 = GroupNorm(num_groups, channels)
-        self.residual_conv_1 = Conv(channels, channels, 3, padding=1)
-        self.residual_norm_1 = GroupNorm(num_groups, channels)
 
     @jax.named_scope(EMBEDDING)
     def __call__(self, field: Field, context: Context) -> Field:
         field = self.conv(field)
-        x = self.residual_norm_0(self.residual_conv_0(field))
-        x = x.like(jax.nn.silu(x.data))
-        x = self.residual_norm_1(self.residual_conv_1(x))
-        return add(field, x.like(jax.nn.silu(x.data)))
+        return add(field, self.residual(field))
 
 
 class UTransformer(nnx.Module):
@@ -369,12 +364,7 @@ class UTransformerModel(nnx.Module):
         self.u_transformer = UTransformer(config, sizes.dim)
         self.head = PatchHead(sizes.dim, config.output.channels * rows * columns)
 
-    def predict(
-        self,
-        field: Field,
-        x: Float[Array, "batch channel time rows lon"],
-        context: Context,
-    ) -> Float[Array, "batch channel_out time_out rows lon"]:
+    def predict(self, field: Field, x: Frames, context: Context) -> Prediction:
         """Predicts from embedded patches."""
         config = self.config
         field = self.u_transformer(field, context)

@@ -117,10 +117,8 @@ class ResidualBlock(nnx.Module):
         self.norm_1 = RMSNorm(channel_out)
         self.conv_2 = conv(channel_out, channel_out, 3)
         self.norm_2 = RMSNorm(channel_out)
-        if channel_in != channel_out:
-            self.skip = conv(channel_in, channel_out, 1)
-        else:
-            self.skip = None
+        same = channel_in == channel_out
+        self.skip = None if same else conv(channel_in, channel_out, 1)
 
     def __call__(
         self, field: Field, other: Field | None, time: Vector, context: Context
@@ -173,11 +171,34 @@ class GlobalAttention(nnx.Module):
         return field.like(field.data + out.data)
 
 
-class PeriodicConv(nnx.Module):
-    """A 3 x 3 convolution, periodic in longitude, reflected at the poles."""
+class Convolution(nnx.Module):
+    """A convolution as a block: the first, the last, or one that halves the grid.
 
-    def __init__(self, channel_in: int, channel_out: int) -> None:
-        self.conv = conv(channel_in, channel_out, 3)
+    With `doubles` it follows a nearest interpolation to twice the grid.
+    """
+
+    def __init__(
+        self,
+        channel_in: int,
+        channel_out: int,
+        size: int = 2,
+        stride: int = 1,
+        *,
+        doubles: bool = False,
+    ) -> None:
+        self.doubles = doubles
+        self.conv = conv(channel_in, channel_out, size, stride=stride)
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        del context
+        rows, columns = field.layout.size, field.data.shape[2]
+        if self.doubles:
+            field = resize_nearest(field, (2 * rows, 2 * columns))
+        return self.conv(field)
+
+
+class PeriodicConv(Convolution):
+    """A 3 x 3 convolution, periodic in longitude, reflected at the poles."""
 
     def __call__(self, field: Field, context: Context) -> Field:
         del context
@@ -185,30 +206,7 @@ class PeriodicConv(nnx.Module):
         return field.like(add_bias(field.data, self.conv.bias[...]))
 
 
-class Convolution(nnx.Module):
-    """A convolution as a block: the first, the last, or one that halves the grid."""
-
-    def __init__(
-        self, channel_in: int, channel_out: int, size: int = 2, stride: int = 1
-    ) -> None:
-        self.conv = conv(channel_in, channel_out, size, stride=stride)
-
-    def __call__(self, field: Field, context: Context) -> Field:
-        del context
-        return self.conv(field)
-
-
-class Upsample(nnx.Module):
-    """Doubles the grid by nearest interpolation, then a 3 x 3 convolution."""
-
-    def __init__(self, channel_in: int, channel_out: int) -> None:
-        self.conv = conv(channel_in, channel_out, 3)
-
-    def __call__(self, field: Field, context: Context) -> Field:
-        del context
-        rows, columns = field.layout.size, field.data.shape[2]
-        return self.conv(resize_nearest(field, (2 * rows, 2 * columns)))
-
+periodic = partial(PeriodicConv, size=3)
 
 Positives = Annotated[tuple[PositiveInt, ...], Key(min_length=1)]
 
@@ -433,20 +431,19 @@ class DiffusionUNet(nnx.Module):
         channels = config.input_channels + config.output_channels
         self.entry = Convolution(channels, first, 7)
         self.time = TimeEmbedding(config.dim[0], config.sinusoidal_pos_emb_theta)
-        downs, ups = [], []
+        self.downs, self.ups = nnx.List(), nnx.List()
         for level in levels:
-            halve = (
-                PeriodicConv if level is levels[-1] else partial(Convolution, stride=2)
-            )
-            width, wider = level.channel_in, level.channel_out
-            resize = halve(width, wider)
-            downs.append(LevelBlocks(level, residual, width, width, resize))
+            last = level is levels[-1]
+            halve = periodic if last else partial(Convolution, stride=2)
+            width = level.channel_in
+            resize = halve(width, level.channel_out)
+            self.downs.append(LevelBlocks(level, residual, width, width, resize))
         for level in reversed(levels):
-            double = PeriodicConv if level is levels[0] else Upsample
+            upsample = partial(Convolution, size=3, doubles=True)
+            double = periodic if level is levels[0] else upsample
             width, wider = level.channel_in, level.channel_out
             resize = double(wider, width)
-            ups.append(LevelBlocks(level, residual, wider + width, wider, resize))
-        self.downs, self.ups = nnx.List(downs), nnx.List(ups)
+            self.ups.append(LevelBlocks(level, residual, wider + width, wider, resize))
         widest, last = levels[-1].channel_out, levels[-1]
         self.middle = nnx.List(residual(widest, widest) for _ in range(2))
         self.middle_attention = GlobalAttention(
@@ -466,32 +463,24 @@ class DiffusionUNet(nnx.Module):
         time = run_block(context, self.time, inputs[TIME])
         skips: list[Field] = []
         for index, stage in enumerate(self.downs):
-            stage_context = context.fold_in(index)
-            field = run_block(stage_context, stage.block_1, field, None, time)
-            skips.append(field)
-            field = run_block(
-                stage_context.fold_in(1), stage.block_2, field, None, time
-            )
+            at = context.fold_in(index)
+            skips.append(run_block(at, stage.block_1, field, None, time))
+            field = run_block(at.fold_in(1), stage.block_2, skips[-1], None, time)
             attention, resize = stage.layers
-            field = run_block(stage_context, attention, field)
-            skips.append(field)
-            field = run_block(stage_context, resize, field)
-        stage_context = context.fold_in(len(self.downs))
-        field = run_block(stage_context, self.middle[0], field, None, time)
-        field = run_block(stage_context, self.middle_attention, field)
-        field = run_block(stage_context.fold_in(1), self.middle[1], field, None, time)
-        for index, stage in enumerate(self.ups):
-            stage_context = context.fold_in(len(self.downs) + 1 + index)
-            field = run_block(stage_context, stage.block_1, field, skips.pop(), time)
-            field = run_block(
-                stage_context.fold_in(1), stage.block_2, field, skips.pop(), time
-            )
+            skips.append(run_block(at, attention, field))
+            field = run_block(at, resize, skips[-1])
+        at = context.fold_in(len(self.downs))
+        field = run_block(at, self.middle[0], field, None, time)
+        field = run_block(at, self.middle_attention, field)
+        field = run_block(at.fold_in(1), self.middle[1], field, None, time)
+        for index, stage in enumerate(self.ups, len(self.downs) + 1):
+            at = context.fold_in(index)
+            field = run_block(at, stage.block_1, field, skips.pop(), time)
+            field = run_block(at.fold_in(1), stage.block_2, field, skips.pop(), time)
             attention, resize = stage.layers
-            field = run_block(
-                stage_context, resize, run_block(stage_context, attention, field)
-            )
-        stage_context = context.fold_in(2 * len(self.downs) + 1)
-        field = run_block(stage_context, self.final_block, field, first, time)
+            field = run_block(at, resize, run_block(at, attention, field))
+        at = context.fold_in(2 * len(self.downs) + 1)
+        field = run_block(at, self.final_block, field, first, time)
         field = run_block(context, self.final, field)
         return leave(field, config, interpolate=False).astype(condition.dtype)
 
@@ -508,23 +497,20 @@ class LevelBlocks(nnx.Module):
         residual: Callable[[int, int], ResidualBlock],
         channel_in: int,
         channels: int,
-        resize: Convolution | Upsample | PeriodicConv,
+        resize: Convolution,
     ) -> None:
         self.block_1 = residual(channel_in, channels)
         self.block_2 = residual(channel_in, channels)
         sizes = channels, level.heads, level.dim_head
-        attention = GlobalAttention(*sizes, full=level.full)
-        full, periodic = level.full, isinstance(resize, PeriodicConv)
-        self.attention = None if full else attention
-        self.full_attention = attention if full else None
-        self.resize = None if periodic else resize
-        self.periodic = resize if periodic else None
+        self.names = (
+            "full_attention" if level.full else "attention",
+            "periodic" if isinstance(resize, PeriodicConv) else "resize",
+        )
+        setattr(self, self.names[0], GlobalAttention(*sizes, full=level.full))
+        setattr(self, self.names[1], resize)
 
     @property
     def layers(self) -> tuple[nnx.Module, nnx.Module]:
         """The attention and the last layer."""
-        attention = self.full_attention if self.attention is None else self.attention
-        resize = self.periodic if self.resize is None else self.resize
-        assert attention is not None, "one of them is there"
-        assert resize is not None, "one of them is there"
+        attention, resize = (getattr(self, name) for name in self.names)
         return attention, resize

@@ -24,18 +24,13 @@ WIDTHS = (64, 128, 256, 512)
 
 @dataclass(frozen=True)
 class ResNetSizes:
-    """Sizes of a ResNet.
+    """Sizes of a ResNet."""
 
-    Attributes:
-        depths: number of blocks of each of four layers.
-        expansion: 1 for blocks of two convolutions; otherwise blocks are bottlenecks of
-            three convolutions, and the last multiplies the channels by this factor.
-        groups, group_width: number of groups of the middle convolution of a bottleneck,
-            and their width.
-    """
-
-    depths: tuple[int, int, int, int]
+    depths: tuple[int, int, int, int]  # number of blocks of each of four layers
+    # 1 for blocks of two convolutions; otherwise blocks are bottlenecks of three
+    # convolutions, and the last multiplies the channels by this factor.
     expansion: int = 4
+    # Number of groups of the middle convolution of a bottleneck, and their width.
     groups: int = 1
     group_width: int = 64
 

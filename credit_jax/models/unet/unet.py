@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array
 from pydantic import BeforeValidator, NonNegativeFloat, PositiveInt, model_validator
 from pydantic import Field as Key
 
@@ -24,6 +24,7 @@ from credit_jax.config.base import Unavailable
 from credit_jax.models.common.config import (
     ChannelCountKeys,
     CorrectedConfig,
+    Prediction,
     Side,
     VariableKeys,
     ignored_by,
@@ -37,12 +38,11 @@ from credit_jax.models.common.resampling import (
 )
 from credit_jax.models.unet.resnet import RESNETS, ResNetEncoder, relu
 from credit_jax.nn.context import Context
-from credit_jax.nn.layers import BatchNorm, Conv
+from credit_jax.nn.layers import BatchNorm, Conv, GroupNorm
 from credit_jax.nn.parameters import parameter
 from credit_jax.nn.run_blocks import run_block
-from credit_jax.parallel.compiler import INPUT, NORM, OUTPUT
+from credit_jax.parallel.compiler import INPUT, OUTPUT
 from credit_jax.parallel.domain.attention import scse
-from credit_jax.parallel.domain.norm import group_norm
 from credit_jax.parallel.domain.pool import resize_area, resize_bilinear, resize_nearest
 from credit_jax.parallel.domain.rearrange import join
 from credit_jax.parallel.params.spec import Initializer, constant, kaiming_uniform
@@ -289,23 +289,6 @@ class SCSEModule(nnx.Module):
         )
 
 
-class InstanceNorm(nnx.Module):
-    """torch.nn.InstanceNorm2d on fields: statistics of each sample and channel."""
-
-    def __init__(self, channels: int, *, epsilon: float, affine: bool) -> None:
-        self.epsilon = epsilon
-        self.affine = affine
-        if affine:
-            self.scale = parameter(constant(1.0), (channels,), ("embed",))
-            self.bias = parameter(constant(0.0), (channels,), ("embed",))
-
-    @jax.named_scope(NORM)
-    def __call__(self, field: Field, context: Context) -> Field:
-        affine = (self.scale[...], self.bias[...]) if self.affine else ()
-        channels = field.data.shape[-1]
-        return group_norm(field, *affine, num_groups=channels, epsilon=self.epsilon)
-
-
 class ConvReLU(nnx.Module):
     """segmentation_models_pytorch's Conv2dReLU: 3 x 3 convolution, norm, ReLU."""
 
@@ -320,12 +303,12 @@ class ConvReLU(nnx.Module):
             bias_init=constant(0.0),
             spectral_norm=False,
         )
-        layer: BatchNorm | InstanceNorm | None = None
+        layer: BatchNorm | GroupNorm | None = None
         if norm.type == "batchnorm":
             layer = BatchNorm(channel_out, momentum=norm.momentum, epsilon=norm.eps)
         elif norm.type == "instancenorm":
-            affine = bool(norm.affine)
-            layer = InstanceNorm(channel_out, epsilon=norm.eps, affine=affine)
+            affine, sizes = bool(norm.affine), (channel_out, channel_out)
+            layer = GroupNorm(*sizes, epsilon=norm.eps, affine=affine)
         self.norm = layer
 
     def __call__(self, field: Field, context: Context) -> Field:
@@ -518,9 +501,7 @@ class UNet(nnx.Module):
             architecture.activation,
         )
 
-    def __call__(
-        self, inputs: Mapping[str, Array], context: Context
-    ) -> Float[Array, "batch channel_out time_out rows lon"]:
+    def __call__(self, inputs: Mapping[str, Array], context: Context) -> Prediction:
         """Predicts from local samples and rows, in block layout over the domain axis.
 
         Differs from CREDIT: in training, the statistics of batch norms are those of the

@@ -10,9 +10,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.ops import RunningStatistics
+from credit_jax.ops import RunningStatistics, batch_norm
 from credit_jax.ops.dense import scale_and_shift
-from credit_jax.ops.norm import batch_norm_by
 from credit_jax.parallel.collectives import keep_moved
 from credit_jax.parallel.reductions import field_sum
 from credit_jax.parallel.rows.layout import Field
@@ -108,16 +107,13 @@ def batch_norm_field(
     def mean_of(values: Array) -> Array:
         return field_sum(field.like(values), dims, over) / count
 
-    data, running = batch_norm_by(
-        mean_of,
-        count,
-        x,
-        scale,
-        bias,
-        running,
+    data, running = batch_norm(
+        *(x, scale, bias, running),
         training=training,
         momentum=momentum,
         epsilon=epsilon,
+        mean_of=mean_of,
+        num_values=count,
     )
     return field.like(data), running
 

@@ -317,9 +317,7 @@ def test_files_that_do_not_fit(folder: Any) -> None:
 def test_coordinates_of_the_files(folder: Any) -> None:
     """Rows and columns of the grid file are those of the data, in their order."""
     conf = parse_model(converted(folder, "wxformer")).gen1_post_conf
-    grids = [fixer.grid for fixer, _ in conf.fixers.fixers if hasattr(fixer, "grid")]
-    grid = grids[0]
-    axes = replace(grid.axes, levels=None, where="the data")
+    axes = replace(conf.fixers.grids[0].axes, levels=None, where="the data")
     conf.check_coordinates(axes)
     for name in ("latitude", "longitude"):
         turned = replace(axes, **{name: getattr(axes, name)[::-1]})

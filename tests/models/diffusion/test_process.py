@@ -102,7 +102,7 @@ def _fields(drawn: dict[str, np.ndarray], name: str, process: Any) -> Any:
     import torch
 
     noise = drawn[name]
-    if process.log_uniform:
+    if process.config.noise_type == "log-uniform":
         low, high = np.log(0.02), np.log(200.0)
         noise = noise * np.exp(low + (high - low) * drawn[f"{name} scale"])
     return torch.from_numpy(noise.transpose(0, 3, 1, 2)[:, :, None].copy()).float()
