@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from types import FunctionType
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar, get_args
 
 from credit_jax.config.base import (
@@ -122,6 +123,8 @@ class Registry(dict[str, Entry], Generic[Entry]):
     @property
     def expected(self) -> str:
         """What a component is, for errors."""
+        if self.entry is FunctionType:
+            return "a function"
         kind = "a subclass" if issubclass(self.entry, StrictModel) else "an instance"
         text = f"{kind} of {self.entry.__module__}.{self.entry.__qualname__}"
         if self.of_function is not None:

@@ -1,7 +1,8 @@
 """Registers the objects that the `custom_objects` section of a config names.
 
 An object is a component of one of the registries (a loss, a metric, a block, a source
-of data, a model, an observation operator) in a Python file or an installed module.
+of data, a model, an observation operator, what makes a training step) in a Python file
+or an installed module.
 Installed packages offer theirs by entry points, too.
 """
 
@@ -24,7 +25,7 @@ from credit_jax.config.components import REGISTRIES, extensions
 
 SECTION = "custom_objects"
 ObjectType = Literal[
-    "dataset", "preblock", "postblock", "model", "loss", "metric", "operator"
+    "dataset", "preblock", "postblock", "model", "loss", "metric", "operator", "trainer"
 ]
 
 # An entry point of the group "credit_jax.loss" is a loss, and so on.
@@ -59,6 +60,7 @@ _KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "loss": (_LOSS, ("loss",)),
     "metric": (_LOSS, ("metrics",)),
     "operator": ("docs/assimilation.md", ("assimilation",)),
+    "trainer": (_LOSS, ("trainer",)),
 }
 
 

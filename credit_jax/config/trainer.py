@@ -1,12 +1,14 @@
 """The `trainer:` section: parallelism, optimizer, schedule, epochs, checkpoints."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config.base import StrictModel, not_available
+from credit_jax.config.components import Registry
 from credit_jax.config.credit_keys import IGNORED_TRAINER
 from credit_jax.config.data import BackpropSteps
 from credit_jax.config.dates import Timestep
@@ -16,6 +18,10 @@ from credit_jax.config.parallelism import FsdpConfig, ParallelismConfig
 from credit_jax.config.schedules import ScheduleConfig
 
 MatmulPrecision = Literal["highest", "high", "default"]
+# What makes the training step; None is `credit_jax.make_train_step`, whose arguments
+# those of `custom_objects` take.
+TRAINERS: Registry[Callable[..., Any] | None] = Registry("trainer", FunctionType)
+TRAINERS |= {"gen2": None, "era5-gen2": None}
 
 
 class PrecisionPolicy(StrictModel):
@@ -80,7 +86,9 @@ class TrainerConfig(StrictModel):
     """How the model is trained.
 
     Attributes:
-        type: "gen2" or its alias "era5-gen2".
+        type: "gen2" or its alias "era5-gen2", or a function of `custom_objects` that
+            makes the training step.
+        args: further arguments of that function. CREDIT has no such key.
         parallelism: see `ParallelismConfig`.
         fsdp: see `FsdpConfig`.
         num_devices: number of devices of the run; null uses all. CREDIT has no such
@@ -163,7 +171,8 @@ class TrainerConfig(StrictModel):
     the config; CREDIT uses those of the checkpoint from which it continues.
     """
 
-    type: Literal["gen2", "era5-gen2"]
+    type: str
+    args: dict[str, Any] = Field(default_factory=dict)
     parallelism: ParallelismConfig
     fsdp: FsdpConfig = FsdpConfig()
     num_devices: int | None = Field(None, ge=1)
@@ -176,7 +185,9 @@ class TrainerConfig(StrictModel):
     float8: Float8Config = Float8Config()
     activation_checkpoint: Annotated[
         Literal["none", "full", "selective"],
-        BeforeValidator(lambda x: {True: "full", False: "none"}.get(x, x)),
+        BeforeValidator(
+            lambda x: ("none", "full")[x] if isinstance(x, bool) else x,
+        ),
     ] = "none"
     unroll_blocks: int = Field(16, ge=0)
     compiler: CompilerConfig = CompilerConfig()
@@ -232,6 +243,13 @@ class TrainerConfig(StrictModel):
     passes_over: ClassVar = True
     ignored: ClassVar = IGNORED_TRAINER
 
+    @field_validator("type")
+    @classmethod
+    def _type(cls, value: str) -> str:
+        if value not in TRAINERS:
+            raise not_available("trainer", value, TRAINERS)
+        return value
+
     @field_validator("grad_max_norm", mode="before")
     @classmethod
     def _norm(cls, value: Any) -> Any:
@@ -245,6 +263,11 @@ class TrainerConfig(StrictModel):
         return value if value == "dynamic" else number
 
     def conflicts(self) -> Iterator[str]:
+        if self.args and TRAINERS[self.type] is None:
+            yield (
+                f"args are given, but {self.type} has none; they are those of a "
+                "trainer of custom_objects"
+            )
         if self.use_scheduler and self.scheduler is None:
             yield ("use_scheduler is true without a scheduler section; add it")
         if self.scheduler and "use_scheduler" not in self.model_fields_set:

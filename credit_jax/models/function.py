@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -230,7 +231,7 @@ class _Body(nnx.Module):
             except Exception as error:
                 shapes = ", ".join(str(x.shape) for x in arguments if x is not None)
                 where = f"{self.call.__name__} of params and arrays {shapes}"
-                raise _user_error(where, error) from error
+                raise user_error(where, error) from error
 
         # Of (params, *arrays, rng).
         parameters = inspect.signature(self.call).parameters.values()
@@ -252,13 +253,13 @@ class _Body(nnx.Module):
         return jax.vmap(of_sample)(key, *arrays)
 
 
-def _user_error(what: str, error: Exception) -> ValueError:
+def user_error(what: str, error: Exception) -> ValueError:
     """The error of a user's function as one line, with the line of its file."""
-    root = str(Path(__file__).parents[1])
+    here, library = str(Path(__file__).parents[1]), sysconfig.get_path("stdlib")
     files = [
         f" ({frame.filename}, line {frame.lineno})"
         for frame in traceback.extract_tb(error.__traceback__)
-        if "site-packages" not in frame.filename and root not in frame.filename
+        if not any(x in frame.filename for x in ("site-packages", here, library))
     ]
     text = f"{what}: {type(error).__name__}: {error}{files[-1] if files else ''}"
     if "scan" in text and "varying" in text:
@@ -350,7 +351,7 @@ def _of_factory(factory: Callable[..., Any]) -> ModelEntry:
                 raise
             except Exception as error:
                 call = f"{name}: {factory.__name__}{inspect.signature(factory)} of x, y"
-                raise _user_error(f"{call} and model.args", error) from error
+                raise user_error(f"{call} and model.args", error) from error
             if not isinstance(result, tuple) or len(result) not in (2, 3):
                 raise ValueError(
                     f"{name}: the factory returns a {type(result).__name__}; expected "

@@ -8,15 +8,18 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from credit_jax.config import ConfigError
 from credit_jax.config.base import together
+from credit_jax.config.trainer import TRAINERS
 from credit_jax.data import Loader, build_loader
 from credit_jax.nn.context import Noise
 from credit_jax.packages.package import base_of_run
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan import Objective, RunPlan
 from credit_jax.plan.objective import with_parts
+from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.step import make_eval_step
 from credit_jax.transforms import Rollout
 
@@ -35,6 +38,8 @@ def rehearse(plan: RunPlan) -> list[str]:
     # The members of this loss are the data-parallel ranks.
     if not plan.config.loss.members_are_ranks:
         parts += _evaluations(plan, objective)
+        if TRAINERS[plan.config.trainer.type] is not None:
+            parts += _updates(plan)
     try:
         together(*parts)
     except ConfigError as error:
@@ -63,6 +68,25 @@ def _evaluations(plan: RunPlan, objective: Objective) -> Iterator[Callable[[], A
             continue
         evaluate = make_eval_step(model, measure, rollout=rollout)
         yield partial(jax.eval_shape, evaluate, *state, loader.shapes, noise)
+
+
+def _updates(plan: RunPlan) -> Iterator[Callable[[], Any]]:
+    """Yields what runs a training step of the user's own abstractly."""
+    model = replace(plan.model, dims=ParallelDims())
+    setup = prepare(replace(plan, model=model), jax.devices()[:1])
+    for stage in setup.stages or (setup,):
+        shapes = stage.train_loader.shapes
+
+        def update(stage: Setup = stage, shapes: Any = shapes) -> Any:
+            batch = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), shapes
+            )
+            state, proceed = jax.eval_shape(stage.fresh_state), jnp.int32(1)
+            step = stage.train_step(stage.schedule)
+            return jax.eval_shape(step, state, batch, None, proceed)
+
+        if shapes is not None:
+            yield update
 
 
 def _check_base(plan: RunPlan) -> None:

@@ -19,6 +19,7 @@ from credit_jax.checkpoint.artifact import Artifact
 from credit_jax.config import Config
 from credit_jax.config.finetune import CurriculumStage
 from credit_jax.config.schedules import PlateauConfig
+from credit_jax.config.trainer import TRAINERS
 from credit_jax.data import Batch, Loader
 from credit_jax.models.flops import gradient_flops
 from credit_jax.models.parallel_model import ParallelModel, place_weights
@@ -47,7 +48,7 @@ from credit_jax.training.state import (
     init_state,
     with_moments,
 )
-from credit_jax.training.step import make_eval_step, make_train_step
+from credit_jax.training.step import custom_step, make_eval_step, make_train_step
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,26 @@ class Setup:
             self.plan.config.trainer, batches_per_epoch=self.batches_per_epoch
         )
 
+    def train_step(self, rate: optax.Schedule) -> Callable[..., Any]:
+        """The step of `trainer.type`, not compiled."""
+        trainer, objective = self.plan.config.trainer, self.objective
+        arguments = self.model, self.optimizer, objective.loss
+        options: dict[str, Any] = {
+            "schedule": rate,
+            "accumulate": trainer.grad_accum_every,
+            "ema_decay": trainer.ema_decay if trainer.use_ema else None,
+            "rollout": replace(
+                objective.rollout, prepare=self.train_loader.preparation
+            ),
+            "loss_optimizer": self.loss_optimizer,
+            "measure": objective.measure,
+            "metrics": objective.metrics,
+        }
+        make = TRAINERS[trainer.type]
+        if make is None:
+            return make_train_step(*arguments, **options)
+        return custom_step(make, trainer.type, *arguments, **options, **trainer.args)
+
     def steps(
         self, *, first_rate_at: int | None = None, schedule_step: int = 0
     ) -> CompiledSteps:
@@ -137,20 +158,6 @@ class Setup:
         first_rate = trainer.learning_rate if trainer.sets_first_rate else None
         counted = counted_from(self.schedule, schedule_step)
         rate = with_first_rate_at(counted, first_rate_at, first_rate)
-        train_step = make_train_step(
-            self.model,
-            self.optimizer,
-            self.objective.loss,
-            schedule=rate,
-            accumulate=trainer.grad_accum_every,
-            ema_decay=trainer.ema_decay if trainer.use_ema else None,
-            rollout=replace(
-                self.objective.rollout, prepare=self.train_loader.preparation
-            ),
-            loss_optimizer=self.loss_optimizer,
-            measure=self.objective.measure,
-            metrics=self.objective.metrics,
-        )
         evaluate = None
         if self.objective.evaluate is not None:
             prepare = self.valid_loader.preparation if self.valid_loader else None
@@ -161,7 +168,7 @@ class Setup:
             )
             evaluate = compile_program(eval_step, self.model.mesh)
         train = compile_program(
-            train_step,
+            self.train_step(rate),
             self.model.mesh,
             donate_argnums=0,
             options=trainer.compiler.options,

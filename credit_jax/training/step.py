@@ -7,6 +7,7 @@ with `parallel.compiler.compile_program`, and donates the state.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
@@ -14,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
@@ -21,6 +23,7 @@ from jaxtyping import Array, Float, Int
 from credit_jax.losses import Loss
 from credit_jax.metrics import Measure
 from credit_jax.models.arguments import check_batch, on_mesh
+from credit_jax.models.function import user_error
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel, packing_of
 from credit_jax.named_fields import FieldContext
@@ -165,6 +168,87 @@ def make_train_step(
         return sharded(state, dict(batch), learning_rate, proceed)
 
     return _CheckedStep(model, rollout, specs, step)
+
+
+def custom_step(
+    make: Callable[..., Any], name: str, *arguments: Any, **options: Any
+) -> Callable[..., Any]:
+    """The step that a function of the user makes, whose results are checked.
+
+    Args:
+        make: takes the arguments of `make_train_step`, and those of `trainer.args`.
+        name: `trainer.type`.
+        arguments, options: the arguments.
+
+    Raises:
+        ValueError: it does not take them, or makes no step; the step, when it is
+            traced: it returns another state, or lacks a number that the run logs.
+    """
+    signature = inspect.signature(make)
+    title = f"trainer.type {name!r}: {make.__name__}{signature}"
+    try:
+        signature.bind(*arguments, **options)
+    except TypeError as error:
+        raise ValueError(
+            f"{title}: {error}; expected (model, optimizer, loss, *, "
+            f"{', '.join(options)}), or **options"
+        ) from error
+    try:
+        step = make(*arguments, **options)
+    except Exception as error:
+        raise user_error(title, error) from error
+    if not callable(step):
+        raise ValueError(
+            f"{title} returns a {type(step).__name__}; expected a function (state, "
+            "batch, learning_rate, proceed) -> (state, info)"
+        )
+
+    def checked(state: TrainState, *further: Any) -> tuple[TrainState, dict[str, Any]]:
+        try:
+            result = step(state, *further)
+        except Exception as error:
+            raise user_error(f"{title}: its step", error) from error
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise ValueError(
+                f"{title}: its step returns a {type(result).__name__}; expected "
+                "(state, info)"
+            )
+        new, info = result
+        before, after = (
+            {
+                jax.tree_util.keystr(path): f"{jnp.result_type(x)} {np.shape(x)}"
+                for path, x in jax.tree_util.tree_leaves_with_path(tree)
+            }
+            for tree in (state, new)
+        )
+        if not isinstance(new, TrainState) or before != after:
+            listed = [
+                f"{path} is {after.get(path, 'missing')}, expected {shape}"
+                for path, shape in before.items()
+                if after.get(path) != shape
+            ]
+            raise ValueError(
+                f"{title}: the state of its step is a {type(new).__name__}, expected "
+                "the TrainState that it is given, with new values"
+                + "".join(f"; state{line}" for line in listed[:3])
+            )
+        num = len(jax.tree.leaves(dict(further[0]))[0])
+        shapes = {"loss": (num,), "grad_norm": (), "learning_rate": (), "proceed": ()}
+        numbers = info if isinstance(info, Mapping) else {}
+        problems = [
+            f"{key} {np.shape(numbers[key]) if key in numbers else 'is missing'}"
+            for key, shape in shapes.items()
+            if key not in numbers or np.shape(numbers[key]) != shape
+        ]
+        if problems:
+            expected = ", ".join(f"{key} {shape}" for key, shape in shapes.items())
+            raise ValueError(
+                f"{title}: the info of its step: {', '.join(problems)}; expected those "
+                f"of credit_jax.make_train_step: {expected}"
+            )
+        return new, {"measured": {}, **numbers}
+
+    return checked
 
 
 def make_update(

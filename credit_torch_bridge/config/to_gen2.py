@@ -18,6 +18,8 @@ from credit_torch_bridge.config.editor import ConfigEditor
 from credit_torch_bridge.config.from_gen1 import mode_to_parallelism, pairs
 from credit_torch_bridge.config.inference_section import SEED, forecast_section
 
+# CREDIT's trainer of ensembles with a member on each rank (pull request 309).
+ENSEMBLE = "ensemble-gen2"
 CREDIT_DEGREES = ("data", "tensor", "domain")
 PHASES = {
     "preblocks": ("ic_only", "per_step"),
@@ -180,9 +182,29 @@ def gen2_blocks(editor: ConfigEditor) -> None:
 
 
 def trainer_of_gen1(editor: ConfigEditor) -> None:
-    """Converts `trainer.mode` in a gen2 config."""
+    """Converts `trainer.mode` in a gen2 config, and the trainer `ensemble-gen2`."""
     if editor.get("trainer.parallelism") is None and editor.has("trainer.mode"):
         mode_to_parallelism(editor)
+    if editor.get("trainer.type") != ENSEMBLE:
+        return
+    editor.compute("trainer.type", "gen2", f"{ENSEMBLE} with the loss ring-crps")
+    if editor.get("loss.type") is not None:
+        editor.problem(
+            "loss.type",
+            f"{ENSEMBLE} trains by ring-crps of normalized fields and validates by "
+            f"{editor.get('loss.type')}, which one loss cannot say; remove it, and "
+            "write validation_loss",
+        )
+        return
+    validation = editor.get("loss.training_loss", "mse")
+    editor.default("loss.validation_loss", validation, f"{ENSEMBLE} validates by it")
+    why = f"{ENSEMBLE} trains by it, whatever is written, and without weights"
+    editor.compute("loss.training_loss", "ring-crps", why)
+    for key in (*_LOSS_TERMS, "training_loss_parameters"):
+        if editor.get(f"loss.{key}"):
+            editor.drop(f"loss.{key}", why)
+    if editor.get("trainer.grad_accum_every", 1) != 1:
+        editor.compute("trainer.grad_accum_every", 1, f"{ENSEMBLE} never accumulates")
 
 
 def _model(editor: ConfigEditor) -> None:

@@ -11,6 +11,7 @@ from credit_jax.config.components import extensions
 from credit_jax.config.custom_objects import is_registered, register_objects
 from credit_jax.config.sources.registry import source_config
 from credit_jax.config.sources.source import SourceConfig
+from credit_jax.config.trainer import TRAINERS
 from credit_jax.data.sources.registry import SOURCES
 from credit_jax.losses import LOSSES
 from credit_jax.metrics import METRICS
@@ -44,6 +45,9 @@ my_post = TRANSFORMS["postblocks"]["reconstruct"]
 my_source = SourceEntry(LocalConfig, open_local)
 number = 3
 
+def my_trainer(model, optimizer, loss, **options):
+    pass
+
 class Plain:
     pass
 """
@@ -54,6 +58,7 @@ TYPES = {
     "my_pre": ("preblock", TRANSFORMS["preblocks"]),
     "my_post": ("postblock", TRANSFORMS["postblocks"]),
     "my_source": ("dataset", SOURCES),
+    "my_trainer": ("trainer", TRAINERS),
 }
 
 
@@ -204,7 +209,7 @@ REFUSED = {
     "an error": ("1 / 0", {"a": "loss"}),
     "a missing package": ("import no_such_package", {"a": "loss"}),
     "a name of credit_jax": (MODULE + "mse = my_loss", {"mse": "loss"}),
-    "a type": (MODULE, {"my_loss": "trainer"}),
+    "a type": (MODULE, {"my_loss": "scheduler"}),
 }
 # Without torch or CREDIT their classes cannot be imported, which is another error.
 INSTALLED = {

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 import xarray as xr
@@ -17,12 +18,14 @@ from credit_jax.cli.console import main
 from credit_jax.config import parse
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.loss import LossConfig, MetricsConfig
+from credit_jax.config.trainer import TRAINERS
 from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.extensions.adjoint.growth import ENERGY
 from credit_jax.losses import LOSSES, build_loss, initial_parameters, value_and_parts
 from credit_jax.metrics import build_metrics
 from credit_jax.models import registry
 from credit_jax.models.registry import build, parse_model
+from credit_jax.training.state import init_state
 from credit_jax.transforms import Phase, build_pipeline
 from credit_torch_bridge.compare.credit_side import new_credit_model, register_models
 from credit_torch_bridge.compare.jax_side import import_credit
@@ -39,7 +42,9 @@ from tests.support.custom_objects import no_objects_left
 from tests.support.gradients import draw
 from tests.support.whole_fields import field_context, of_pair
 from tests.training.conftest import world
+from tests.training.settings import trainer_config
 from tests.training.tiny import write_yaml
+from tests.training.toy_runs import mse, toy_batches, toy_model
 
 __all__ = ["no_objects_left", "world"]
 
@@ -317,6 +322,20 @@ def test_the_transform():
     fields = {key: np.full((1, 1, 1, LAT, LON), 4.0, np.float32) for key in CHANNELS}
     x = pipeline.run(Phase.BEFORE_STEP, {"input": {"S": fields}})["x"]
     assert x[0, :, 0, 0, 0].tolist() == [4.0, 2.0]
+
+
+def test_the_training_step(page_of_adding_a_loss):
+    sections = yaml.safe_load(blocks("yaml")[2])
+    register_objects(sections)
+    trainer = trainer_config(**sections["trainer"])
+    make, model = TRAINERS[trainer.type], toy_model(dp=2)
+    step = make(model, optax.sgd(1.0), mse, largest=0.05)
+    state = init_state(model, optax.sgd(1.0), jax.random.key(0))
+    assert max(np.abs(x).max() for x in state.params.values()) > 0.05
+    state, info = jax.jit(step)(state, *toy_batches(model, 1))
+    assert info["loss"].shape == (1,)
+    for path, x in state.params.items():
+        assert_close(np.abs(x).max(), 0.05, 1e-6, path)
 
 
 def test_the_loss_of_total_energy():

@@ -41,6 +41,7 @@ MESHES = {
     "one": ({"data": "none", "tensor": 1, "domain": 1}, 1),
     "dp2_tp2_domain2": ({"data": "fsdp2", "tensor": 2, "domain": 2}, 8),
     "domain4": ({"data": "none", "tensor": 1, "domain": 4}, 4),
+    "dp2": ({"data": "fsdp2", "tensor": 1, "domain": 1}, 2),
 }
 
 

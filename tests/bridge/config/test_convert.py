@@ -212,6 +212,31 @@ def test_a_trainer_of_gen1_beside_sources():
     assert out["trainer"]["parallelism"]["data"] == "ddp"
 
 
+def test_a_trainer_of_ensembles():
+    """CREDIT's `ensemble-gen2`: its loss and its updates, whatever the keys say."""
+    given = apply_overrides(
+        CONFIGS["gen2"],
+        [
+            "trainer.type=ensemble-gen2",
+            "trainer.ensemble_size=2",
+            "trainer.grad_accum_every=4",
+            "loss={training_loss: mae, use_latitude_weights: true}",
+        ],
+    )
+    config = accepted(convert_config(given, to="jax")[0])
+    assert config.loss.members_are_ranks
+    assert config.shares_batches
+    assert not config.loss.weighs_rows
+    assert config.loss.validation_loss == "mae"
+    trainer = config.trainer
+    assert (trainer.type, trainer.grad_accum_every) == ("gen2", 1)
+    out, _ = check(given, "gen2")
+    assert out["loss"]["training_loss"] == "ring-crps"
+    given["loss"]["type"] = "base"
+    with pytest.raises(ValueError, match=r"loss.type: ensemble-gen2 trains by ring-"):
+        convert_config(given, to="jax")
+
+
 def test_unknown_keys():
     """Keys that no code reads are dropped and named; misspelt blocks are errors."""
     odd = apply_overrides(
