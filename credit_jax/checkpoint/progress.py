@@ -51,6 +51,9 @@ class Progress:
     # Samples of that epoch already trained on, of all data-parallel ranks; None in
     # checkpoints of earlier versions, whose batches had one size.
     samples: int | None = None
+    # Data-parallel ranks whose samples make a batch of the run, also where it goes on
+    # with others; None in checkpoints of earlier versions.
+    batch_ranks: int | None = None
     # Updates of the run, by which stages of `trainer.curriculum` end; None in
     # checkpoints of earlier versions.
     updates: int | None = None

@@ -156,6 +156,10 @@ class TrainerConfig(StrictModel):
             checkpoints are kept besides the last.
         save_every_steps, save_every_minutes: updates and minutes between checkpoints
             within an epoch, of which the newest two are kept; 0 minutes for none.
+        hang_minutes: minutes without the begin or the end of a batch, an update, a save
+            or a compilation after which all processes end with code 75, for their
+            launcher to start them again with `--resume`; 0 for no limit. CREDIT has no
+            such key.
         save_metric_vars: variables whose metrics are logged: true, false, or a list.
         log_every_steps: updates between records of `training_steps.jsonl`.
         use_tensorboard: whether to write TensorBoard logs besides the CSV file.
@@ -230,6 +234,7 @@ class TrainerConfig(StrictModel):
     save_every_epoch: bool = False
     save_every_steps: int | None = Field(None, ge=1)
     save_every_minutes: float = Field(15.0, ge=0)
+    hang_minutes: float = Field(60.0, ge=0)
     save_metric_vars: bool | tuple[str, ...] = True
     log_every_steps: int = Field(1, ge=1)
     use_tensorboard: bool = False

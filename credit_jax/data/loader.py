@@ -119,12 +119,17 @@ class Loader:
             np.unique(np.concatenate([*starts, targets])), training.ranges
         )
 
-    def for_ranks(self, local_dp_ranks: tuple[int, ...], dp_size: int) -> "Loader":
+    def for_ranks(
+        self, local_dp_ranks: tuple[int, ...], dp_size: int, batch_ranks: int = 0
+    ) -> "Loader":
         """Returns a loader for other dp ranks, without opening files again."""
-        ranks = {"local_dp_ranks": tuple(local_dp_ranks), "dp_size": dp_size}
-        return dataclasses.replace(
-            self, sampler=dataclasses.replace(self.sampler, **ranks)
+        sampler = dataclasses.replace(
+            self.sampler,
+            local_dp_ranks=tuple(local_dp_ranks),
+            dp_size=dp_size,
+            batch_ranks=batch_ranks,
         )
+        return dataclasses.replace(self, sampler=sampler)
 
     def for_step(self) -> "Loader":
         """Returns a loader whose batches are raw, if a step can make x and y of them.

@@ -70,6 +70,8 @@ class Sampler:
         batch_size: number of samples of one dp rank in one batch.
         local_dp_ranks: dp ranks whose devices belong to this process, increasing.
         dp_size: number of dp ranks of the whole mesh.
+        batch_ranks: number of dp ranks whose samples make a batch, which those of the
+            mesh share; 0 for `dp_size`. A run that goes on keeps that of its start.
         seed: seed of the order, the same in all processes.
         shuffle: whether to permute the samples, differently in every epoch.
         keep_partial: whether an epoch ends with a smaller batch if samples are left
@@ -95,6 +97,7 @@ class Sampler:
     seed: int
     shuffle: bool
     keep_partial: bool
+    batch_ranks: int = 0
     window: np.timedelta64 | None = None
     starts: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
@@ -117,9 +120,9 @@ class Sampler:
                 f"{self.batch_size}"
             )
         if self.num_batches < 1:
-            per_rank = -(-self.num_samples // self.dp_size)
+            per_rank = -(-self.num_samples // self._ranks)
             raise ValueError(
-                f"no full batch: {self.num_samples} samples over {self.dp_size} dp "
+                f"no full batch: {self.num_samples} samples over {self._ranks} dp "
                 f"ranks are {per_rank} per rank, and a batch takes "
                 f"{self.batch_size} per rank; use a batch size of at most "
                 f"{per_rank} or more dates"
@@ -133,11 +136,15 @@ class Sampler:
     @property
     def samples_per_batch(self) -> int:
         """Samples of a full batch of all dp ranks."""
-        return self.batch_size * self.dp_size
+        return self.batch_size * self._ranks
+
+    @property
+    def _ranks(self) -> int:
+        return self.batch_ranks or self.dp_size
 
     def batches_left(self, done: int) -> int:
         """Number of batches of an epoch after some of its samples."""
-        per_rank = -(-max(self.num_samples - done, 0) // self.dp_size)
+        per_rank = -(-max(self.num_samples - done, 0) // self._ranks)
         full, left = divmod(per_rank, self.batch_size)
         return full + (1 if left and self.keep_partial else 0)
 
@@ -159,11 +166,15 @@ class Sampler:
             assert self.starts is not None
             order = window_order(self.starts, self.window, **seeds)
         # Extended from its start, so that all ranks have equally many.
-        left = -(-max(self.num_samples - done, 0) // self.dp_size) * self.dp_size
+        left = -(-max(self.num_samples - done, 0) // self._ranks) * self._ranks
         order = np.resize(order, done + left)[done:]
-        per_rank = order.reshape(-1, self.dp_size).T[list(self.local_dp_ranks)]
-        starts = range(0, self.batches_left(done) * self.batch_size, self.batch_size)
-        return [per_rank[:, i : i + self.batch_size].reshape(-1) for i in starts]
+        num, size = self.dp_size, self.samples_per_batch
+        starts = range(0, self.batches_left(done) * size, size)
+        batches = [order[start : start + size] for start in starts]
+        # A part of a batch may be smaller; it is extended likewise.
+        padded = [np.resize(each, -(-len(each) // num) * num) for each in batches]
+        ranks = list(self.local_dp_ranks)
+        return [each.reshape(-1, num).T[ranks].reshape(-1) for each in padded]
 
 
 def torch_randperm(num_items: int, seed: int) -> np.ndarray:

@@ -11,6 +11,7 @@ it arrives.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import select
 import signal
@@ -34,6 +35,9 @@ class _ActivityLog:
     written_at: float = field(default_factory=time.monotonic)
     is_silent: bool = False  # whether another process of the run prints
     num_bars: int = 0  # live displays on a terminal, which show the activity themselves
+    changed_at: float = field(default_factory=time.monotonic)  # begin or end of a work
+    # (seconds, function of the description) of `hang_limit`.
+    limit: tuple[float, Callable[[str], None]] | None = None
 
 
 _log = _ActivityLog()
@@ -50,13 +54,30 @@ def activity(text: str) -> Iterator[None]:
         yield
         return
     entry = text, time.monotonic()
+    _log.changed_at = entry[1]
     _log.works.append(entry)
     try:
         yield
     finally:
+        _log.changed_at = time.monotonic()
         # Blocks of generators may end in another order.
         if entry in _log.works:
             _log.works.remove(entry)
+
+
+@contextmanager
+def hang_limit(seconds: float, end: Callable[[str], None]) -> Iterator[None]:
+    """Limits the time without the begin or the end of a work, within a `Heartbeat`.
+
+    Args:
+        seconds: the limit; 0 is none.
+        end: called with the description of the work, in the thread of the heartbeat.
+    """
+    _log.limit, _log.changed_at = (seconds, end) if seconds else None, time.monotonic()
+    try:
+        yield
+    finally:
+        _log.limit = None
 
 
 def in_main_thread() -> bool:
@@ -237,6 +258,9 @@ class Heartbeat:
             for number in received.removesuffix(_OVER):
                 if number in (signal.SIGINT, signal.SIGTERM) or _claims:
                     self._answer(number)
+            limit, end = _log.limit or (math.inf, log_line)
+            if time.monotonic() - _log.changed_at > limit:
+                end(description())
             if seconds_without_line() >= SECONDS:
                 log_line(description() or f"{self._name} is running")
 

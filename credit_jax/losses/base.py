@@ -97,13 +97,14 @@ class ConfiguredLoss(StrictModel, abc.ABC):
     Attributes of a class: `num_members`, the smallest number of ensemble members of a
     sample; `needs_latitude`, whether it is a function of latitude; `in_credit`, whether
     CREDIT has it; `validates_weighted`, whether a weighted one is the validation loss,
-    too, as in CREDIT.
+    too, as in CREDIT; `mixes_samples`, whether it is no mean over samples.
     """
 
     num_members: ClassVar[int] = 1
     needs_latitude: ClassVar[bool] = False
     in_credit: ClassVar[bool] = True
     validates_weighted: ClassVar[bool] = False
+    mixes_samples: ClassVar[bool] = False
     unavailable: ClassVar = {
         "reduction": Unavailable(
             "a loss is the mean over samples, channels and grid points: leave it out",

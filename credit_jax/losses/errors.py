@@ -137,6 +137,8 @@ class CovarianceMse(ConfiguredLoss):
     five dims and gets four; accepts latitude weights.
     """
 
+    mixes_samples: ClassVar = True
+
     batch_normalize: bool = False
     off_diagonal_scale: float = 1.0
 

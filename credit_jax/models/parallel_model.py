@@ -344,18 +344,21 @@ class ParallelModel:
         batch = next(iter(inputs.values())).shape[0]
         return self._output(process.sample(network, batch, context), inputs)
 
-    def local_noised(self, target: Array, key: Array) -> Noised:
+    def local_noised(
+        self, target: Array, key: Array, *, start: Array | int = 0
+    ) -> Noised:
         """Returns training data of the network of a process: local samples and rows.
 
         Args:
             target: (batch, channel, 1, rows, lon), standardized.
-            key: as for `local_training_forward`, which then needs the inputs "noised"
-                and "time", too.
+            key, start: as for `local_training_forward`, which then needs the inputs
+                "noised" and "time", too.
         """
         process = self.model_def.process
         assert process is not None, "the model has a process"
         noise = Noise(jax.random.fold_in(key, NOISE))
-        context = self._context({"y": target}, 1, interleaved=True, noise=noise)
+        parts = {"interleaved": True, "start": start, "noise": noise}
+        context = self._context({"y": target}, 1, **parts)
         return process.noised(target, context)
 
     def local_training_forward(
@@ -366,6 +369,7 @@ class ParallelModel:
         key: Array,
         *,
         num_members: int = 1,
+        start: Array | int = 0,
     ) -> tuple[Array, ModelState]:
         """Predicts in training mode; also returns the state after the forward pass.
 
@@ -375,8 +379,9 @@ class ParallelModel:
             model_state: as returned by `local_iterate`.
             key: typed PRNG key of dropout and noise, equal on all devices.
             num_members: as for `local_forward`.
+            start: number of local samples of the batch before these.
         """
-        context = self._training_context(inputs, num_members, key)
+        context = self._training_context(inputs, num_members, key, start)
         y, batch_stats = self._forward(params, model_state, inputs, context)
         vectors = spectral_norm.after_calls(
             model_state[SPECTRAL_NORM], self.model_def.matrices
@@ -392,14 +397,16 @@ class ParallelModel:
         key: Array,
         *,
         num_members: int = 1,
+        start: Array | int = 0,
     ) -> Float[Array, " batch"]:
         """Returns the training losses of local samples by a model that has its loss.
 
         Args:
-            params, model_state, key, num_members: as for `local_training_forward`.
+            params, model_state, key, num_members, start: as for
+                `local_training_forward`.
             x, y: local samples of input and target.
         """
-        context = self._training_context({"x": x}, num_members, key)
+        context = self._training_context({"x": x}, num_members, key, start)
         module = self.model_def.bind(self._weights(params, model_state))
         return module.losses(x, y, context)
 
@@ -450,12 +457,15 @@ class ParallelModel:
         return jnp.where(field.mask(), y, jnp.zeros((), y.dtype))
 
     def _training_context(
-        self, inputs: Mapping[str, Array], num_members: int, key: Array
+        self,
+        inputs: Mapping[str, Array],
+        num_members: int,
+        key: Array,
+        start: Array | int,
     ) -> Context:
         noise = Noise(jax.random.fold_in(key, NOISE))
-        return self._context(
-            inputs, num_members, interleaved=True, key=key, noise=noise
-        )
+        parts = {"interleaved": True, "start": start, "key": key, "noise": noise}
+        return self._context(inputs, num_members, **parts)
 
     def _context(
         self,
@@ -463,6 +473,7 @@ class ParallelModel:
         num_members: int,
         *,
         interleaved: bool,
+        start: Array | int = 0,
         **more: Any,
     ) -> Context:
         """Returns the context of a forward pass; see `local_forward`."""
@@ -477,7 +488,9 @@ class ParallelModel:
             precision=self.parallel_config.precision,
             remat=self.parallel_config.remat,
             unroll_blocks=self.parallel_config.unroll_blocks,
-            first_sample=rank if interleaved else rank * size,
+            first_sample=rank + start * self.axes.num_data
+            if interleaved
+            else rank * size,
             sample_stride=self.axes.num_data if interleaved else 1,
             num_members=num_members,
             **more,

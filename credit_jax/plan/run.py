@@ -215,6 +215,8 @@ def plan_run(
     expected_files: Sequence[str] = (),
     like: Coordinates | None = None,
     begins: bool = True,
+    parallelism: ParallelismConfig | None = None,
+    batch_ranks: int = 0,
 ) -> RunPlan:
     """Plans a run, in stages: sections and names of files, files, how all fits.
 
@@ -231,6 +233,9 @@ def plan_run(
             takes those of the first file.
         begins: whether the run begins, with the base of `trainer.finetune` if there is
             one; one that goes on needs none.
+        parallelism: degrees of the mesh in place of `trainer.parallelism`.
+        batch_ranks: data-parallel ranks whose samples make a batch; 0 for those of the
+            mesh.
 
     Raises:
         ConfigError: the run cannot start; lists all problems of the first stage that
@@ -242,15 +247,16 @@ def plan_run(
     """
     trainer = config.trainer
     devices = num_devices or trainer.num_devices
-    devices = devices or required_devices(trainer.parallelism)
+    parallelism = parallelism or trainer.parallelism
+    devices = devices or required_devices(parallelism)
     model = plan_model(
         config.model,
-        trainer.parallelism,
+        parallelism,
         num_devices=devices,
         keep_whole=trainer.fsdp.keep_whole,
         finetune=trainer.finetune,
     )
-    dp_size = model.dims.batch_size
+    dp_size = batch_ranks or model.dims.batch_size
 
     def base_notes() -> list[str]:
         if trainer.finetune is None or not begins:
@@ -281,7 +287,7 @@ def plan_run(
     with suppress(FileNotFoundError):  # `find_missing` lists it.
         pipeline = build_pipeline(config.preblocks, config.postblocks)
     if pipeline is not None and opens_data:
-        loaders = _open_loaders(config, model, pipeline, open_files, like)
+        loaders = _open_loaders(config, dp_size, model.grid, pipeline, open_files, like)
         pipeline = loaders["train"].pipeline
         notes += notes_on_order(pipeline, loaders["train"].dataset.schema.as_read())
         check_corrections(model.config, loaders["train"])
@@ -331,7 +337,8 @@ def plan_run(
 
 def _open_loaders(
     config: Config,
-    model: ModelPlan,
+    dp_size: int,
+    grid: tuple[int, int],
     pipeline: Pipeline,
     open_files: OpenFiles | None,
     like: Coordinates | None,
@@ -345,10 +352,10 @@ def _open_loaders(
         loaders[split] = build_loader(
             config,
             split=split,
-            dp_size=1 if shared else model.dims.batch_size,
+            dp_size=1 if shared else dp_size,
             pipeline=pipeline,
             open_files=open_files,
-            grid=model.grid,
+            grid=grid,
             like=like,
         )
         if like is not None:

@@ -20,7 +20,8 @@ import numpy as np
 from credit_jax.checkpoint import Progress
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
-from credit_jax.io.activity import activity
+from credit_jax.io.activity import activity, hang_limit
+from credit_jax.parallel.processes.watch import RESUME, end_all
 from credit_jax.training.display import Display
 from credit_jax.training.epoch_end import EpochNumbers, progress_after, validate
 from credit_jax.training.loggers import LogRow, Profile
@@ -123,6 +124,7 @@ class TrainingLoop:
             updates = int(self._state.update_step)
             self._progress = dataclasses.replace(self._progress, updates=updates)
         trainer = stages[0].setup.plan.config.trainer
+        self._hang_minutes = trainer.hang_minutes
         self._last = last_epoch(trainer, start.progress.epoch)
         self._micro_step = start.micro_step
         progress = self._progress  # within an epoch where a run resumes there
@@ -148,7 +150,8 @@ class TrainingLoop:
             NonFiniteLossError: the loss is NaN or infinite.
         """
         reason: str | None = None
-        with self.loggers.display, self._requests as requests:
+        limit = hang_limit(60 * self._hang_minutes, self._end_hanging)
+        with self.loggers.display, self._requests as requests, limit:
             requests.has_work = False
             for epoch in range(self._progress.epoch, self._last):
                 self._enter_stage()
@@ -161,6 +164,12 @@ class TrainingLoop:
             with activity("writing the last checkpoint"):
                 self.loggers.store.checkpoints.wait()
         return Outcome(self._state, self._progress, reason or FINISHED)
+
+    def _end_hanging(self, text: str) -> None:
+        """Ends all processes: a collective that never returns lets nothing else."""
+        text = f"no progress for {self._hang_minutes:g} minutes: {text or 'training'}"
+        text += "; trainer.hang_minutes sets the limit, and --resume goes on"
+        end_all(RESUME, text, alone=True)
 
     def _enter_stage(self) -> None:
         """Begins the stage that trains next, if it is another one than before."""

@@ -59,6 +59,7 @@ class RunStore:
     # Adapters of the model. Weights and average in a checkpoint are those of the model
     # without them, with the sums: whatever reads it needs to know nothing of adapters.
     low_rank: LowRank | None = None
+    batch_ranks: int | None = None  # see `Progress`
 
     def save(self, step: int, state: TrainState, progress: Progress) -> None:
         """Starts to write a checkpoint; see `CheckpointStore.save`."""
@@ -70,6 +71,7 @@ class RunStore:
             digests=record.digests,
             config=record.config or None,
             units=self.units,
+            batch_ranks=self.batch_ranks,
         )
         self.checkpoints.save(step, self.items_of(state), progress)
 

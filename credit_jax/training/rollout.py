@@ -59,6 +59,7 @@ class ForecastLoss:
     measure: Measure | None = None
     # Returns numbers of the fields after the last step for the log; None for none.
     metrics: Measure | None = None
+    start: Array | int = 0  # local samples of the micro-batch before those of `batch`
 
     def gradient(
         self, trained: Trained, model_state: ModelState, batch: PlacedBatch, key: Array
@@ -163,7 +164,7 @@ class ForecastLoss:
         )
         noised = None
         if model.model_def.process is not None:
-            noised = model.local_noised(rollout.clamped(target), key)
+            noised = model.local_noised(rollout.clamped(target), key, start=self.start)
             model_inputs |= {NOISED: noised.x, TIME: noised.time}
         prediction, after = model.local_training_forward(
             {**weights, **self.frozen},
@@ -171,6 +172,7 @@ class ForecastLoss:
             model_inputs,
             key,
             num_members=rollout.num_members,
+            start=self.start,
         )
         if noised is None:
             tree = rollout.outputs(batch, fields, target, prediction, context)
@@ -189,6 +191,7 @@ class ForecastLoss:
                     jnp.repeat(tree["y"], rollout.num_members, 0),
                     key,
                     num_members=rollout.num_members,
+                    start=self.start,
                 )
                 value, values = context.data_mean(losses), {}
             else:

@@ -28,6 +28,7 @@ from credit_jax.parallel.mesh.devices import training_devices
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.parallel.processes.watch import RESUME
 from credit_jax.plan import plan_run
+from credit_jax.plan.restart import mesh_of_restart
 from credit_jax.plan.run_record import RunRecord
 from credit_jax.training.display import Display
 from credit_jax.training.earlier_run import (
@@ -106,7 +107,8 @@ def train_model(
     """
     if num_devices is None:
         num_devices = config.trainer.num_devices
-    devices = training_devices(config.trainer.parallelism, num_devices)
+    parallelism, ranks = config.trainer.parallelism, 0
+    devices = training_devices(parallelism, num_devices, fewer=bool(resume))
     leads = jax.process_index() == 0
     with (
         writable_folder(config.save_loc, "save_loc (--save-loc)") as folder,
@@ -122,10 +124,6 @@ def train_model(
             resume = CheckpointStore(folder, verify=False).latest_step() is not None
         like = base = None
         begins = not (resume or config.trainer.load_weights)
-        # What the config alone shows comes before a base is read and data are made.
-        planned = partial(plan_run, config, num_devices=len(devices), begins=begins)
-        if config.trainer.finetune or config.demo:
-            planned(with_data=False)
         if not begins:
             store = CheckpointStore(folder, verify=False)
             trained = run_at(store, required_step(store, resume=resume))
@@ -133,7 +131,28 @@ def train_model(
             notes += trained.notes
             if trained.record is not None:
                 notes += trained.record.compare(RunRecord.of(config))
-        elif (finetune := config.trainer.finetune) and (base := base_of_run(config)):
+            progress = store.progress(trained.step)
+            written = (progress.config or {}).get("trainer", {})
+            size = written.get("train_batch_size")
+            # Another batch size is one of the ranks that there are.
+            if resume and size == config.trainer.train_batch_size:
+                ranks = progress.batch_ranks or 0
+            if ranks:
+                parallelism, devices, lines = mesh_of_restart(config, devices, ranks)
+                notes += lines
+        # What the config alone shows comes before a base is read and data are made.
+        planned = partial(
+            plan_run,
+            config,
+            num_devices=len(devices),
+            begins=begins,
+            parallelism=parallelism,
+            batch_ranks=ranks,
+        )
+        if config.trainer.finetune or config.demo:
+            planned(with_data=False)
+        finetune = config.trainer.finetune
+        if begins and finetune and (base := base_of_run(config)):
             like = base.like(finetune)
             notes += base.notes
         if config.demo is not None and leads:
@@ -176,13 +195,12 @@ def train_model(
 
 def header(source: str, setup: Setup) -> list[str]:
     """Lines printed before a run: mesh, model, data."""
-    config = setup.plan.config
+    config, size = setup.plan.config, setup.train_loader.sampler.samples_per_batch
     model, schema, loader = setup.model.model_def, setup.plan.schema, setup.train_loader
     devices = setup.model.mesh.devices.reshape(-1)
     axes = setup.model.axes
     precision = setup.model.parallel_config.precision.compute.name
     valid = setup.valid_loader
-    ranks = 1 if config.shares_batches else axes.num_data
     held_out = ""
     if valid is not None:
         seen = valid.seen_in(config.data)
@@ -198,7 +216,7 @@ def header(source: str, setup: Setup) -> list[str]:
         + (", trained by its loss" if model.has_loss else ""),
         f"data   {counted(len(loader.dataset), 'sample')}{held_out}; "
         f"{setup.batches_per_epoch} batches of "
-        f"{config.trainer.train_batch_size * ranks} an epoch",
+        f"{size} an epoch",
     ]
 
 

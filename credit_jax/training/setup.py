@@ -21,6 +21,7 @@ from credit_jax.config.finetune import CurriculumStage
 from credit_jax.config.schedules import PlateauConfig
 from credit_jax.config.trainer import TRAINERS
 from credit_jax.data import Batch, Loader
+from credit_jax.losses import LOSSES
 from credit_jax.models.flops import gradient_flops
 from credit_jax.models.parallel_model import ParallelModel, place_weights
 from credit_jax.parallel.compiler import check_options, compile_program
@@ -114,6 +115,20 @@ class Setup:
         cap = self.plan.config.trainer.batches_per_epoch
         return num_batches(self.train_loader, cap)
 
+    @property
+    def batch_parts(self) -> int:
+        """Parts of a micro-batch that a rank takes one after another.
+
+        With fewer ranks than a run began with, each has more samples than its memory is
+        meant for. Where samples depend on each other, it takes all at once.
+        """
+        sampler = self.train_loader.sampler
+        local, size = sampler.samples_per_batch // sampler.dp_size, sampler.batch_size
+        loss = LOSSES.get(self.plan.config.loss.name)
+        if self.model.model_def.batch_stats or (loss and loss.mixes_samples):
+            return 1
+        return next(n for n in range(-(-local // size), local + 1) if local % n == 0)
+
     @cached_property
     def optimizer(self) -> optax.GradientTransformation:
         return build_optimizer(self.plan.config.trainer)
@@ -137,6 +152,7 @@ class Setup:
         options: dict[str, Any] = {
             "schedule": rate,
             "accumulate": trainer.grad_accum_every,
+            "parts": self.batch_parts,
             "ema_decay": trainer.ema_decay if trainer.use_ema else None,
             "rollout": replace(
                 objective.rollout, prepare=self.train_loader.preparation
@@ -215,8 +231,7 @@ class Setup:
     def work(self) -> MicroBatchWork:
         """The work of a micro-batch; a forward pass costs a third of a gradient."""
         config, trainer = self.plan.config, self.plan.config.trainer
-        ranks = 1 if config.shares_batches else self.model.axes.num_data
-        samples = trainer.train_batch_size * ranks
+        samples = self.train_loader.sampler.samples_per_batch
         steps, counted = config.data.forecast_len, len(config.backprop_on_timestep)
         passes = (counted + (steps - counted) / 3) * trainer.ensemble_size
         return MicroBatchWork(
@@ -244,7 +259,10 @@ class Setup:
         specs, names = self.model.model_def.param_specs, self.plan.schema.names
         record, low_rank = self.plan.record, self.model.model_def.low_rank
         units = {key: unit for key, (unit, _) in self.plan.units.items()}
-        return RunStore(checkpoints, specs, names, origin, record, units, low_rank)
+        ranks = self.train_loader.sampler.batch_ranks or self.model.axes.num_data
+        return RunStore(
+            checkpoints, specs, names, origin, record, units, low_rank, ranks
+        )
 
     def match_channels(self, base: Artifact) -> ChannelMatch | None:
         plan = self.plan
@@ -298,7 +316,9 @@ def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
     rows = rows_of(mesh, model.model_def.image_height).part
 
     def local(loader: Loader, *, shared: bool) -> Loader:
-        shards = ((0,), 1) if shared else (ranks, dp_size)
+        # A plan has the ranks whose samples make a batch.
+        of_batch = loader.sampler.dp_size
+        shards = ((0,), 1, 0) if shared else (ranks, dp_size, of_batch)
         return loader.for_ranks(*shards).for_step().for_rows(rows)
 
     loaders = {

@@ -68,6 +68,7 @@ def make_train_step(
     *,
     schedule: optax.Schedule | None = None,
     accumulate: int = 1,
+    parts: int = 1,
     ema_decay: float | None = None,
     rollout: Rollout = ONE_STEP,
     loss_optimizer: optax.GradientTransformation | None = None,
@@ -95,6 +96,8 @@ def make_train_step(
             its own.
         accumulate: divisor of each micro-batch's loss (CREDIT's grad_accum_every, also
             if the last group of an epoch is shorter).
+        parts: parts of equal size in which a rank takes the samples of a micro-batch,
+            one after another; the loss must be a mean over samples.
         ema_decay: decay rate of the averaged parameters; None for no average.
         rollout: steps of a forecast, transforms after each, and which losses count.
         loss_optimizer: optimizer of the parameters of the loss, if it has some. They
@@ -148,7 +151,7 @@ def make_train_step(
         proceed: Int[Array, ""] | None,
     ) -> tuple[TrainState, dict[str, Array]]:
         accumulated = _accumulate(
-            state, batch, model, loss, accumulate, rollout, measure, metrics
+            state, batch, model, loss, accumulate, parts, rollout, measure, metrics
         )
         return updated(state, rate, proceed, *accumulated)
 
@@ -492,6 +495,7 @@ def _accumulate(
     model: ParallelModel,
     loss: Loss,
     accumulate: int,
+    parts: int,
     rollout: Rollout,
     measure: Measure | None,
     metrics: Measure | None,
@@ -514,7 +518,7 @@ def _accumulate(
         state.packing,
         state.stored_params,
         frozen,
-        lambda value: value * factor / accumulate,
+        lambda value: value * factor / (accumulate * parts),
         measure,
         metrics,
     )
@@ -526,30 +530,42 @@ def _accumulate(
 
     def micro(model_state: ModelState, index: Array, batch: PlacedBatch) -> Any:
         # By number, so that a run that goes on draws as one without a break.
-        key = jax.random.fold_in(state.key, state.micro_step + index)
+        key = jax.random.fold_in(state.key, state.micro_step + index // parts)
         batch, suspicion = rollout.prepared(batch, FieldContext(model.reducer))
-        grads, after, values = forecast.gradient(variables, model_state, batch, key)
+        start = index % parts * len(jax.tree.leaves(batch)[0])
+        gradient = replace(forecast, start=start).gradient
+        grads, after, values = gradient(variables, model_state, batch, key)
         if suspicion is not None:
             values[SUSPICION] = suspicion
         return grads, after, values
 
-    count = len(jax.tree.leaves(dict(batch))[0])
+    def split(x: Array) -> Array:
+        return x.reshape(-1, x.shape[1] // parts, *x.shape[2:])
+
+    batch = dict(batch) if parts == 1 else jax.tree.map(split, dict(batch))
+    count = len(jax.tree.leaves(batch)[0])
     if count == 1:
         grads, model_state, values = micro(
             state.model_state,
             jnp.zeros((), jnp.int32),
-            jax.tree.map(lambda leaf: leaf[0], dict(batch)),
+            jax.tree.map(lambda leaf: leaf[0], batch),
         )
         return summed(grads), model_state, {k: v[None] for k, v in values.items()}
 
-    def body(carry: tuple[ModelState, Trained], inputs: Any) -> Any:
-        grads, model_state, values = micro(carry[0], *inputs)
-        return (model_state, jax.tree.map(jnp.add, carry[1], grads)), values
+    def body(carry: tuple[ModelState, ModelState, Trained], inputs: Any) -> Any:
+        before, after, total = carry
+        if parts > 1:  # a micro-batch is one power iteration
+            before = keep_if(inputs[0] % parts == 0, after, before)
+        else:
+            before = after
+        grads, after, values = micro(before, *inputs)
+        return (before, after, jax.tree.map(jnp.add, total, grads)), values
 
     # One after another, as power iterations and running statistics go on from each
     # micro-batch to the next.
-    inputs = (jnp.arange(count), dict(batch))
-    (model_state, grads), values = jax.lax.scan(
-        body, (state.model_state, zeros_like(variables)), inputs
-    )
-    return summed(grads), model_state, values
+    inputs = (jnp.arange(count), batch)
+    start = state.model_state, state.model_state, zeros_like(variables)
+    (_, model_state, grads), values = jax.lax.scan(body, start, inputs)
+    values = {k: v.reshape(-1, parts) for k, v in values.items()}
+    means = {k: v.max(1) if k == SUSPICION else v.mean(1) for k, v in values.items()}
+    return summed(grads), model_state, means

@@ -93,10 +93,11 @@ def test_lines_are_missed_unless_another_process_or_a_bar_shows_them(clock):
 
 # As a compilation of XLA, the hash lets other threads run, but answers no signal.
 BUSY = """
-import hashlib, signal, sys
+import hashlib, signal, sys, time
 from credit_jax.io import activity as log
 from credit_jax.training.signals import StopRequests
-from credit_jax.io.activity import activity
+from credit_jax.io.activity import activity, hang_limit
+from credit_jax.parallel.processes.watch import RESUME, end_all
 
 # A shell that runs the tests in the background lets them ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -109,6 +110,12 @@ with log.Heartbeat("train"), activity("compiling step"):
     if "stop" in sys.argv:
         with StopRequests() as requests:
             requests.has_work = "idle" not in sys.argv
+            busy()
+    if "hang" in sys.argv:
+        with hang_limit(2, lambda text: end_all(RESUME, text, alone=True)):
+            for _ in range(5):
+                with activity("update"):
+                    time.sleep(0.5)
             busy()
     busy()
 """
@@ -174,6 +181,12 @@ def test_a_signal_ends_a_run_with_nothing_to_save(start):
     process.send_signal(signal.SIGINT)
     line = process.stderr.readline()
     assert line == "SIGINT: the run ends at once, with nothing to save yet\n"
+    assert process.wait(timeout=60) == RESUME
+
+
+def test_a_process_that_hangs_ends_with_its_work(start):
+    process = start("hang")
+    assert process.stderr.readline() == "error: compiling step (4 s)\n"
     assert process.wait(timeout=60) == RESUME
 
 

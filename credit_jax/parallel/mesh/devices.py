@@ -36,13 +36,17 @@ def _configured_degrees(parallelism_conf: Parallelism) -> dict[str, int]:
 
 
 def training_devices(
-    parallelism_conf: Parallelism, num_devices: int | None = None
+    parallelism_conf: Parallelism,
+    num_devices: int | None = None,
+    *,
+    fewer: bool = False,
 ) -> list[Any]:
     """Returns the devices of a training run, simulated if necessary.
 
     Args:
         parallelism_conf: the section {data, tensor, domain}, and further keys.
         num_devices: number of devices; None for all.
+        fewer: whether fewer accelerators will do.
 
     Returns:
         The devices, in rank order.
@@ -50,7 +54,8 @@ def training_devices(
     Raises:
         ValueError: as for `ensure_devices`.
     """
-    ensure_devices(parallelism_conf if num_devices is None else num_devices)
+    request = parallelism_conf if num_devices is None else num_devices
+    ensure_devices(request, fewer=fewer)
     return all_devices()[:num_devices]
 
 
@@ -90,7 +95,7 @@ def free_memory(num_devices: int) -> tuple[float, str] | None:
     return free, f"this machine{shared} (--device names an accelerator)"
 
 
-def ensure_devices(request: int | Parallelism) -> None:
+def ensure_devices(request: int | Parallelism, *, fewer: bool = False) -> None:
     """Ensures that there are enough devices; call it before the first use of JAX.
 
     On a CPU-only machine the devices are simulated and a line is printed. If a run has
@@ -100,6 +105,7 @@ def ensure_devices(request: int | Parallelism) -> None:
     Args:
         request: number of devices of all processes, or a parallelism section (see
             `required_devices`).
+        fewer: whether fewer accelerators will do, and more simulated devices.
 
     Raises:
         ValueError: there are too few accelerators; JAX is already in use with too few
@@ -109,7 +115,7 @@ def ensure_devices(request: int | Parallelism) -> None:
     """
     needs, why = _needs(request)
     processes = num_processes()
-    if isinstance(request, int) and needs % processes:
+    if isinstance(request, int) and needs % processes and not fewer:
         raise ValueError(
             f"{why}, which {processes} processes cannot share equally; take a multiple "
             f"of {processes}"
@@ -118,7 +124,7 @@ def ensure_devices(request: int | Parallelism) -> None:
     devices = jax.devices()
     announce()
     platform = devices[0].platform
-    if len(devices) >= needs:
+    if len(devices) >= needs or (fewer and platform != "cpu"):
         first = jax.process_index() == 0
         if platform == "cpu" and needs > 1 and first and not late:
             print(f"No accelerator found: running on {needs} simulated CPU devices.")

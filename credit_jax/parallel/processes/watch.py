@@ -182,10 +182,16 @@ def leave_others(code: int) -> None:
         _watches.pop().leave(code)
 
 
-def end_all(code: int, text: str) -> None:
-    """Ends the processes of the run, if there are others; see `Watch.end_all`."""
+def end_all(code: int, text: str, *, alone: bool = False) -> None:
+    """Ends the processes of the run, if there are others; see `Watch.end_all`.
+
+    Args:
+        alone: whether to end a process without others, too.
+    """
     for watch in _watches:
         watch.end_all(code, text)
+    if alone:
+        _end(code, text)
 
 
 def wait_for_reason() -> bool:
