@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -133,7 +133,7 @@ class Source(abc.ABC):
         axes = as_values(grid.latitude), as_values(grid.longitude), levels
         return GridCoordinates(*axes, where=grid.where)
 
-    def at(self, axes: GridCoordinates) -> Self:
+    def at(self, axes: GridCoordinates) -> "Source":
         """Returns the source with fields at some coordinates, in their order.
 
         A file whose coordinates differ is an error when it is read or checked.

@@ -244,7 +244,7 @@ def _optimized(
     state = _first_state(subject, model, subject.optimizer, weights)
     update = make_update(model, subject.optimizer, ema_decay=subject.ema_decay)
 
-    def updated(state: TrainState, gradients: Arrays, factor: float) -> TrainState:
+    def updated(state: TrainState, gradients: Any, factor: Any) -> TrainState:
         packed = state.packing.pack(gradients)
         packed = trainable(packed, model.model_def.param_specs)
         scaled = jax.tree.map(lambda gradient: factor * gradient, packed)
