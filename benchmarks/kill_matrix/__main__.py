@@ -2,7 +2,7 @@
 
 A small demo is trained undisturbed, then repeatedly with SIGKILL of one or all of its
 processes at random moments; each time it is restarted with `--resume if-any`, on a
-random number of processes and, in every other run, on a random mesh. The losses must
+random number of processes and, in every other run, of devices. The losses must
 equal those of the undisturbed run, all checkpoints must be undamaged, and no unfinished
 file may remain. Other faults follow, each of which must end in a resume or in one
 error. Then other commands are killed: preprocess, convert, package, and campaigns of

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kill_matrix.compare import broken_files, left_files, losses
-from benchmarks.kill_matrix.matrix import FIRST, Matrix
+from benchmarks.kill_matrix.matrix import Matrix
 from benchmarks.kill_matrix.moments import TRAINING, WITHIN_SAVE
 from benchmarks.kill_matrix.starts import Started, Trigger, start
 from credit_jax.checkpoint.store import FOLDER
@@ -58,7 +58,7 @@ class Trial:
         **options: Any,
     ) -> Started:
         """Starts the run for `updates` updates; options are those of `start`."""
-        arguments = self.matrix.options(self.name, FIRST)
+        arguments = self.matrix.options(self.name)
         sets = (f"epochs={updates // 6}", "skip_validation=true")
         arguments += [word for text in sets for word in ("--set", f"trainer.{text}")]
         path = self.matrix.folder / f"{self.name}.{log}"

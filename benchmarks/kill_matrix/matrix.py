@@ -46,51 +46,17 @@ _LONGEST_START = 4.0  # seconds, on an idle machine
 _START_SECONDS, _END_SECONDS = 900.0, 60.0
 _CONNECT_SECONDS = 30.0
 _STATE = "state.jsonl"
-# Largest relative difference of losses on another mesh.
+# Largest relative difference of losses with other devices.
 TOLERANCE = 1e-6
 
 
-@dataclass(frozen=True)
-class Mesh:
-    """A mesh that runs are started on.
-
-    Attributes:
-        parallelism: parallelism of `trainer`.
-        samples: `trainer.train_batch_size`, of a data-parallel rank.
-        processes: numbers of processes that its devices can be divided among.
-    """
-
-    parallelism: Mapping[str, Any]
-    samples: int
-    processes: Sequence[int]
-
-    @property
-    def num_devices(self) -> int:
-        data = str(self.parallelism["data"]).removeprefix("fsdp")
-        tensor, domain = (self.parallelism[key] for key in ("tensor", "domain"))
-        return (int(data) if data.isdigit() else 1) * tensor * domain
-
-    @property
-    def options(self) -> list[str]:
-        """Options of `train`."""
-        values = {f"parallelism.{key}": n for key, n in self.parallelism.items()}
-        values |= {"num_devices": self.num_devices, "train_batch_size": self.samples}
-        return [w for k, v in values.items() for w in ("--set", f"trainer.{k}={v}")]
-
-
-def _mesh(data: str, tensor: int, domain: int, processes: Sequence[int]) -> Mesh:
-    degrees = {"data": data, "tensor": tensor, "domain": domain}
-    return Mesh(degrees, 1 if data == "fsdp2" else 2, processes)
-
-
-# The undisturbed run, and half of the others, are on the first one.
-MESHES = {
-    "fsdp 2 x tp 2 x domain 2": _mesh("fsdp2", 2, 2, (1, 2, 4)),
-    "fsdp 2 x domain 4": _mesh("fsdp2", 1, 4, (1, 2, 4)),
-    "tp 2 x domain 4": _mesh("none", 2, 4, (1, 2, 4)),
-    "tp 2 x domain 3": _mesh("none", 2, 3, (3,)),
-}
-FIRST = next(iter(MESHES))
+# Devices of a start -> numbers of processes that share them. A run begins with all, as
+# the undisturbed run and half of the others do at every start; with others it chooses
+# the mesh itself.
+ALL = 8
+DEVICES = {ALL: (1, 2, 4), 6: (1, 2, 3), 4: (1, 2, 4), 3: (1, 3), 2: (1, 2)}
+MESH = "fsdp 2 x tp 2 x domain 2"
+_OPTIONS = ("data=fsdp2", "tensor=2", "domain=2")
 
 
 @dataclass(frozen=True)
@@ -99,7 +65,7 @@ class Kill:
 
     Attributes:
         run: its number.
-        mesh: key of MESHES.
+        devices: key of DEVICES.
         processes: number of processes of this start.
         killed: numbers of the processes that were.
         moment: what process `at` was doing.
@@ -113,7 +79,7 @@ class Kill:
     """
 
     run: int
-    mesh: str
+    devices: int
     processes: int
     killed: Sequence[int]
     moment: str
@@ -135,7 +101,7 @@ class Matrix:
         folder: folder of everything that is written.
         per_run: maximum number of kills of a run.
         moments: what a process may be doing when it is killed.
-        meshes: names of the meshes to start on.
+        devices: keys of DEVICES to start on.
         kills: the kills so far.
         runs: results of the runs that have ended.
         faults: results of the other faults (`faults.try_fault`).
@@ -147,7 +113,7 @@ class Matrix:
     folder: Path
     per_run: int = 20
     moments: Sequence[str] = MOMENTS
-    meshes: Sequence[str] = tuple(MESHES)
+    devices: Sequence[int] = tuple(DEVICES)
     kills: list[Kill] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
     faults: list[dict[str, Any]] = field(default_factory=list)
@@ -187,7 +153,7 @@ class Matrix:
 
         Args:
             num_kills: number of kills of all runs together.
-            seed: seed of meshes, moments and processes.
+            seed: seed of devices, moments and processes.
         """
         self.train_undisturbed()
         while len(self.kills) < num_kills or self._is_within_run:
@@ -206,7 +172,7 @@ class Matrix:
         """
         if self._is_straight_done:
             return
-        codes = self._finish("straight", FIRST, 1)
+        codes = self._finish("straight", 1)
         if any(codes):
             raise RuntimeError(f"the undisturbed run ended with {codes}")
         self._is_straight_done = True
@@ -249,30 +215,35 @@ class Matrix:
             self._note({"kill": asdict(kill)})
             count += 1
         name = f"run{run}"
-        codes = self._finish(name, FIRST, 1 if len(self.meshes) == 1 else 4)
+        codes = self._finish(name, 1 if len(self.devices) == 1 else 4)
         problems = [f"the last start ended with codes {codes}"] if any(codes) else []
         runs = [self.folder / part for part in ("straight", name)]
         comparison = compare_runs(*runs, tolerance=0.0 if same else TOLERANCE)
         comparison["problems"] = problems + comparison["problems"]
-        self.runs.append({"run": run, "one mesh": same, "kills": count, **comparison})
+        self.runs.append(
+            {"run": run, "all devices": same, "kills": count, **comparison}
+        )
         self._note({"run": self.runs[-1]})
 
     def _note(self, record: Mapping[str, Any]) -> None:
         with (self.folder / _STATE).open("a") as file:
             file.write(json.dumps(record) + "\n")
 
-    def options(self, name: str, mesh: str) -> list[str]:
+    def options(self, name: str, devices: int = ALL) -> list[str]:
         """Options of `train` for a run in this folder."""
         options = ["--config", self.config, "--resume", "if-any"]
         options += ["--save-loc", str(self.folder / name)]
         options += ["--cache", str(self.folder / "cache")]
         options += ["--connect-timeout", str(_CONNECT_SECONDS)]
-        return options + MESHES[mesh].options
+        for option in _OPTIONS:
+            options += ["--set", f"trainer.parallelism.{option}"]
+        options += ["--set", "trainer.train_batch_size=1"]
+        return [*options, "--devices", str(devices)]
 
-    def _finish(self, name: str, mesh: str, count: int) -> list[int | None]:
+    def _finish(self, name: str, count: int) -> list[int | None]:
         """Trains to the end; returns the exit codes."""
         log = self.folder / f"{name}.log"
-        started = start(self.options(name, mesh), count, log)
+        started = start(self.options(name), count, log)
         codes = [started.code(n, 4 * _START_SECONDS) for n in range(count)]
         started.end()
         return codes
@@ -281,9 +252,9 @@ class Matrix:
         self, run: int, same: bool, chosen: random.Random
     ) -> Kill | None:
         """Starts and kills a run; returns None if it ended before the kill."""
-        mesh = FIRST if same else chosen.choice(self.meshes)
+        devices = ALL if same else chosen.choice(self.devices)
         moment = chosen.choice(self.moments)
-        counts = MESHES[mesh].processes
+        counts = DEVICES[devices]
         if moment == WITHIN_SAVE:
             counts = [count for count in counts if count > 1]
         count = chosen.choice(counts)
@@ -297,7 +268,7 @@ class Matrix:
         paused = (at if stop else chosen.choice(numbers)) if pauses else None
         while_paused = pauses and paused not in killed and chosen.random() < 0.5
         started = start(
-            self.options(f"run{run}", mesh),
+            self.options(f"run{run}", devices),
             count,
             self.folder / f"run{run}.log",
             trigger=None if moment == STARTING else Trigger(moment, event, stop, at),
@@ -343,7 +314,7 @@ class Matrix:
         codes = [-1 if code is None else code for code in codes]
         return Kill(
             run=run,
-            mesh=mesh,
+            devices=devices,
             processes=count,
             killed=killed,
             moment=moment,

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kill_matrix.matrix import FIRST, MESHES, TOLERANCE, Kill, Matrix
+from benchmarks.kill_matrix.matrix import DEVICES, MESH, TOLERANCE, Kill, Matrix
 from benchmarks.recipe import recipe
 from benchmarks.report import Table, write_report
 
@@ -29,16 +29,17 @@ def report(matrix: Matrix, folder: Path, config: Mapping[str, Any]) -> Path:
         f"{len(matrix.runs)} runs of a small form of the demo (gloo on CPU), {others} "
         "of other commands. Each kill is SIGKILL to one or all processes; the "
         "run is started again with `--resume if-any` on another number of processes, "
-        "and in every other run on another mesh. While it saves, removes old "
+        "and in every other run with other devices, of which it chooses the mesh and "
+        "keeps its batches. While it saves, removes old "
         "checkpoints or writes its log, one process is stopped at one of these "
         "operations and killed there, or one of the others is. In two of five kills "
         "one process gets SIGSTOP first and SIGCONT up to 4 s later, before or after "
-        "the kill. A run on one mesh must "
+        "the kill. A run on all devices must "
         "end with the losses, the log and the weights of the undisturbed run bitwise, "
-        f"one on several meshes with its losses to {TOLERANCE:g}; after every kill all "
+        f"one that lost some with its losses to {TOLERANCE:g}; after every kill all "
         "checkpoints must be whole; processes that were not killed must end by "
         "themselves with code 75, and name the killed one.\n\n"
-        f"The undisturbed run is on {FIRST}, one process."
+        f"The undisturbed run is on {MESH}, one process."
     )
     data = {
         "recipe": recipe(config),
@@ -56,7 +57,7 @@ def report(matrix: Matrix, folder: Path, config: Mapping[str, Any]) -> Path:
         head,
         "## Kills",
         _counts("moment", kills, lambda kill: kill.moment),
-        _counts("mesh", kills, lambda kill: kill.mesh),
+        _counts("devices", kills, lambda kill: str(kill.devices)),
         _counts("SIGSTOP and SIGCONT", kills, _pause),
         _ends(kills),
         "## Runs",
@@ -84,7 +85,7 @@ def _starts(starts: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _counts(name: str, kills: Sequence[Kill], key: Callable[[Kill], str]) -> Table:
-    counts = sorted({n for mesh in MESHES.values() for n in mesh.processes})
+    counts = sorted({n for processes in DEVICES.values() for n in processes})
     rows = []
     for value in dict.fromkeys(map(key, kills)):
         group = [kill for kill in kills if key(kill) == value]
@@ -127,7 +128,7 @@ def _ends(kills: Sequence[Kill]) -> str:
 def _runs(runs: Sequence[Mapping[str, Any]]) -> Table:
     rows = [
         [
-            "one mesh" if run["one mesh"] else "several",
+            "all" if run["all devices"] else "other numbers",
             str(run["kills"]),
             str(run["updates"]),
             f"{run['difference']:.2g}",
@@ -136,7 +137,7 @@ def _runs(runs: Sequence[Mapping[str, Any]]) -> Table:
         for run in runs
         if run["kills"]
     ]
-    header = ["meshes", "kills", "updates", "largest difference of a loss", "problems"]
+    header = ["devices", "kills", "updates", "largest difference of a loss", "problems"]
     return Table("Runs", header, rows)
 
 
