@@ -82,6 +82,7 @@ class Processes:
             ) from None
         finally:
             self._idle.put((process, output))
+            _trim()
 
     def _new_process(self) -> tuple[ProcessPoolExecutor, Path]:
         """A process, which begins to import JAX, and the file of what it prints."""
@@ -143,10 +144,14 @@ def run_job(
     # What a mesh took: its programs are of no use to the next.
     jax.clear_caches()
     gc.collect()
-    # glibc keeps what was freed, seven gigabytes of the small U-Net in float64.
+    _trim()
+    return result
+
+
+def _trim() -> None:
+    """glibc keeps what was freed, seven gigabytes of the small U-Net in float64."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return result
 
 
 # The meshes of a process have the same: planning takes as long as tracing.
