@@ -6,6 +6,7 @@ from credit_jax.kernels.dispatch import conv3d as conv3d
 from credit_jax.kernels.dispatch import dense as dense
 from credit_jax.kernels.dispatch import fuses as fuses
 from credit_jax.kernels.dispatch import implementation as implementation
+from credit_jax.kernels.dispatch import is_amd as is_amd
 from credit_jax.kernels.dispatch import kernel_notes as kernel_notes
 from credit_jax.kernels.dispatch import layer_norm as layer_norm
 from credit_jax.kernels.dispatch import layer_norm_and_skip as layer_norm_and_skip

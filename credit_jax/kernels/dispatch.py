@@ -20,6 +20,7 @@ kernels of "gpu" run in Pallas' interpreter: slowly, with the same results.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import wraps
@@ -75,7 +76,15 @@ def platform() -> str | None:
 
 def _mesh_platform() -> str | None:
     device = jax.sharding.get_abstract_mesh().abstract_device
-    return device.platform if device else None
+    if device is None:
+        return None
+    return "rocm" if is_amd(device) else device.platform
+
+
+def is_amd(device: Any) -> bool:
+    """Whether a device is a GPU of AMD; JAX's platform of all GPUs is "gpu"."""
+    is_named = re.match(r"amd|radeon|gfx", device.device_kind, re.IGNORECASE)
+    return device.platform in ("gpu", "rocm") and is_named is not None
 
 
 def implementation() -> Implementation:
@@ -94,7 +103,7 @@ def implementation() -> Implementation:
 
 def kernel_notes(devices: Iterable[Any]) -> list[str]:
     """A line if devices have kernels that the installed JAX does not compile."""
-    if is_available() or all(device.platform != "gpu" for device in devices):
+    if is_available() or all(d.platform != "gpu" or is_amd(d) for d in devices):
         return []
     return [
         f"JAX {jax.__version__} has no Pallas Triton, which compiles the kernels for "

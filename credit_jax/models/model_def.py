@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from credit_jax.config.messages import divisors
+from credit_jax.kernels import is_amd
 from credit_jax.models.arguments import check_inputs
 from credit_jax.models.common.config import (
     FieldSpec,
@@ -476,7 +477,7 @@ def float8_notes(
 
 def multiplies_float8(device: Any) -> bool:
     """Whether a device has float8 (e4m3) products: NVIDIA GPUs since Ada and Hopper."""
-    if device.platform not in ("gpu", "cuda"):
+    if device.platform not in ("gpu", "cuda") or is_amd(device):
         return False
     capability = str(getattr(device, "compute_capability", "0"))
     return tuple(map(int, capability.split("."))) >= _FIRST_CAPABILITY

@@ -1,12 +1,19 @@
 """Selection of implementations: by the mesh's platform, or by the user."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
+from jax import export
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, PartitionSpec
 
+import credit_jax
 from credit_jax import kernels
+from credit_jax.config import load_config
 from credit_jax.kernels import use_implementation, use_platform
+from credit_jax.models.model_def import multiplies_float8
 from credit_jax.parallel.compiler import loops_hold_collectives
 from tests.support import make_mesh
 
@@ -69,6 +76,42 @@ def test_a_gpu_mesh_has_its_kernels_unless_its_programs_are_only_read():
         assert kernels.implementation() == "gpu"
     with use_platform("gpu"), jax.set_mesh(make_mesh(dp=2)):
         assert kernels.implementation() == "xla", "a CPU compiles no kernel of a GPU"
+
+
+@pytest.mark.parametrize("kind", ["AMD Instinct MI300X", "gfx90a", "Radeon PRO W7900"])
+def test_a_gpu_of_another_maker_has_plain_definitions(kind):
+    device = AbstractDevice(kind, 304, "gpu")
+    mesh = make_mesh(dp=2).abstract_mesh.update(abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert (kernels.platform(), kernels.implementation()) == ("rocm", "xla")
+        assert loops_hold_collectives()
+    assert not kernels.kernel_notes([device])
+    assert not multiplies_float8(device)
+
+
+def test_a_training_step_lowers_for_rocm():
+    section = load_config(Path(__file__).parents[2] / "configs" / "demo.yaml").model
+    model = credit_jax.build_parallel_model(section, credit_jax.ParallelDims())
+    optimizer, config = optax.adamw(1e-3), model.model_def.config
+
+    def mse(tree, context):
+        return context.mean((tree["y_pred"] - tree["y"]) ** 2)
+
+    step = credit_jax.make_train_step(model, optimizer, mse)
+    new = lambda key: credit_jax.init_state(model, optimizer, key)
+    grid = 1, config.output.height, config.output.width
+    batch = {
+        name: jax.ShapeDtypeStruct((1, 1, channels, *grid), jnp.float32)
+        for name, channels in (
+            ("x", config.input_channels),
+            ("y", config.output_channels),
+        )
+    }
+    with use_platform("rocm"):
+        state = jax.eval_shape(new, jax.random.key(0))
+        exported = export.export(jax.jit(step), platforms=["rocm"])(state, batch)
+    assert "stablehlo.convolution" in exported.mlir_module()
+    assert "triton" not in exported.mlir_module()
 
 
 @pytest.mark.parametrize("name", ["xla", "cpu"])

@@ -149,7 +149,7 @@ def run_job(
 
 
 def _trim() -> None:
-    """glibc keeps what was freed, seven gigabytes of the small U-Net in float64."""
+    """Glibc keeps what was freed, seven gigabytes of the small U-Net in float64."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 

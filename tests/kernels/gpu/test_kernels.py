@@ -42,7 +42,8 @@ with jax.sharding.use_abstract_mesh(mesh):
 with kernels.use_implementation("gpu"):
     assert kernels.implementation() == "xla"
     kernels.layer_norm(x, jnp.ones(4), jnp.ones(4))
-(note,) = kernels.kernel_notes([SimpleNamespace(platform="gpu")])
+gpu = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100")
+(note,) = kernels.kernel_notes([gpu])
 print(note)
 assert not kernels.kernel_notes([SimpleNamespace(platform="cpu")])
 """
