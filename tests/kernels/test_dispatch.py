@@ -1,5 +1,6 @@
 """Selection of implementations: by the mesh's platform, or by the user."""
 
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -98,7 +99,7 @@ def test_a_training_step_lowers_for_rocm():
         return context.mean((tree["y_pred"] - tree["y"]) ** 2)
 
     step = credit_jax.make_train_step(model, optimizer, mse)
-    new = lambda key: credit_jax.init_state(model, optimizer, key)
+    new = partial(credit_jax.init_state, model, optimizer)
     grid = 1, config.output.height, config.output.width
     batch = {
         name: jax.ShapeDtypeStruct((1, 1, channels, *grid), jnp.float32)
