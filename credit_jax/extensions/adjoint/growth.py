@@ -33,41 +33,17 @@ NormWeights = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class SingularVectors:
-    """The leading singular vectors of a forecast, by decreasing growth.
+    """The leading singular vectors of a forecast, by decreasing growth."""
 
-    Attributes:
-        values: (vector,) singular values: norm at the end by norm at the start.
-        initial: key -> (vector, level, time, lat, lon), of norm 1.
-        final: key -> (vector, level, lat, lon), the first-order changes of the last
-            step.
-    """
-
-    values: np.ndarray
-    initial: dict[str, np.ndarray]
-    final: dict[str, np.ndarray]
+    values: np.ndarray  # (vector,), norm at the end by norm at the start
+    initial: dict[str, np.ndarray]  # key -> (vector, level, time, lat, lon), of norm 1
+    final: dict[str, np.ndarray]  # key -> (vector, level, lat, lon), of the last step
 
 
 def singular_vectors(
     forecast: ForecastMap, state: State, count: int, weights: NormWeights, seed: int = 0
 ) -> SingularVectors:
-    """Computes singular vectors by Lanczos' method on M' M, with products alone.
-
-    A product is a forecast, its tangent and its adjoint. ARPACK (`scipy`) takes about
-    three times as many as there are vectors, and reorthogonalizes them.
-
-    Args:
-        forecast: the forecast of one sample, or of copies of it on data-parallel
-            devices; its last step counts.
-        state: initial state, at which it is linearized.
-        count: number of vectors.
-        weights: weights of the norm, at the start and at the end, of an energy, for
-            example; other variables are not perturbed, and do not count.
-        seed: seed of the first vector of the iteration.
-
-    Raises:
-        ValueError: `count` is not positive or too large, a weight is not positive or of
-            no variable, or the forecast has samples that differ, or several times.
-    """
+    """Computes singular vectors by Lanczos' method on M' M, with products alone."""
     shapes = {key: np.shape(x) for key, x in state.items()}
     for key, values in state.items():
         if not np.array_equal(values, np.broadcast_to(values[:1], shapes[key]), True):
@@ -108,6 +84,8 @@ def singular_vectors(
 
     start = np.random.default_rng(seed).standard_normal(size)
     operator = LinearOperator((size, size), matvec=product, dtype=np.float64)  # type: ignore[call-arg]
+    # ARPACK takes about three times as many products as there are vectors: a forecast,
+    # its tangent and its adjoint each.
     squares, vectors = eigsh(operator, count, v0=start, tol=1e-6)  # type: ignore[arg-type]
     order = np.argsort(squares)[::-1]
     initial = [unflattened(vectors[:, index]) for index in order]
@@ -137,13 +115,7 @@ def _root(weights: NormWeights, key: str, shape: tuple[int, ...]) -> np.ndarray:
 def area_weights(
     state: State, latitude: np.ndarray, factors: Mapping[str, Any] | None = None
 ) -> dict[str, np.ndarray]:
-    """Weights of the mean over the area and the levels of each variable.
-
-    Args:
-        state: a state, for names and shapes.
-        latitude: (lat,) degrees, or (lat, lon) on a curvilinear grid.
-        factors: key -> factor, of the variables that count; None is 1 for all.
-    """
+    """Weights of the mean over the area and the levels of each variable."""
     area = np.cos(np.deg2rad(latitude if latitude.ndim == 2 else latitude[:, None]))
     area = np.maximum(area, 1e-3 * area.max())  # Rows at the poles have points, too.
     weights = {}
@@ -173,17 +145,7 @@ def energy_factors(
     instead: str = "name the variables and their weights, such as "
     "--norm U=0.5,V=0.5,T=1.86,SP=3.9e-6",
 ) -> dict[str, float]:
-    """Key -> factor of the total energy, of the variables that have one.
-
-    Args:
-        outputs: the variables, with the attributes of the data.
-        keys: keys of the prognostic variables.
-        origin: option or key that asks for the energy, for errors.
-        instead: what to do without it, for errors.
-
-    Raises:
-        ValueError: no variable has such a standard name, or one has other units.
-    """
+    """Key -> factor of the total energy, of the variables that have one."""
     described = {v.key: outputs.attributes_of(v) for v in outputs.variables}
     names = {key: str(x.get("standard_name", "")) for key, x in described.items()}
     factors = {}
@@ -210,18 +172,7 @@ def dataset_of(
     outputs: Outputs,
     times: Sequence[np.datetime64],
 ) -> xr.Dataset:
-    """Singular vectors as a Dataset.
-
-    Args:
-        vectors: the vectors.
-        outputs: variables and coordinates of the forecasts.
-        times: dates of the start and of the end.
-
-    Returns:
-        `singular_value` (vector), and of each variable its name at the start and its
-        name with the suffix `_final` at the end: (vector, [level], latitude,
-        longitude), with the dates `initial_time` and `final_time`.
-    """
+    """`singular_value`, and each variable at the start and, as NAME_final, the end."""
     chosen = tuple(v for v in outputs.variables if v.key in vectors.initial)
     chosen = replace(outputs, variables=chosen, attributes={})
     initial = {key: field[:, :, 0] for key, field in vectors.initial.items()}
@@ -324,14 +275,7 @@ class Singular(Scaled):
 
 @dataclass(eq=False)
 class SingularMembers:
-    """Perturbations by singular vectors: tasks -> what is added to their states.
-
-    Vector k, from 0, is added to member 2 k + 1 and subtracted from member 2 k + 2. The
-    size of a perturbation, 1, is the mean over the perturbed variables, their levels
-    and the area of squares in units of the amplitude of each variable and level. This
-    is the norm, at the start and at the end, too, unless that is the energy. The
-    vectors of a start date are computed once for all members that follow one another.
-    """
+    """Perturbations by singular vectors: tasks -> what is added to their states."""
 
     plan: ForecastPlan
     model: ParallelModel
@@ -342,11 +286,7 @@ class SingularMembers:
     _vectors: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
     def __call__(self, tasks: Sequence[Task]) -> Mapping[str, np.ndarray]:
-        """Key -> (batch, level, lat, lon), what is added to the initial states.
-
-        Raises:
-            ValueError: no variable can be perturbed.
-        """
+        """Key -> (batch, level, lat, lon), what is added to the initial states."""
         starts, cached = dict.fromkeys(task.start for task in tasks), self._vectors
         self._vectors = {
             start: cached[start] if start in cached else self.vectors(start)
@@ -357,6 +297,7 @@ class SingularMembers:
         for key in keys:
             each = []
             for task in tasks:
+                # Vector k is added to member 2 k + 1, subtracted from member 2 k + 2.
                 number, odd = divmod(task.member - 1, 2)
                 vectors = self._vectors[task.start]
                 if key not in vectors or task.member == 0:
@@ -368,11 +309,7 @@ class SingularMembers:
         return changes
 
     def vectors(self, start: int) -> dict[str, np.ndarray]:
-        """Key -> (vector, level, lat, lon) of a start date, of size 1.
-
-        Args:
-            start: number of the start date.
-        """
+        """Key -> (vector, level, lat, lon) of a start date, of size 1."""
         schedule, config = self.plan.schedule, self.config
         lead = steps_of(config.lead, schedule.timestep, "inference.perturbation.lead")
         plan = self.plan, self.model, self.weights
@@ -380,6 +317,7 @@ class SingularMembers:
         if self._map is None:
             self._map = forecast
         forecast.compiled_as(self._map)
+        # Means over perturbed variables, levels and area of squares, in amplitudes.
         size = self._size(forecast.state)
         norm = size
         if config.norm != "deviation":

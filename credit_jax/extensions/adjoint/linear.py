@@ -18,75 +18,27 @@ from credit_jax.extensions.adjoint.maps import Fields, ForecastMap, State, check
 def tangent_linear(
     forecast: ForecastMap, state: State, perturbation: State
 ) -> tuple[Fields, Fields]:
-    """The forecast of a state, and the first-order change by a perturbation of it.
-
-    Args:
-        forecast: the forecast.
-        state: initial state, in the units of `forecast`.
-        perturbation: arrays of the same names, shapes and units.
-
-    Returns:
-        The fields after each lead, and their tangents.
-
-    Raises:
-        ValueError: names or shapes are wrong.
-
-    >>> fields, tangents = adjoint.tangent_linear(forecast, state, perturbation)
-    """
+    """The forecast of a state, and the first-order change by a perturbation of it."""
     return linearized(forecast, state).with_tangents(perturbation)
 
 
 def adjoint(
     forecast: ForecastMap, state: State, cotangents: Mapping[str, Any]
 ) -> tuple[Fields, dict[str, Float[Array, "batch _ time lat lon"]]]:
-    """The forecast of a state, and the gradient of a linear function of its fields.
-
-    Args:
-        forecast: the forecast.
-        state: initial state, in the units of `forecast`.
-        cotangents: the gradient of the function by each field, arrays of the names
-            and shapes of the result of `forecast`; variables that are left out
-            have none.
-
-    Returns:
-        The fields after each lead, and the gradient by the state.
-
-    Raises:
-        ValueError: names or shapes are wrong.
-
-    >>> fields, gradient = adjoint.adjoint(forecast, state, cotangents)
-    """
+    """The forecast of a state, and the gradient of a linear function of its fields."""
+    # Fields that are left out of the cotangents have none.
     return linearized(forecast, state).with_gradient(cotangents)
 
 
 def linearized(forecast: ForecastMap, state: State) -> Linearized:
-    """The linear map of perturbations of a state to perturbations of its forecast.
-
-    Each product computes the forecast again, step by step: nothing but the state is
-    kept between two of them.
-
-    Args:
-        forecast: the forecast.
-        state: initial state, in the units of `forecast`.
-
-    Raises:
-        ValueError: names or shapes are wrong.
-
-    >>> linear = adjoint.linearized(forecast, state)
-    >>> gradient = linear.adjoint(linear.tangent_linear(perturbation))
-    """
+    """The linear map of perturbations of a state to perturbations of its forecast."""
     forecast.check(state)
     return Linearized(forecast, {k: jnp.asarray(x) for k, x in state.items()})
 
 
 @dataclass(frozen=True, eq=False)
 class Linearized:
-    """A forecast, linearized at a state.
-
-    Attributes:
-        forecast: the forecast.
-        state: the state.
-    """
+    """A forecast, linearized at a state; each product computes its steps again."""
 
     forecast: ForecastMap
     state: State
@@ -127,9 +79,6 @@ class Linearized:
 
 
 def inner_product(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
-    """The sum of the products of two sets of fields, in float64 on the host.
-
-    >>> left = adjoint.inner_product(tangents, cotangents)
-    """
+    """The sum of the products of two sets of fields, in float64 on the host."""
     products = [np.vdot(np.float64(a[key]), np.float64(b[key])) for key in a]
     return float(sum(products))

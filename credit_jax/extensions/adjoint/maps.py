@@ -43,53 +43,26 @@ Fields: TypeAlias = dict[str, Float[Array, "lead batch _ lat lon"]]
 
 @dataclass(frozen=True, eq=False)
 class ForecastMap:
-    """A forecast as a differentiable function of its initial state.
-
-    Weights, forcing, static fields and noise are constants. The steps are a loop that
-    keeps the state before each of them, and computes the rest again in the backward
-    pass: memory grows by a state a step. The function is jitted; it may be called, and
-    differentiated, inside of other jitted functions.
-
-    Attributes:
-        step: step of the model on its mesh.
-        weights: weights of `Forecaster.weights`.
-        constants: arrays on the mesh that do not depend on the state: the other
-            "fields" of the first input, "later" inputs stacked over steps, "noise",
-            and entries of `ForecastStep.start`.
-        state: the state of the data or of the caller, in `units`, on the host.
-        leads: numbers of the steps whose fields are returned, increasing.
-        normalization: normalizes the state and the fields; None for physical units.
-
-    >>> forecast = adjoint.forecast_map(forecaster, initial, steps=4)
-    >>> forecast(forecast.state)["ERA5/prognostic/3d/T"].shape
-    (1, 1, 3, 12, 24)
-    """
+    """A forecast as a differentiable function of its initial state."""
 
     step: ForecastStep
+    # Of `Forecaster.weights`.
     weights: Any
+    # On the mesh: the other "fields" of the first input, "later" inputs stacked over
+    # steps, "noise", and entries of `ForecastStep.start`.
     constants: Mapping[str, Any]
+    # On the host, in the units of `normalization`; None for physical ones.
     state: Mapping[str, np.ndarray]
-    leads: tuple[int, ...]
+    leads: tuple[int, ...]  # steps whose fields are returned, increasing
     normalization: Normalization | None = None
 
     def __call__(self, state: State) -> Fields:
-        """Returns the fields after the steps `leads`.
-
-        Args:
-            state: arrays of the shapes of `self.state`, on the host or on devices.
-
-        Raises:
-            ValueError: a variable is missing, unknown, or has another shape.
-        """
+        """Returns the fields after the steps `leads`."""
         self.check(state)
         return self.run("function", dict(state))
 
     def check(self, state: State, subject: str = "state") -> None:
-        """Checks the names and shapes of a state, or of a perturbation of one.
-
-        Raises:
-            ValueError: see `__call__`.
-        """
+        """Checks the names and shapes of a state, or of a perturbation of one."""
         check_shapes(state, self.state, subject)
 
     def run(self, name: str, *arrays: Any) -> Any:
@@ -179,6 +152,7 @@ class ForecastMap:
         carried = self._first(state, constants.pop("fields"), constants)
         fixed = {k: v for k, v in constants.items() if k not in carried}
 
+        # Only states are not computed again backward: memory grows by one a step.
         @jax.checkpoint
         def turn(carried: Any, inputs: Any) -> Any:
             number, forcing = inputs
@@ -236,26 +210,8 @@ def forecast_map(
     *,
     units: Units = "physical",
 ) -> ForecastMap:
-    """Makes a function of the initial state of the forecasts of a trained model.
-
-    The forecast is that of member 0 of `forecaster(initial, ...)`; each rank of data
-    parallelism has a copy of it, a sample of the batch.
-
-    Args:
-        forecaster: a run or a package, opened by `credit_jax.open_forecaster`.
-        initial: the state that `state` of the result holds, and whose dates those of
-            the forcing are; see `DatasetForecaster`.
-        steps: number of steps, or numbers of all steps whose fields are returned.
-        units: "physical", those of the files; or "normalized", as the preblocks
-            normalize prognostic variables, both in the state and in the fields.
-
-    Raises:
-        ValueError: the initial state does not fit the model, the forcing of a step
-            cannot be read, or a preblock has no inverse.
-
-    >>> forecaster = credit_jax.open_forecaster("RUN", parallelism="domain=2")
-    >>> forecast = adjoint.forecast_map(forecaster, initial, steps=[4, 8])
-    """
+    """Makes a function of the initial state of the forecasts of a trained model."""
+    # Of member 0; each rank of data parallelism has a copy, a sample of the batch.
     batch, states = forecaster.batch(initial), forecaster.states
     noise = None if batch.noise is None else batch.noise.of(batch.tasks)
     source = batch.reader, batch.times, batch.tasks, noise
@@ -273,22 +229,7 @@ def map_of_reader(
     units: Units = "physical",
     rollout: Rollout | None = None,
 ) -> ForecastMap:
-    """`forecast_map` of the data of a reader.
-
-    Args:
-        model: model on its mesh.
-        weights: weights of `Forecaster.weights`.
-        reader: reads initial states and forcing.
-        starts: (batch,) dates of the states.
-        tasks: (batch,) their tasks.
-        noise: noise of models that draw noise.
-        steps, units: see `forecast_map`.
-        rollout: transforms of several steps, without stopped gradients; None takes
-            those of the reader.
-
-    Raises:
-        ValueError: see `forecast_map`.
-    """
+    """`forecast_map` of the data of a reader."""
     numbers = [*steps] if isinstance(steps, Iterable) else [steps]
     if not numbers or not all(isinstance(k, Integral) and k >= 1 for k in numbers):
         raise ValueError(f"steps: got {steps!r}, expected numbers of steps from 1")
@@ -353,23 +294,9 @@ def map_of_plan(
     rollout: Rollout | None = None,
     *,
     number: int = 0,
-    start: np.datetime64 | None = None,
+    start: np.datetime64 | None = None,  # in place of date `number`
 ) -> ForecastMap:
-    """`forecast_map` of a start date of a plan.
-
-    Data-parallel devices compute the same forecast, a sample each.
-
-    Args:
-        plan: the plan, whose reader reads the state and the forcing.
-        model: its model on the mesh.
-        weights: weights of `Forecaster.weights`.
-        steps, units, rollout: see `map_of_reader`.
-        number: number of the start date.
-        start: another date in its place.
-
-    Raises:
-        ValueError: see `forecast_map`.
-    """
+    """`forecast_map` of a start date of a plan, a copy for each rank of data."""
     tasks = [Task(number, 0)] * model.axes.num_data
     date = plan.schedule.starts[number] if start is None else start
     starts = [date] * len(tasks)
@@ -387,11 +314,7 @@ def _with_dtype(array: Any, like: Any) -> Array:
 def check_shapes(
     actual: Mapping[str, Any], expected: Mapping[str, Any], subject: str
 ) -> None:
-    """Checks the names and shapes of arrays by key.
-
-    Raises:
-        ValueError: they are not those of `expected`.
-    """
+    """Checks the names and shapes of arrays by key."""
     shapes = {key: np.shape(x) for key, x in expected.items()}
     for key in {**shapes, **actual}:
         if key not in shapes or key not in actual:

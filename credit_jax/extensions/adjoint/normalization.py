@@ -15,23 +15,14 @@ from credit_jax.transforms.rollout import PROGNOSTIC
 
 @dataclass(frozen=True)
 class Normalization:
-    """Normalizes prognostic variables as the preblocks of a step do.
-
-    Attributes:
-        units: the preblocks as a function of the channels of these variables.
-    """
+    """Normalizes prognostic variables as the preblocks of a step do."""
 
     units: Units
 
     def normalize(
         self, fields: Mapping[str, Any], context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Normalizes the prognostic ones of some fields; others stay as they are.
-
-        Args:
-            fields: key -> (batch, level, time, lat, lon), physical units.
-            context: context of a traced step; None on the host.
-        """
+        """Normalizes the prognostic ones of some fields; others stay as they are."""
         names = {old: new for new, old in self.units.origins.items()}
         keys = [names[key] for key in self.units.data.keys]
         normal = self.units.normalize(_joined(fields, keys), context)
@@ -53,19 +44,14 @@ class Normalization:
 def normalization(
     aligned: Pipeline, schema: ChannelSchema, pipeline: Pipeline
 ) -> Normalization:
-    """Builds the normalization of the prognostic variables of a forecast.
-
-    Args:
-        aligned: transforms without those that move fields, of `Advance`.
-        schema: the channels of the data, as they are read.
-        pipeline: all transforms, at the grid of the data.
-    """
+    """Builds the normalization of the prognostic variables of a forecast."""
 
     def part(transforms: Pipeline, phase: Phase) -> Pipeline:
         return Pipeline(transforms.of(phase))
 
     groups = [group for group in schema.target if group.field_type == PROGNOSTIC]
     started = part(pipeline, Phase.INITIAL).schema_after({"target": groups})
+    # `aligned` is that of `Advance`, without transforms that move fields.
     steps = part(aligned, Phase.BEFORE_STEP)
     return Normalization(channel_units(steps, started["target"]))
 

@@ -30,13 +30,9 @@ _LAST, _HALVED_FROM = 1e-4, 56
 
 @dataclass(frozen=True, eq=False)
 class TrajectoryLoss(ForecastMap):
-    """The mean loss over the steps of a forecast, as a function of its initial state.
+    """Mean loss over the steps of a forecast, as a function of its initial state."""
 
-    Attributes:
-        loss: loss of the tree after a step, which has the target as "y".
-    """
-
-    loss: Loss | None = None
+    loss: Loss | None = None  # of the tree after a step, with the target as "y"
 
     @classmethod
     def of(
@@ -45,13 +41,7 @@ class TrajectoryLoss(ForecastMap):
         loss: Loss,
         targets: Float[Array, "step batch channel 1 rows lon"],
     ) -> TrajectoryLoss:
-        """The loss of a forecast.
-
-        Args:
-            forecast: the forecast, whose rollout makes what the loss reads.
-            loss: see `TrajectoryLoss`.
-            targets: truth after each step, on the mesh.
-        """
+        """The loss of a forecast."""
         later = {**forecast.constants["later"], TARGET: targets}
         constants = {**forecast.constants, "later": later}
         values = {f.name: getattr(forecast, f.name) for f in fields(forecast)}
@@ -75,13 +65,7 @@ class TrajectoryLoss(ForecastMap):
 
 @dataclass(frozen=True)
 class StateIteration:
-    """One update of an initial state.
-
-    Attributes:
-        window: steps of the forecast.
-        learning_rate: rate of the update.
-        loss: mean loss before the update.
-    """
+    """One update of an initial state."""
 
     window: int
     learning_rate: float
@@ -94,21 +78,7 @@ def optimize_state(
     num_steps: int,
     progress: Callable[[StateIteration], None] = lambda iteration: None,
 ) -> dict[str, Array]:
-    """Fits an initial state.
-
-    Args:
-        loss: the loss, as a function of the normalized state; begins with `loss.state`.
-        config: see `OptimizeConfig`.
-        num_steps: steps of the longest window.
-        progress: is called after each iteration.
-
-    Returns:
-        The state, key -> (batch, level, time, lat, lon), normalized.
-
-    Raises:
-        ValueError: the first window is longer than the forecast.
-        FloatingPointError: a loss is not finite.
-    """
+    """Fits the normalized initial state: key -> (batch, level, time, lat, lon)."""
     windows = config.windows(num_steps)
     state: Any = {key: jnp.asarray(x) for key, x in loss.state.items()}
     adam = optax.chain(

@@ -133,11 +133,7 @@ main = OptimizeState.main
 
 
 def loss_notes(rows: Sequence[StateIteration]) -> list[str]:
-    """A line if the loss of the last window has not fallen.
-
-    Args:
-        rows: all updates.
-    """
+    """A line if the loss of the last window has not fallen."""
     losses = [row.loss for row in rows if row.window == rows[-1].window]
     if len(losses) == 1 or losses[-1] < losses[0]:
         return []

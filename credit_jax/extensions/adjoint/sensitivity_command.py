@@ -162,15 +162,9 @@ def _factors(norm: str, outputs: Outputs, state: State) -> dict[str, float]:
 
 
 def map_of(result: Sensitivity, variable: str, lead: str) -> Any:
-    """A map of the gradient by one variable, at the level where it is largest.
-
-    Args:
-        result: the gradient.
-        variable: name of the variable; of others than prognostic ones there is no
-            gradient, and the first one is shown.
-        lead: lead time, for the title.
-    """
+    """A map of the gradient by one variable, at the level where it is largest."""
     gradient = result.gradient
+    # Of others than prognostic variables there is no gradient.
     name = variable if variable in gradient else str(next(iter(gradient.data_vars)))
     newest, level = gradient[name].isel(time=-1), None
     deep = [dim for dim in newest.dims if dim in gradient.coords][:-2]

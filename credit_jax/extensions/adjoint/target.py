@@ -28,24 +28,14 @@ _SIGN = {"N": 1.0, "E": 1.0, "S": -1.0, "W": -1.0}
 
 @dataclass(frozen=True)
 class SensitivityTarget:
-    """The mean over a region of a predicted variable, weighted by area.
-
-    Attributes:
-        text: its text, for titles.
-        channel: a variable, with the value of its level: "T500", "SP".
-        region: the region.
-    """
+    """The mean over a region of a predicted variable, weighted by area."""
 
     text: str
-    channel: str
+    channel: str  # with the value of its level: "T500", "SP"
     region: Region
 
     def place(self, outputs: Outputs) -> tuple[str, int, str]:
-        """Key of the variable, position of its level, and its name.
-
-        Raises:
-            ValueError: forecasts have no such channel.
-        """
+        """Key of the variable, position of its level, and its name."""
         indices: dict[str, tuple[str, int, str]] = {}
         for variable in sorted(outputs.variables, key=lambda v: v.levels is not None):
             values, name = variable.levels, variable.name
@@ -60,11 +50,7 @@ class SensitivityTarget:
         return indices[self.channel]
 
     def weights(self, outputs: Outputs) -> Float[np.ndarray, "lat lon"]:
-        """The weight of every point in the mean; their sum is 1.
-
-        Raises:
-            ValueError: no point is in the region.
-        """
+        """The weight of every point in the mean; their sum is 1."""
         grid = outputs.latitude, outputs.longitude
         (weights,) = region_weights([self.region], *grid)
         if not weights.any():
@@ -78,9 +64,6 @@ class SensitivityTarget:
 
 def parse_target(text: str) -> SensitivityTarget:
     """Parses the text of a target.
-
-    Raises:
-        ValueError: it has another form, or names an unknown region.
 
     >>> parse_target("mean T500 in 45..60N 10W..20E").region.longitudes
     ((350.0, 360.0), (0.0, 20.0))
@@ -146,17 +129,12 @@ def _circle(west: float, east: float) -> tuple[tuple[float, float], ...] | None:
 
 @dataclass(frozen=True, eq=False)
 class Sensitivity:
-    """A number of a forecast, and its gradient by the initial state.
-
-    Attributes:
-        target: what the number is.
-        value: the number.
-        gradient: the gradient by every prognostic variable: dims (time, [level],
-            latitude, longitude), in units of the number by those of the variable.
-    """
+    """A number of a forecast, and its gradient by the initial state."""
 
     target: SensitivityTarget
     value: float
+    # By every prognostic variable: (time, [level], latitude, longitude), in units of
+    # the number by those of the variable.
     gradient: xr.Dataset
 
 
@@ -166,18 +144,7 @@ def sensitivity(
     outputs: Outputs,
     times: Sequence[np.datetime64],
 ) -> Sensitivity:
-    """Computes a number of the last step of a forecast, and its gradient.
-
-    Args:
-        forecast: the forecast in physical units; its first sample counts.
-        target: the number.
-        outputs: all variables of the forecasts, with all levels.
-        times: dates of the initial state, as many as the model has frames.
-
-    Raises:
-        ValueError: the forecast has no such channel, or the region no point.
-        FloatingPointError: the number is not finite.
-    """
+    """Computes a number of the last step of a forecast, and its gradient."""
     key, level, _ = target.place(outputs)
     arrays = forecast.weights, forecast.constants, dict(forecast.state)
     shape = jax.eval_shape(forecast.function, *arrays)[key].shape

@@ -27,25 +27,19 @@ VariableLevel = tuple[str, float]
 
 @dataclass(frozen=True, eq=False)
 class Harmonics:
-    """Real spherical harmonics on a global grid of latitudes and longitudes.
-
-    Coefficients are (degree, channel, 2, order), of cosines and sines. Independent ones
-    of variance 1 make fields of variance 2 degree + 1 for each degree.
-
-    Attributes:
-        latitude, longitude: (lat,) and (lon,) degrees.
-        truncation: largest degree.
-    """
+    """Real spherical harmonics on a global grid of latitudes and longitudes."""
 
     latitude: np.ndarray
     longitude: np.ndarray
-    truncation: int
+    truncation: int  # largest degree
 
     def fields(
         self, coefficients: Float[np.ndarray, "degree channel 2 order"]
     ) -> Float[np.ndarray, "channel lat lon"]:
         """The fields with these coefficients."""
         degrees, channels, _, _ = coefficients.shape
+        # Independent coefficients of variance 1 make fields of variance 2 degree + 1
+        # for each degree. The last dims are cosines and sines, and orders.
         by_order = coefficients.transpose(3, 1, 2, 0).reshape(degrees, -1, degrees)
         rows = (by_order @ self._legendre).reshape(degrees, channels, 2, -1)
         return _merged(rows.transpose(1, 3, 2, 0)) @ self._waves
@@ -65,11 +59,9 @@ class Harmonics:
     def winds(
         self, potentials: Float[np.ndarray, "degree channel 2 order"]
     ) -> Float[np.ndarray, "channel lat lon"]:
-        """Eastward, then northward winds of stream functions, then velocity potentials.
-
-        Independent coefficients of variance 1 make winds of variance 2 degree + 1, so a
-        coefficient is the potential times sqrt(degree (degree + 1)) / radius.
-        """
+        """Eastward, then northward winds of stream functions, then of potentials."""
+        # So that coefficients of variance 1 make winds of variance 2 degree + 1, one is
+        # the potential times sqrt(degree (degree + 1)) / radius.
         psi, chi = np.split(_as_complex(potentials).transpose(2, 1, 0), 2, 1)
         rows = np.concatenate([psi, 1j * chi], 2) @ self._wind_functions
         u, v = np.split(rows, 2, 2)
@@ -186,31 +178,19 @@ def _merged(array: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class BackgroundCovariance:
-    """B = R R', with R = S Y K L.
+    """B = R R', with R = S Y K L, for errors of all channels on the sphere."""
 
-    L is the root of the covariance of all channels for each degree of the spherical
-    harmonics Y, so that correlations are isotropic, with the scale of each channel, and
-    between channels; S are standard deviations by channel and latitude. In the place of
-    winds, L and K have stream functions and velocity potentials. K adds to other
-    channels what is in balance with the wind: a linear function, for each degree, of
-    the stream functions times the sine of latitude, as geostrophy has it (Derber and
-    Bouttier 1999).
-
-    Attributes:
-        channels: name and level of each channel.
-        harmonics: Y.
-        deviation: (channel, lat) standard deviations, in units of the variables.
-        root: (degree, channel, channel), L.
-        winds: places of eastward, then of northward winds; () for none.
-        balance: (degree, channel, channel), K less 1; None without winds.
-    """
-
+    # L is the root of the covariance of channels for each degree of the harmonics Y:
+    # correlations are isotropic, with the scale of each channel. S are deviations by
+    # latitude. L and K have stream functions and velocity potentials in the place of
+    # winds; K adds to other channels what balances the wind: linear in the stream
+    # functions times the sine of latitude, as in geostrophy (Derber and Bouttier 1999).
     channels: tuple[VariableLevel, ...]
-    harmonics: Harmonics
-    deviation: np.ndarray
-    root: np.ndarray
-    winds: tuple[int, ...] = ()
-    balance: np.ndarray | None = None
+    harmonics: Harmonics  # Y
+    deviation: np.ndarray  # (channel, lat), S in units of the variables
+    root: np.ndarray  # (degree, channel, channel), L
+    winds: tuple[int, ...] = ()  # indices of eastward, then of northward winds
+    balance: np.ndarray | None = None  # (degree, channel, channel), K - 1
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -271,15 +251,7 @@ class BackgroundCovariance:
 
 
 def read_background(path: str, scale: float = 1.0) -> BackgroundCovariance:
-    """Reads what `BackgroundCovariance.write` wrote.
-
-    Args:
-        path: the file.
-        scale: factor of the standard deviations.
-
-    Raises:
-        ValueError: there is no such file, or it is another one.
-    """
+    """Reads what `BackgroundCovariance.write` wrote."""
     if not Path(path).is_file():
         raise ValueError(
             f"assimilation.background.file: {path} does not exist; credit-jax "
@@ -308,15 +280,10 @@ def read_background(path: str, scale: float = 1.0) -> BackgroundCovariance:
 
 @dataclass(frozen=True, eq=False)
 class StateCovariance:
-    """A covariance for the states of a model: control variables to named fields.
+    """A covariance for the states of a model: control variables to named fields."""
 
-    Attributes:
-        covariance: B, whose channels are those of `levels` in this order.
-        levels: key of a variable -> its number of levels.
-    """
-
-    covariance: BackgroundCovariance
-    levels: Mapping[str, int]
+    covariance: BackgroundCovariance  # with the channels of `levels`, in their order
+    levels: Mapping[str, int]  # key of a variable -> its number of levels
 
     def fields(self, control: np.ndarray) -> dict[str, np.ndarray]:
         """Key -> (level, lat, lon) of a flat control variable."""
@@ -341,16 +308,7 @@ def covariance_of(
     latitude: np.ndarray,
     longitude: np.ndarray,
 ) -> StateCovariance:
-    """The covariance with the channels of a model, in its order.
-
-    Args:
-        covariance: see `BackgroundCovariance`.
-        variables: prognostic variables, with all of their levels.
-        latitude, longitude: the grid of the model.
-
-    Raises:
-        ValueError: a channel is missing, or the grid is another one.
-    """
+    """The covariance with the channels of a model, in its order."""
     origin, harmonics = "assimilation.background.file", covariance.harmonics
     for name, current, other in (
         ("latitude", latitude, harmonics.latitude),

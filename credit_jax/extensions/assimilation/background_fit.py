@@ -35,18 +35,7 @@ _NUM_DRAWS = 64
 
 @activity("fitting the background covariance")
 def fit_background_file(config: Config, *, overwrite: bool = False) -> list[str]:
-    """Fits `assimilation.background` of a config and writes its file.
-
-    Args:
-        config: the whole config.
-        overwrite: whether to fit an existing file again; the old one is renamed.
-
-    Returns:
-        Lines that say what was done; none if there is nothing to fit.
-
-    Raises:
-        ValueError: the forecasts lack a variable or a lead time, or are too few.
-    """
+    """Fits `assimilation.background`, writes its file, and says what was done."""
     section = config.assimilation
     if section is None or section.background.forecasts is None:
         return []
@@ -72,15 +61,7 @@ def fit_background_file(config: Config, *, overwrite: bool = False) -> list[str]
 def fit_forecasts(
     config: BackgroundConfig, names: Iterable[str]
 ) -> tuple[BackgroundCovariance, int]:
-    """Fits a covariance to forecasts in files, and counts the differences.
-
-    Args:
-        config: names forecasts and lead times.
-        names: names of the variables.
-
-    Raises:
-        ValueError: see `fit_background_file`.
-    """
+    """Fits a covariance to forecasts in files, and counts the differences."""
     assert config.forecasts is not None, "the caller has checked"
     try:
         files = open_forecasts(config.forecasts)
@@ -181,26 +162,9 @@ def fit_background(
     latitude: np.ndarray,
     longitude: np.ndarray,
     truncation: int,
-    winds: Sequence[str] = (),
+    winds: Sequence[str] = (),  # eastward, northward
 ) -> BackgroundCovariance:
-    """Fits a covariance to differences, which stand for background errors.
-
-    Cross covariances of C channels from N differences are shrunk by
-    C / (C + N (2 degree + 1)), as large scales have few coefficients to fit them to.
-    The variance of degrees above the truncation is given to the others.
-
-    Args:
-        differences: gives the differences; called twice.
-        channels: name and level of each channel.
-        latitude, longitude: (lat,) and (lon,) degrees of a global grid.
-        truncation: largest degree of the covariance.
-        winds: names of the eastward and of the northward wind, which become potentials,
-            with a balance of the other channels; () for none.
-
-    Raises:
-        ValueError: the grid is not global and regular, a value is not finite, or the
-            grid does not resolve the truncation.
-    """
+    """Fits a covariance to differences, which stand for background errors."""
     channels = tuple(channels)
     check_grid(latitude, longitude)
     resolved = min(len(latitude) - 1, (len(longitude) - 1) // 2)
@@ -255,6 +219,7 @@ def fit_background(
     covariance, balance = moments[:, :total, :total], None
     if winds:
         covariance, balance = _unbalanced(moments, indices, count * size)
+    # Large scales have few coefficients to fit cross covariances to.
     shrunk = total / (total + count * size)
     diagonal = np.eye(total) * covariance
     covariance = covariance + shrunk[:, None, None] * (diagonal - covariance)
@@ -300,11 +265,7 @@ def _unbalanced(
 
 
 def check_grid(latitude: np.ndarray, longitude: np.ndarray) -> None:
-    """Checks that a grid goes around the globe in equal steps of longitude.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Checks that a grid goes around the globe in equal steps of longitude."""
     if latitude.ndim == 1:
         steps = np.diff(longitude, append=longitude[0] + 360.0) % 360.0
         if np.allclose(steps, 360.0 / len(longitude), rtol=1e-3):

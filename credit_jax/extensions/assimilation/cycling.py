@@ -67,13 +67,7 @@ _COLUMNS = ("time", "latitude", "longitude", "level", "value", "error")
 def trajectory_grid(
     outputs: Outputs, schedule: ForecastSchedule, first: int, last: int
 ) -> TrajectoryGrid:
-    """The points of forecasts, at all steps from one start to the end of a window.
-
-    Args:
-        outputs: all variables of the forecasts, with all levels.
-        schedule: starts of the windows, and their steps.
-        first, last: numbers of two windows.
-    """
+    """The points of forecasts, at all steps from one start to the end of a window."""
     times = [schedule.valid_time(first, 0)]
     for number in range(first, last + 1):
         steps = range(1, schedule.num_steps + 1)
@@ -101,44 +95,24 @@ def trajectory_grid(
 
 @dataclass(eq=False)
 class Cycling:
-    """The windows of an `assimilation` section.
-
-    Attributes:
-        config: the section.
-        plan: plan of the forecasts from the start of each window.
-        model: model on its mesh.
-        weights: weights of `Forecaster.weights`.
-        outputs: all variables of the forecasts, with all levels.
-        covariance: covariance of background errors.
-        observer: observation operators.
-        observations: the usable ones, of all windows.
-        folder: folder of the output.
-        archive: records which windows are done.
-        show: receives lines for the log.
-        first_steps: steps of the forecast that is the first background; 0 takes the
-            state of the data.
-    """
+    """The windows of an `assimilation` section."""
 
     config: AssimilationConfig
     plan: ForecastPlan
     model: ParallelModel
-    weights: Any
+    weights: Any  # of `Forecaster.weights`
     outputs: Outputs
     covariance: StateCovariance
     observer: Observer
-    observations: pd.DataFrame
+    observations: pd.DataFrame  # the usable ones, of all windows
     folder: Path
-    archive: Archive
+    archive: Archive  # records which windows are done
     show: Callable[[str], None] = lambda line: None
-    first_steps: int = 0
+    first_steps: int = 0  # of the first background's forecast; 0: state of the data
     _map: ForecastMap | None = field(default=None, init=False)
 
     def run(self) -> None:
-        """Makes the analyses of all windows that are not done.
-
-        Raises:
-            FloatingPointError: a forecast is not finite.
-        """
+        """Makes the analyses of all windows that are not done."""
         writes = jax.process_index() == 0
         background: Mapping[str, np.ndarray] | None = None
         for number, start in enumerate(self.plan.schedule.starts):
@@ -273,16 +247,9 @@ class Cycling:
 
 
 def background_variance(first: Guess, seed: int) -> np.ndarray:
-    """(obs,) estimates of the variance of the background where it is observed.
-
-    The diagonal of G G', from random control variables; means over observations are
-    more exact than each.
-
-    Args:
-        first: the background.
-        seed: seed of the random numbers.
-    """
+    """(obs,) estimates of the variance of the background where it is observed."""
     rng = np.random.default_rng(seed)
+    # The diagonal of G G'. Means over observations are more exact than each.
     drawn = [
         first.product(rng.standard_normal(len(first.control)))
         for _ in range(_NUM_DRAWS if len(first.values) else 0)
@@ -291,19 +258,13 @@ def background_variance(first: Guess, seed: int) -> np.ndarray:
 
 
 def far_departures(first: Guess, variance: np.ndarray) -> list[str]:
-    """A line for each variable with observations that no errors explain.
-
-    Such as those in another unit, or with a number for what is missing.
-
-    Args:
-        first: the background.
-        variance: see `background_variance`; the mean for each variable counts.
-    """
+    """A line for each variable with observations that no errors explain."""
     table = first.window.observed.table.assign(
         departure=first.departures, variance=variance
     )
     lines = []
     for name, part in table.groupby("variable"):
+        # Such as those in another unit, or with a number for what is missing.
         size = np.sqrt(np.square(part["error"]) + part["variance"].mean())
         far = part.loc[np.abs(part["departure"]) > _FAR * size]
         if len(far):
@@ -320,13 +281,7 @@ def far_departures(first: Guess, variance: np.ndarray) -> list[str]:
 def innovations_of(
     analysis: Analysis, variance: np.ndarray, start: np.datetime64
 ) -> xr.Dataset:
-    """The observations of a window beside background and analysis, and the iterations.
-
-    Args:
-        analysis: the analysis.
-        variance: see `background_variance`.
-        start: start of the window.
-    """
+    """Observations of a window beside background and analysis, and the iterations."""
     table = analysis.first.window.observed.table
     columns = {name: table[name].to_numpy() for name in _COLUMNS}
     columns["variable"] = table["variable"].to_numpy(object)
@@ -348,15 +303,7 @@ def innovations_of(
 
 
 def statistics(innovations: xr.Dataset) -> list[dict[str, Any]]:
-    """A row for each observed variable of a window.
-
-    `reduction` is the part by which the root mean square of the departures falls from
-    background to analysis; `spread` is that of the background, divided by what errors
-    of observations and background make of it: 1 if both are as large as assumed.
-
-    Args:
-        innovations: what `innovations_of` returns.
-    """
+    """A row for each observed variable of a window."""
     rows = []
     names = innovations["variable"].values.astype(str)
     for name in np.unique(names):
@@ -375,7 +322,9 @@ def statistics(innovations: xr.Dataset) -> list[dict[str, Any]]:
                 "background_rms": rms[0],
                 "analysis_mean": float(after.mean()),
                 "analysis_rms": rms[1],
+                # Of the root mean square, from background to analysis.
                 "reduction": 1 - rms[1] / rms[0] if rms[0] else 0.0,
+                # 1 if errors of observations and background are as large as assumed.
                 "spread": rms[0] / float(np.sqrt(expected.mean())),
                 "chi_squared": innovations.attrs["chi_squared"],
             }
@@ -384,12 +333,7 @@ def statistics(innovations: xr.Dataset) -> list[dict[str, Any]]:
 
 
 def departures_figure(table: pd.DataFrame, units: Mapping[str, str]) -> Any:
-    """The departures of background and analysis from the observations, by window.
-
-    Args:
-        table: rows of `statistics` of all windows.
-        units: units of the variables by name.
-    """
+    """The departures of background and analysis from the observations, by window."""
     windows, panels = np.unique(table["window"]), []
     for name, part in table.groupby("variable"):
         x = 1.0 + np.searchsorted(windows, part["window"])

@@ -31,45 +31,24 @@ _FILE, _ROW = "file", "row"
 
 @dataclass(frozen=True, eq=False)
 class TrajectoryGrid:
-    """The points of the fields of a forecast.
-
-    Attributes:
-        variables: name -> variable, with all of its levels.
-        latitude, longitude: (lat,) and (lon,) degrees; longitudes go around the globe.
-        times: (time,) labels: the start, and every step.
-        units: name of a variable -> its units, "" if they are not known.
-        level_units: the same for its levels.
-        predicted: names of variables that a forecast has, but not its start.
-    """
+    """The points of the fields of a forecast."""
 
     variables: Mapping[str, Variable]
+    # Longitudes go around the globe.
     latitude: np.ndarray
     longitude: np.ndarray
-    times: np.ndarray
+    times: np.ndarray  # the start, and every step
+    # By name of variable; "" if they are not known.
     units: Mapping[str, str] = field(default_factory=dict)
     level_units: Mapping[str, str] = field(default_factory=dict)
-    predicted: frozenset[str] = frozenset()
+    predicted: frozenset[str] = frozenset()  # what a forecast has, but not its start
 
 
 def read_observations(paths: Iterable[str]) -> pd.DataFrame:
-    """Reads observations, a row each, in the order of the files.
-
-    Args:
-        paths: CSV files with a line of names, Parquet files (which pandas reads with
-            pyarrow), or NetCDF files whose variables have one dim: time, latitude,
-            longitude, level (of variables that have levels), variable, value, error,
-            and units and level_units, if they are to be compared (in a NetCDF file
-            also the attributes of value and level); more is handed to operators.
-
-    Returns:
-        These columns, with times as datetime64[ns] labels (NaT where there is none),
-        and numbers as float64 (NaN where there is none).
-
-    Raises:
-        FileNotFoundError, ValueError: a file is missing, cannot be read, or lacks a
-            column.
-    """
+    """Reads observations, a row each, in the order of the files; NaT, NaN for none."""
     tables = []
+    # NetCDF files have one dim. All need _NEEDED; units and level_units (there also as
+    # attributes of value and level) are compared; more is handed to operators.
     for path in map(Path, paths):
         if not path.is_file():
             raise FileNotFoundError(f"assimilation.observations: {path} does not exist")
@@ -168,21 +147,12 @@ def _netcdf(path: Path) -> pd.DataFrame:
 
 
 def first_row(row: Any, text: str) -> str:
-    """Where the first observation of some is from, and a text on it.
-
-    Args:
-        row: a row of the table of `read_observations`.
-        text: what is wrong with it.
-    """
+    """Where the first observation of some is from, and a text on it."""
     return f"the first is row {row[_ROW]} of {row[_FILE]}: {text}"
 
 
 def place_of(row: Any) -> str:
-    """What an observation is of, when, and where, in words.
-
-    Args:
-        row: a row of the table of `read_observations`.
-    """
+    """What an observation is of, when, and where, in words."""
     level = "" if math.isnan(row["level"]) else f", level {row['level']:g}"
     return (
         f"{row['variable']} at {row['time']}, latitude {row['latitude']:g}, longitude "
@@ -192,16 +162,10 @@ def place_of(row: Any) -> str:
 
 @dataclass(frozen=True)
 class Faults:
-    """What is wrong with observations.
+    """What is wrong with observations."""
 
-    Attributes:
-        reasons: (observation,) a `Reason`, or "".
-        first: reason -> place of the first observation with it, and what is wrong with
-            that, and what is expected.
-    """
-
-    reasons: np.ndarray
-    first: Mapping[str, tuple[int, str]]
+    reasons: np.ndarray  # (observation,) a `Reason`, or ""
+    first: Mapping[str, tuple[int, str]]  # reason -> row, and what is wrong there
 
     def lines(self, table: pd.DataFrame, of: Sequence[str]) -> list[str]:
         """A line for each reason of some: how many, and the first."""
@@ -219,15 +183,7 @@ class Faults:
 def find_faults(
     table: pd.DataFrame, grid: TrajectoryGrid, num_steps: int, operators: Iterable[str]
 ) -> Faults:
-    """Compares observations with what forecasts have.
-
-    Args:
-        table: observations of `read_observations`.
-        grid: the fields, with the times of all windows.
-        num_steps: steps of a window.
-        operators: names of variables that have operators of their own, which are not
-            on the grid.
-    """
+    """Compares observations with what forecasts have."""
     reasons = np.full(len(table), "", object)
     first: dict[str, tuple[int, str]] = {}
 
@@ -341,12 +297,7 @@ def find_faults(
 def in_units_of(
     table: pd.DataFrame, grid: TrajectoryGrid, operators: Iterable[str]
 ) -> pd.DataFrame:
-    """Observations, with errors and levels, converted to the units of the model.
-
-    Args:
-        table, grid, operators: see `find_faults`. Units that are not known, or cannot
-            be converted, stay.
-    """
+    """Observations, with errors and levels, converted to the units of the model."""
     table, names = table.copy(), table["variable"]
     for column, recognized, values, spreads in (
         (_UNITS, grid.units, "value", ["error"]),
@@ -369,11 +320,7 @@ def in_units_of(
 def notes_on_units(
     table: pd.DataFrame, grid: TrajectoryGrid, operators: Iterable[str]
 ) -> list[str]:
-    """Lines on observations whose units are not compared.
-
-    Args:
-        table, grid, operators: see `find_faults`.
-    """
+    """Lines on observations whose units are not compared."""
     names = table["variable"].where(~table["variable"].isin([*operators]))
     units, notes = _texts(table, _UNITS), []
     counts = names.where(units == "").value_counts(sort=False)
@@ -410,16 +357,7 @@ def _texts(table: pd.DataFrame, column: str) -> pd.Series:
 def usable(
     table: pd.DataFrame, faults: Faults, leave_out: Sequence[str]
 ) -> tuple[pd.DataFrame, list[str]]:
-    """The observations without those that are left out, and lines that name these.
-
-    Args:
-        table: all observations.
-        faults: what is wrong with them.
-        leave_out: reasons to leave one out.
-
-    Raises:
-        ValueError: observations are wrong for other reasons; or none is left.
-    """
+    """The observations without those that are left out, and lines that name these."""
     refused = faults.lines(table, [r for r in get_args(Reason) if r not in leave_out])
     if refused:
         raise ValueError(

@@ -31,44 +31,26 @@ class Operator(Protocol):
     """The observation operator of one observed variable."""
 
     def prepare(self, observations: pd.DataFrame, grid: TrajectoryGrid) -> Any:
-        """Returns a tree of arrays with what it needs of some observations.
-
-        Args:
-            observations: see `read_observations`; those of one window, and copies of
-                the first one, so that few numbers of them occur.
-            grid: the fields of the trajectory.
-        """
+        """Returns a tree of arrays with what it needs of some observations."""
+        # Those of one window, and copies of the first one, so that few numbers of them
+        # occur and compile.
         ...
 
     def __call__(self, arrays: Any, trajectory: Trajectory) -> Float[Array, " obs"]:
-        """The values that would be observed; a traced, differentiable function.
-
-        Args:
-            arrays: what `prepare` returned.
-            trajectory: fields of the forecast.
-        """
+        """The values that would be observed; a traced, differentiable function."""
         ...
 
 
 @dataclass(frozen=True)
 class OperatorEntry:
-    """An entry of the registry of observation operators.
+    """An entry of the registry of observation operators."""
 
-    Attributes:
-        build: makes the operator of an observed variable from its name and the grid.
-    """
-
-    build: Callable[[str, TrajectoryGrid], Operator]
+    build: Callable[[str, TrajectoryGrid], Operator]  # from the name of a variable
 
 
 @dataclass(frozen=True)
 class Interpolation:
-    """Linear interpolation in time, level, latitude and longitude.
-
-    Attributes:
-        key: key of the field.
-        name: name of the variable.
-    """
+    """Linear interpolation in time, level, latitude and longitude."""
 
     key: str
     name: str
@@ -76,11 +58,7 @@ class Interpolation:
     def prepare(
         self, observations: pd.DataFrame, grid: TrajectoryGrid
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(dim, 2, obs) neighbors along time, level, latitude, longitude, and weights.
-
-        Args:
-            observations, grid: see `Operator`.
-        """
+        """(dim, 2, obs) neighbors along time, level, lat, lon, and weights."""
         column = {name: observations[name].to_numpy() for name in observations}
         levels, seconds = grid.variables[self.name].levels, np.timedelta64(1, "s")
         alone = np.zeros(1), np.zeros(len(observations))
@@ -112,13 +90,7 @@ class Interpolation:
 def neighbors(
     values: np.ndarray, points: np.ndarray, period: float | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (2, point) places of the values around points, and their weights.
-
-    Args:
-        values: the coordinate, increasing or decreasing.
-        points: points within it.
-        period: length of the circle of a circular coordinate; None for a line.
-    """
+    """(2, point) indices of the values, in any order, around points, and weights."""
     order, count = np.argsort(values), len(values)
     line = values[order]
     if period is not None:
@@ -139,15 +111,7 @@ OPERATORS: Registry[OperatorEntry] = Registry("operator", OperatorEntry)
 
 
 def operators_of(names: Mapping[str, str], grid: TrajectoryGrid) -> dict[str, Operator]:
-    """Observed variable -> its operator; interpolation for all that forecasts have.
-
-    Args:
-        names: observed variable -> name of its operator in the registry.
-        grid: the fields of forecasts.
-
-    Raises:
-        ValueError: there is no such operator, or what it builds is none.
-    """
+    """Observed variable -> its operator; interpolation for all that forecasts have."""
     operators: dict[str, Operator] = {
         name: Interpolation(variable.key, name)
         for name, variable in grid.variables.items()
@@ -170,18 +134,11 @@ def operators_of(names: Mapping[str, str], grid: TrajectoryGrid) -> dict[str, Op
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """The observations of a window, and what their operators need.
+    """The observations of a window, and what their operators need."""
 
-    Attributes:
-        table: observations, sorted by variable.
-        counts: variable -> number of its observations.
-        arrays: variable -> tree of arrays of its operator, for a power of 2 of
-            observations.
-    """
-
-    table: pd.DataFrame
-    counts: Mapping[str, int]
-    arrays: Mapping[str, Any]
+    table: pd.DataFrame  # sorted by variable
+    counts: Mapping[str, int]  # observations of each variable
+    arrays: Mapping[str, Any]  # by variable, for a power of 2 of observations
 
     @property
     def values(self) -> np.ndarray:
@@ -210,12 +167,7 @@ class Observed:
 
 @dataclass(frozen=True, eq=False)
 class Observer:
-    """All observation operators, compiled: H, and its products.
-
-    Attributes:
-        operators: variable -> its operator.
-        mesh: mesh of the forecasts.
-    """
+    """All observation operators, compiled: H, and its products."""
 
     operators: Mapping[str, Operator]
     mesh: Mesh
@@ -226,12 +178,7 @@ class Observer:
         return [k for k, x in self.operators.items() if isinstance(x, Interpolation)]
 
     def observed(self, table: pd.DataFrame, grid: TrajectoryGrid) -> Observed:
-        """Prepares the observations of a window.
-
-        Args:
-            table: these observations.
-            grid: fields of the forecast, with the times of its steps.
-        """
+        """Prepares the observations of a window."""
         table = table.sort_values("variable", kind="stable", ignore_index=True)
         counts, arrays = {}, {}
         for name, part in table.groupby("variable"):
@@ -242,16 +189,7 @@ class Observer:
         return Observed(table, counts, arrays)
 
     def values(self, observed: Observed, state: Any, fields: Any) -> np.ndarray:
-        """(obs,) H of a forecast.
-
-        Args:
-            observed: the observations.
-            state: the initial state of the forecast, of `ForecastMap`.
-            fields: its fields, of all steps.
-
-        Raises:
-            ValueError: an operator returns another number of values.
-        """
+        """(obs,) H of a forecast."""
         values = self._programs["values"](observed.arrays, state, fields)
         for name, count in observed.counts.items():
             expected = (next_power_of_2(count),)
@@ -301,12 +239,7 @@ class Observer:
 
 
 def trajectory_of(state: Any, fields: Any) -> dict[str, Array]:
-    """The fields of the first sample at the start and after each step.
-
-    Args:
-        state: key -> (batch, level, time, lat, lon) at the start.
-        fields: key -> (lead, batch, level, lat, lon).
-    """
+    """(time, level, lat, lon) of the first sample at the start and after each step."""
     trajectory = {}
     for key, steps in fields.items():
         steps = steps[:, 0]

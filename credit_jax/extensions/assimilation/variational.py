@@ -31,28 +31,16 @@ _CONVERGED = 1e-4
 
 @dataclass(frozen=True)
 class CGIteration:
-    """An iteration of conjugate gradients.
+    """An iteration of conjugate gradients."""
 
-    Attributes:
-        outer: number of the linearization, from 1.
-        inner: number of the iteration, from 1.
-        cost: quadratic cost after it.
-        gradient_norm: norm of the gradient of this cost.
-    """
-
-    outer: int
-    inner: int
-    cost: float
+    outer: int  # number of the linearization, from 1
+    inner: int  # from 1
+    cost: float  # the quadratic one, after the iteration
     gradient_norm: float
 
 
 class MissingFieldError(ValueError):
-    """Observations of fields that the background lacks where they were made.
-
-    Attributes:
-        missing: (obs,) whether an observation is one of them.
-        line: how many, the first, and what is missing there.
-    """
+    """Observations of fields that the background lacks where they were made."""
 
     def __init__(self, missing: np.ndarray, line: str) -> None:
         self.missing = missing
@@ -67,40 +55,22 @@ class MissingFieldError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """The problem of a window.
+    """The problem of a window."""
 
-    Attributes:
-        forecast: forecast of the window with all of its steps, in physical units; its
-            first sample counts.
-        background: key -> (level, lat, lon) of the state at the start.
-        covariance: covariance of its errors.
-        observer: observation operators.
-        observed: the observations.
-    """
-
+    # All steps, in physical units; its first sample counts.
     forecast: ForecastMap
-    background: Mapping[str, np.ndarray]
+    background: Mapping[str, np.ndarray]  # key -> (level, lat, lon) at the start
     covariance: StateCovariance
     observer: Observer
     observed: Observed
 
     @cached_property
     def first(self) -> Guess:
-        """The background.
-
-        Raises:
-            FloatingPointError, ValueError: see `at`.
-        """
+        """The background."""
         return self.at(np.zeros(self.covariance.size))
 
     def at(self, control: np.ndarray) -> Guess:
-        """The forecast of a control variable, at which the problem is linearized.
-
-        Raises:
-            MissingFieldError: a variable has no value where it is observed.
-            ValueError: an observation operator gives none.
-            FloatingPointError: the forecast is not finite at an observation.
-        """
+        """The forecast of a control variable, at which the problem is linearized."""
         increment = self.covariance.fields(control)
         state = {
             key: self._samples(key, x + increment[key])
@@ -165,21 +135,13 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """A control variable, and the linearized problem there.
-
-    Attributes:
-        window: the problem.
-        control: (control,) v.
-        linear: the forecast, linearized at the state.
-        fields: its fields.
-        values: (obs,) H of them.
-    """
+    """A control variable, and the linearized problem there."""
 
     window: Window
-    control: np.ndarray
+    control: np.ndarray  # (control,) v
     linear: Linearized
     fields: Any
-    values: np.ndarray
+    values: np.ndarray  # (obs,) H of the fields
 
     @property
     def departures(self) -> np.ndarray:
@@ -223,19 +185,12 @@ class Guess:
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The analysis of a window.
-
-    Attributes:
-        first: the background.
-        last: the analysis.
-        iterations: all iterations.
-        note: why the outer loop ended early; "" if it did not.
-    """
+    """The analysis of a window."""
 
     first: Guess
     last: Guess
     iterations: tuple[CGIteration, ...]
-    note: str = ""
+    note: str = ""  # why the outer loop ended early
 
     @property
     def state(self) -> dict[str, np.ndarray]:
@@ -253,18 +208,7 @@ def analyze(
     config: AssimilationConfig,
     progress: Callable[[CGIteration], None] = lambda iteration: None,
 ) -> Analysis:
-    """Minimizes the cost by Gauss-Newton steps, each by conjugate gradients.
-
-    A step that raises the cost is not taken, and ends the loop, with a note.
-
-    Args:
-        window: the problem.
-        config: numbers of iterations, and the tolerance.
-        progress: called after each iteration.
-
-    Raises:
-        FloatingPointError: a forecast is not finite.
-    """
+    """Minimizes the cost by Gauss-Newton steps, each by conjugate gradients."""
     first = last = window.first
     iterations: list[CGIteration] = []
 
@@ -294,14 +238,7 @@ def gauss_newton_step(
     outer: int,
     progress: Callable[[CGIteration], None],
 ) -> np.ndarray:
-    """Solves (1 + G' R^-1 G) dv = - gradient of J.
-
-    Args:
-        guess: state at which the problem is linearized.
-        config: number of iterations, and tolerance.
-        outer: number of the linearization.
-        progress: called after each iteration.
-    """
+    """Solves (1 + G' R^-1 G) dv = - gradient of J."""
     right = -guess.gradient
     weights = 1 / np.square(guess.window.observed.errors)
     # The last direction p and A p, from which cost and gradient follow without another
