@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -32,6 +33,7 @@ from credit_jax.config import Config, ConfigError
 from credit_jax.config.load import CONFIG_NAME, config_of, read_model_section
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data import ChannelSchema
+from credit_jax.io.atomic import new_file
 from credit_jax.io.digests import digest_of
 from credit_jax.models.model_def import ModelDef, Weights
 from credit_jax.models.parallel_model import ParallelModel, packing_of, weight_targets
@@ -47,6 +49,9 @@ from credit_jax.parallel.params.packing import pack_tree
 from credit_jax.plan.finetune import Base
 from credit_jax.plan.run_record import RunRecord
 from credit_jax.state_dict.key_map import Arrays, HostModelState
+
+# The coordinates of a run whose checkpoints record none, which were converted.
+COORDINATES = "coordinates.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +153,20 @@ class RunArtifact(Artifact):
         record = RunRecord.of(config_in(written), str(written), forecasts=True)
         return replace(record, digests={**record.digests, **progress.digests})
 
+    def record_coordinates(self, coordinates: Coordinates) -> str:
+        """Records the coordinates of the data of model.yml; returns a note."""
+        path = self.files.path / COORDINATES
+        try:
+            if jax.process_index() == 0:
+                with new_file(path) as partial:
+                    partial.write_text(json.dumps(coordinates.to_json()))
+        except OSError as error:
+            return f"{path} cannot be written: {error.strerror}"
+        return (
+            f"{path} now records the latitudes, longitudes, levels and calendar of the "
+            "files that its config names; later data are put in their order"
+        )
+
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the files of the weights."""
@@ -164,6 +183,8 @@ def run_at(
     written = read_yaml(config) if config.is_file() else {}
     progress, origin = store.progress(step), f"checkpoint {store.path(step)}"
     at, units = progress.coordinates, progress.units
+    if at is None and (path := folder / COORDINATES).is_file():
+        at, origin = json.loads(path.read_text()), str(path)
     return RunArtifact(
         files=Base(folder, "run", written),
         path=store.path(step),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from credit_jax.checkpoint.artifact import Artifact
+from credit_jax.checkpoint.run import RunArtifact
 from credit_jax.cli.commands import (
     OVERRIDES,
     MeshOptions,
@@ -28,6 +29,7 @@ from credit_jax.forecast.outputs import Outputs, outputs_of
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.io.netcdf import attribute_value
 from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.named_fields.coordinates import as_values
 from credit_jax.packages.package import Package, open_artifact, open_package
 from credit_jax.plan.channels import check_forecast_units
 from credit_jax.plan.finetune import kind_of
@@ -151,6 +153,15 @@ class RunOptions(WeightsOptions, MeshOptions, ProcessOptions):
             **options,
         )
         notes = [*checkpoint.notes, *plan.notes]
+        written = checkpoint.files.written.get("data") or {}
+        matches = written.get("source") == dump_config(config)["data"]["source"]
+        matches &= plan.inference.data is None
+        if like is None and matches and isinstance(checkpoint, RunArtifact):
+            at, grid = plan.reader.data.coordinates(), plan.reader.pipeline.grid
+            if grid is not None:
+                latitude, longitude = map(as_values, (grid.latitude, grid.longitude))
+                at = replace(at, latitude=latitude, longitude=longitude)
+            notes.append(checkpoint.record_coordinates(at))
         notes += check_forecast_units(
             checkpoint.units,
             plan.reader.units,

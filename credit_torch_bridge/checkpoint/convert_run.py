@@ -170,7 +170,8 @@ class RunConversion:
         except (OSError, ValueError) as error:
             note = (
                 "the files of data.source cannot be opened here, so that their "
-                f"latitudes, longitudes and levels are not recorded: {error}"
+                "latitudes, longitudes and levels are not recorded; the first forecast "
+                f"from them records them: {error}"
             )
             return replace(checkpoint, notes=(*checkpoint.notes, note))
         if regrids:

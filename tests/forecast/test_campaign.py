@@ -360,6 +360,34 @@ def test_other_coordinates_are_refused(archive, name, values, text):
         other.check((), resume=True)
 
 
+def test_a_run_without_coordinates_takes_those_of_its_files(
+    world, tmp_path, tiny_model, capsys
+):
+    """Of converted checkpoints; later files are read in that order, or refused."""
+    for path in world.iterdir():
+        shutil.copy(path, tmp_path)
+    config = make_run(tmp_path, tmp_path)
+    shutil.copy(config, tmp_path / "run" / "model.yml")
+    one = "--init-time", "1999-12-30", "--steps", "1"
+    # Data that the config of the run does not name are no origin.
+    other = f"data.source.ERA5.variables.prognostic.path={world}/w_%Y.nc"
+    assert forecast(config, tmp_path / "other", *one, "--set", other) == OK
+    record = tmp_path / "run/coordinates.json"
+    assert not record.exists()
+    assert forecast(config, tmp_path / "first", *one) == OK
+    assert f"{record} now records" in "".join(capsys.readouterr().out.split("\n"))
+    path = tmp_path / "w_1999.nc"
+    with xr.open_dataset(path) as data:
+        turned, moved = data.load()[{"latitude": slice(None, None, -1)}], data.copy()
+    turned.to_netcdf(path)
+    assert forecast(config, tmp_path / "second", *one) == OK
+    first, second = read(tmp_path / "first"), read(tmp_path / "second")
+    xr.testing.assert_equal(first, second)
+    moved.assign_coords(latitude=moved.latitude + 5.0).to_netcdf(path)
+    assert forecast(config, tmp_path / "third", *one) == USER_ERROR
+    assert str(record) in "".join(capsys.readouterr().err.split("\n"))
+
+
 def test_files_that_were_changed_are_refused(archive):
     names = ("preblocks.per_step.scale.args.mean_path", "model.edge_path")
     # What the record has no digest of is not compared.

@@ -65,7 +65,7 @@ def test_the_coordinates_of_the_files_are_recorded(checkpoint, tmp_path):
         path.unlink()
     found = conversion._located(checkpoint)
     assert found.progress.coordinates is None
-    assert "levels are not recorded: data.source.ERA5" in found.notes[-1]
+    assert "from them records them: data.source.ERA5" in found.notes[-1]
 
 
 @pytest.mark.slow
