@@ -34,24 +34,16 @@ _GROUP_HALOS = jax.make_user_context(False)
 
 
 def group_halos(on: bool) -> AbstractContextManager[None]:
-    """Context manager: traces so that GPUs send the halos of both directions at once.
-
-    Both `ppermute`s become one group of collectives with a single launch. Results do
-    not change; other devices ignore it. Off by default: measure whether it is faster.
-    """
+    """Traces so that GPUs send the halos of both directions as one group."""
+    # Both `ppermute`s become one launch, with the same results. Off by default: measure
+    # whether it is faster.
     return _GROUP_HALOS(on)
 
 
 def ppermute_each(
     arrays: Sequence[Array], axis: str | None, pairs: Sequence[Sequence[SourceTarget]]
 ) -> list[Array]:
-    """`lax.ppermute` of several arrays, as one group inside of `group_halos(True)`.
-
-    Args:
-        arrays: local arrays.
-        axis: mesh axis.
-        pairs: (source, destination) indices along the axis, for each array.
-    """
+    """`lax.ppermute` of several arrays, as one group inside of `group_halos(True)`."""
 
     def permuted(*arrays: Array) -> list[Array]:
         each = zip(arrays, pairs, strict=True)
@@ -65,14 +57,11 @@ def ppermute_each(
 
 
 def axis_size(axis: str | None) -> int:
-    """Returns the degree of a mesh axis, 1 if the mesh has no such axis.
-
-    Raises:
-        ValueError: the axis is neither one of the mesh nor of `mesh.device_mesh.ORDER`.
-    """
+    """Returns the degree of a mesh axis, 1 if the mesh has no such axis."""
     try:
         return 1 if axis is None else lax.axis_size(axis)
     except NameError as error:
+        # An axis of degree 1 is left out of the mesh; any other name is an error.
         if axis in ORDER:
             return 1
         raise ValueError(
@@ -87,15 +76,9 @@ def psum(x: Any, axes: str | Sequence[str] | None) -> Any:
 
 
 def sum_parts(x: Array, axes: Sequence[str]) -> Array:
-    """Sums the terms of all devices along mesh axes.
-
-    Unlike `psum` it accepts values that are invarying over an axis, such as constants;
-    they count once for each device.
-
-    Args:
-        x: the term of this device.
-        axes: mesh axes; with an empty sequence, the identity.
-    """
+    """Sums the terms of all devices along mesh axes."""
+    # `psum` alone refuses values that are invarying over an axis, such as constants;
+    # here they count once for each device.
     return psum(pvary(x, axes), tuple(axes))
 
 
@@ -105,23 +88,12 @@ def psum_varying(x: Array) -> Array:
 
 
 def psum_each(arrays: Sequence[Array], axes: Sequence[Sequence[str]]) -> list[Array]:
-    """`psum` of several arrays; those with the same axes and dtype are concatenated.
-
-    Args:
-        arrays: arrays of any shapes.
-        axes: mesh axes for each array; with an empty sequence, the identity.
-    """
+    """`psum` of several arrays; those with the same axes and dtype are concatenated."""
     return _concatenated(psum, arrays, axes)
 
 
 def pvary_each(arrays: Sequence[Array], axes: Sequence[Sequence[str]]) -> list[Array]:
-    """`ops.custom_vjp.pvary` of several arrays; those of one type are concatenated.
-
-    The transpose sums the gradients of all of them as one array.
-
-    Args:
-        arrays, axes: as for `psum_each`.
-    """
+    """`pvary` of several arrays; sums gradients of one type as one array."""
     return _concatenated(pvary, arrays, axes)
 
 
@@ -148,8 +120,5 @@ def _concatenated(
 
 
 def axis_index(axis: str | tuple[str, ...] | None) -> Array | int:
-    """Returns the index of this device along `axis`; 0 if `axis` is None.
-
-    Of several axes, the first is outermost.
-    """
+    """Returns this device's index along an axis, or several, the first outermost."""
     return lax.axis_index(axis) if axis else 0

@@ -94,14 +94,9 @@ _QUICKLY: Options = {
 
 
 def accepted_options(options: Options) -> dict[str, bool | int | str]:
-    """Returns those options that the installed XLA has.
-
-    Options come and go with versions of jaxlib. XLA ends the process at an option in
-    XLA_FLAGS that it does not know, and compiles no program with one.
-
-    Args:
-        options: values by name, without dashes.
-    """
+    """Returns those options that the installed XLA has."""
+    # XLA ends the process at an option in XLA_FLAGS that it does not know, and compiles
+    # no program with one; options come and go with versions of jaxlib.
     return {name: value for name, value in options.items() if _is_accepted(name)}
 
 
@@ -122,13 +117,7 @@ def _is_accepted(option: str) -> bool:
 
 
 def add_flags(options: Options) -> None:
-    """Adds options to XLA_FLAGS, which XLA reads when JAX is first used.
-
-    Options that XLA does not know, and those that XLA_FLAGS sets, are left out.
-
-    Args:
-        options: values by name, without dashes.
-    """
+    """Adds options to XLA_FLAGS before JAX is used: those that XLA has, none twice."""
     flags = os.environ.get("XLA_FLAGS", "")
     present = re.findall(r"--(\w+)", flags)
     missing = {name: options[name] for name in options if name not in present}
@@ -149,19 +138,11 @@ def compile_quickly() -> None:
 
 
 def compile_sooner() -> None:
-    """Changes process settings to shorten tracing and compilation.
-
-    The garbage collector runs every 100,000 allocations instead of every 700: tracing a
-    step allocates a million objects that stay alive, and collections take a tenth of
-    the tracing time.
-
-    On GPUs, XLA does not run every fusion to choose its compiler.
-
-    On CPU, loop unrolling by LLVM is disabled. It takes a seventh of the time to
-    compile a WXFormer step, which runs no slower without it. XLA reads this option only
-    from XLA_FLAGS, when JAX is first used; nothing is added to XLA_FLAGS that set
-    `--xla_backend_extra_options` already.
-    """
+    """Sets this process to trace and compile faster, before JAX is used."""
+    # Tracing a step allocates a million objects that stay alive: a collection for every
+    # 700 allocations takes a tenth of the time. Without loop unrolling by LLVM a
+    # WXFormer step compiles in a seventh less and runs no slower; XLA reads this from
+    # XLA_FLAGS alone.
     gc.set_threshold(100_000, 50, 100)
     add_flags(_SOONER)
 
@@ -173,26 +154,9 @@ def compile_program(
     donate_argnums: int | Sequence[int] = (),
     options: Options | None = None,
     group_halos: bool = False,
-    level: int | None = None,
+    level: int | None = None,  # 0 or 1 for CPUs: compiles in half of the time
 ) -> Any:
-    """`jax.jit` of a whole program, with compiler options for the devices of `mesh`.
-
-    Only the outermost `jax.jit` may have compiler options, so the result cannot be
-    called inside of another jitted function. The processes of a mesh that spans several
-    start it together (`joint`).
-
-    Args:
-        function: a function of global arrays; it may be jitted itself.
-        mesh: the mesh that it runs on.
-        donate_argnums: as for `jax.jit`.
-        options: further options of XLA, see `check_options`.
-        group_halos: see `collectives.group_halos`.
-        level: level at which a program for CPUs is optimized, 0 or 1; it compiles in a
-            third or half of the time, see `compile_quickly`. None for all that helps.
-
-    Returns:
-        The jitted function, which takes positional arguments only.
-    """
+    """`jax.jit` of a whole program, with compiler options for the devices of `mesh`."""
     kind = mesh.devices.flat[0].platform
     options_of_kind = {**_OPTIONS.get(kind, {})}
     if level is not None and kind == "cpu":
@@ -206,6 +170,8 @@ def compile_program(
         with collectives.group_halos(group_halos):
             return function(*args)
 
+    # Only the outermost `jax.jit` may have compiler options, so that what it returns
+    # cannot be called inside of another jitted function.
     compiled = jax.jit(
         program,
         donate_argnums=donate_argnums,
@@ -215,15 +181,7 @@ def compile_program(
 
 
 def check_options(options: Options) -> None:
-    """Checks options of XLA by compiling a trivial function with each.
-
-    Args:
-        options: values by name, such as
-            {"xla_gpu_enable_latency_hiding_scheduler": True}.
-
-    Raises:
-        ValueError: XLA rejects a name or a value; the message lists all of them.
-    """
+    """Raises a ValueError with all options, or values, that XLA rejects."""
     problems = []
     for name, value in options.items():
         probe = jax.jit(lambda x: x, compiler_options={name: value})
@@ -240,18 +198,13 @@ def check_options(options: Options) -> None:
 
 
 def loops_hold_collectives(*, alone: bool = False) -> bool:
-    """Whether a loop may contain collectives on the current mesh.
-
-    XLA on CPU orders two collectives of a program by their start, not by their end. A
-    loop that still runs in another thread counts as started, so a later collective that
-    does not depend on the loop may run concurrently with those inside of it. Devices
-    then execute collectives in different orders, and hang or exchange wrong values
-    (jaxlib 0.10.2; openxla/xla xla/runtime/execution_graph.cc, "scheduling" edges).
-
-    Args:
-        alone: whether every other collective of the program depends on the loop, or
-            the loop on it, so that none can run beside it.
-    """
+    """Whether a loop may contain collectives on the current mesh."""
+    # XLA on CPU orders two collectives of a program by their start, not by their end. A
+    # loop that still runs in another thread counts as started, so a later collective
+    # that does not depend on the loop may run beside those inside of it: devices then
+    # hang or exchange wrong values (jaxlib 0.10.2; openxla/xla
+    # xla/runtime/execution_graph.cc, "scheduling" edges). `alone`: no other can run
+    # beside it.
     return alone or platform() != "cpu"
 
 
@@ -261,15 +214,7 @@ def is_outermost(*args: Any) -> bool:
 
 
 def use_cache(folder: str | None) -> None:
-    """Enables JAX's persistent cache of compiled programs.
-
-    If the folder cannot be created, no cache is used.
-
-    Args:
-        folder: folder of the cache; None for that of the environment variable
-            `CACHE_VARIABLE`, else credit_jax in the user's cache folder; "none" for no
-            cache.
-    """
+    """Enables JAX's persistent cache in a folder that can be made; "none" for none."""
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "credit_jax"
     chosen = folder or os.environ.get(CACHE_VARIABLE) or str(default)
     if chosen == "none":
@@ -300,11 +245,7 @@ _LONG = 10.0  # seconds, from which a program gets a line of the log
 
 
 class _Stages:
-    """Follows the stages in which JAX compiles a program.
-
-    JAX announces each stage at its begin and at its end, also those of functions that
-    are traced or compiled while another one is traced; the outermost one is reported.
-    """
+    """Follows the stages in which JAX compiles a program."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -317,6 +258,8 @@ class _Stages:
         del value
         if event not in _STAGES or not in_main_thread():
             return
+        # Also functions that are traced or compiled while another one is traced
+        # announce their stages; the outermost one is reported.
         self._depth += 1
         if self._depth > 1:
             return

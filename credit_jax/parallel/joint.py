@@ -29,21 +29,10 @@ _LONGEST = 200  # characters of gloo's message
 
 
 def joint(program: Any, mesh: Mesh) -> Callable[..., Any]:
-    """Makes a jitted function that the processes of a mesh start together.
-
-    The function is compiled ahead of time for each new signature, and is executed when
-    all processes have compiled it. On CPUs the processes also wait for each other
-    before every later execution.
-
-    Args:
-        program: result of `jax.jit`; all processes of the mesh must call it in the same
-            order.
-        mesh: mesh that it runs on.
-
-    Returns:
-        The function; `program` itself where the mesh lies within one process.
-    """
+    """Makes a jitted function that the processes of a mesh start together."""
     processes = sorted({device.process_index for device in mesh.devices.flat})
+    # Each compiles a new signature, and executes it when all have. On CPUs they also
+    # wait for each other before every later execution.
     return program if len(processes) == 1 else _Joint(program, mesh, processes)
 
 
@@ -77,14 +66,7 @@ class _Joint:
 
 
 def failed_collective(error: BaseException | None) -> str | None:
-    """Describes a collective that failed in gloo in one line.
-
-    Args:
-        error: error that ended the run; its causes are searched, too.
-
-    Returns:
-        The line, or None if no collective failed in gloo.
-    """
+    """Describes a collective that failed in gloo in one line, None for others."""
     while error is not None:
         text = str(error)
         if isinstance(error, jax.errors.JaxRuntimeError) and "gloo" in text.lower():

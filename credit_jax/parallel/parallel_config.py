@@ -21,35 +21,21 @@ UNROLL_BLOCKS = 16
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Settings of execution, independent of the model.
-
-    Attributes:
-        mesh: the device mesh.
-        rules: how parameters are sharded over the mesh.
-        precision: dtypes of the forward pass and of gradient sums.
-        remat: the rematerialization policy of blocks.
-        ulysses: see `MeshAxes.ulysses`.
-        unroll_blocks: largest number of blocks of stages that are unrolled on GPUs,
-            because loops copy the parameters and residuals of blocks. Unrolled stages
-            take longer to compile.
-    """
+    """Settings of execution, independent of the model."""
 
     mesh: Mesh
     rules: ShardingRules = field(default_factory=ShardingRules)
     precision: Precision = field(default_factory=Precision)
     remat: Remat = field(default_factory=Remat)
-    ulysses: int = 1
+    ulysses: int = 1  # see `MeshAxes.ulysses`
+    # Stages of up to this many blocks are unrolled on GPUs, because loops copy the
+    # parameters and residuals of blocks; unrolled stages take longer to compile.
     unroll_blocks: int = UNROLL_BLOCKS
 
     def shard_map(
         self, body: Callable[..., Any], *, in_specs: Any, out_specs: Any
     ) -> Callable[..., Any]:
-        """Applies `jax.shard_map`, with the precision of `precision.matmul`.
-
-        Args:
-            body: function of local shards.
-            in_specs, out_specs: PartitionSpecs of its arguments and results.
-        """
+        """Applies `jax.shard_map`, with the precision of `precision.matmul`."""
 
         @wraps(body)
         def traced(*args: Any) -> Any:

@@ -27,17 +27,11 @@ ROW_DIM = -2
 
 @dataclass(frozen=True)
 class LocalRows:
-    """Consecutive rows of a grid that a process has.
+    """Consecutive rows of a grid that a process has."""
 
-    Attributes:
-        first: index of the first row in the grid.
-        size: number of rows of the grid.
-        count: number of rows; None for all from the first on.
-    """
-
-    first: int
-    size: int
-    count: int | None = None
+    first: int  # index in the grid
+    size: int  # number of rows of the grid
+    count: int | None = None  # None for all from the first on
 
     @property
     def part(self) -> slice | None:
@@ -51,13 +45,7 @@ class LocalRows:
         return max(-(-self.size // num_domain), 1)
 
     def take(self, x: np.ndarray, begin: int, end: int, dim: int) -> np.ndarray:
-        """Returns rows begin, ..., end - 1 of the grid, padded with its last row.
-
-        Args:
-            x: array with these rows along `dim`.
-            begin, end: row indices in the padded grid.
-            dim: array dim of the rows.
-        """
+        """Returns rows begin, ..., end - 1 of the padded grid, from rows `x`."""
         if end <= self.size:
             index = [slice(None)] * x.ndim
             index[dim] = slice(begin - self.first, end - self.first)
@@ -67,10 +55,7 @@ class LocalRows:
 
 
 def batch_spec(axes: MeshAxes, *, stacked: bool = False) -> PartitionSpec:
-    """Returns the PartitionSpec of fields (batch, channel, time, lat, lon).
-
-    With `stacked`, there is a leading dim of micro-batches.
-    """
+    """Returns the PartitionSpec of fields, or of those of stacked micro-batches."""
     return array_spec(axes, 6 if stacked else 5, sample_dim=1 if stacked else 0)
 
 
@@ -129,21 +114,9 @@ def shard_tensor(
     *,
     dim: int = ROW_DIM,
 ) -> Shaped[Array, "*blocks"]:
-    """Shards an array along `dim` over the domain axis.
-
-    Args:
-        x: global array, on the host or on devices; inside of `shard_map` the same on
-            all shards.
-        mesh: the device mesh, outside of `shard_map`; the result is a global array,
-            sharded along `dim` only. Or the mesh axes, inside of `shard_map`; the
-            result is the local block.
-        dim: array dim to shard; by default lat of (batch, channel, time, lat, lon).
-
-    Returns:
-        Blocks of ceil(size / n) rows on n shards, padded with the last row.
-
-    Differs from CREDIT: the number of rows need not be a multiple of n.
-    """
+    """Shards an array into blocks of ceil(size / n) rows, padded with the last row."""
+    # Inside of `shard_map` the array is the same on all shards. Differs from CREDIT:
+    # the number of rows need not be a multiple of n.
     if isinstance(mesh, MeshAxes):
         layout = block_layout(x.shape[dim], mesh.num_domain, mesh.domain, dim % x.ndim)
         rows_per_shard = np.asarray(layout.rows)
@@ -165,26 +138,12 @@ def gather_tensor(
     dim: int = ROW_DIM,
     size: int | None = None,
 ) -> Shaped[Array, "*shape"]:
-    """Gathers the rows of a sharded array: the inverse of `shard_tensor`.
-
-    Args:
-        x: array sharded along `dim` over the domain axis; inside of `shard_map` its
-            local block.
-        mesh: the device mesh; or the mesh axes, inside of `shard_map`.
-        dim: the sharded array dim.
-        size: number of rows without padding; None for all, including padding.
-
-    Returns:
-        The array with `size` rows, the same on all domain shards. Other dims keep their
-        sharding.
-
-    Raises:
-        ValueError: blocks of `size` rows do not have the shape of `x`.
-    """
+    """Gathers `size` rows of a sharded array: the inverse of `shard_tensor`."""
     axes = mesh if isinstance(mesh, MeshAxes) else MeshAxes.from_mesh(mesh)
     dim = dim % x.ndim
     inside = isinstance(mesh, MeshAxes)
     total = x.shape[dim] * (axes.num_domain if inside else 1)
+    # Without a size, padding rows are included.
     rows = total if size is None else size
     blocks = block_layout(rows, axes.num_domain, axes.domain, dim)
     if rows > total or blocks.length * axes.num_domain != total:
@@ -207,11 +166,7 @@ def gather_tensor(
 
 
 def gather_rows(field: Field) -> Shaped[Array, "*shape"]:
-    """All-gathers the rows of a field, in global order.
-
-    Returns:
-        Array with `layout.size` rows along the sharded dim, the same on all shards.
-    """
+    """All-gathers the `layout.size` rows of a field, in global order, to all shards."""
     layout, x = field.layout, field.data
     if layout.axis is not None:
         x = lax.all_gather(x, layout.axis, axis=layout.dim, tiled=True, to="invarying")
@@ -228,21 +183,9 @@ def shard_batch(
     spatial_dims_4d: int = ROW_DIM,
     local_dp_ranks: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Shards every array of 4 or 5 dims of a batch; other entries are unchanged.
-
-    Args:
-        batch: host arrays (batch, channel, time, lat, lon) or (batch, channel, lat,
-            lon), of NumPy or convertible to NumPy, and any other entries.
-        mesh: the device mesh; rows are sharded over domain and samples over dp.
-        spatial_dims_5d, spatial_dims_4d: array dim of the rows.
-        local_dp_ranks: as for `place_samples`.
-
-    Raises:
-        ValueError: as for `place_samples`.
-
-    Differs from CREDIT: samples are sharded, too, as CREDIT's loader does; and the
-    number of rows need not be a multiple of the number of shards.
-    """
+    """Shards every array of 4 or 5 dims of a batch; other entries are unchanged."""
+    # Differs from CREDIT: samples are sharded, too, as CREDIT's loader does; and the
+    # number of rows need not be a multiple of the number of shards.
     dims = {5: spatial_dims_5d, 4: spatial_dims_4d}
     placed = {}
     for name, x in batch.items():
@@ -264,25 +207,12 @@ def place_samples(
     *,
     sample_dim: int = 0,
     row_dim: int | None = ROW_DIM,
+    # As in `place_batch`; `rows` has at least those of this process's devices.
     local_dp_ranks: Sequence[int] | None = None,
     shared: bool = False,
     rows: LocalRows | None = None,
 ) -> Shaped[Array, "*blocks"]:
-    """Shards a host array: samples over dp, rows over domain.
-
-    Args:
-        x: samples of this process's dp ranks, in the order of ranks.
-        mesh: the device mesh.
-        sample_dim: array dim of samples.
-        row_dim: array dim of rows; None if there is none.
-        local_dp_ranks: dp ranks whose samples this process has; None for all.
-        shared: whether `x` has the samples of one rank, and every rank gets them.
-        rows: rows that `x` has, at least those of this process's devices (`rows_of`);
-            None for all.
-
-    Raises:
-        ValueError: the number of samples is not a multiple of the number of ranks.
-    """
+    """Shards a host array of a process's samples: they over dp, rows over domain."""
     axes = MeshAxes.from_mesh(mesh)
     ranks = tuple(range(axes.num_data)) if local_dp_ranks is None else local_dp_ranks
     samples = x.shape[sample_dim] * (len(ranks) if shared else 1)
@@ -318,16 +248,14 @@ def place_samples(
 
 
 def rows_of(mesh: Mesh, size: int) -> LocalRows:
-    """Returns the rows of this process's devices, of a grid of `size` rows.
-
-    Blocks that are only padding need the last row.
-    """
+    """Returns the rows of this process's devices, of a grid of `size` rows."""
     axes = MeshAxes.from_mesh(mesh)
     if axes.domain is None:
         return LocalRows(0, size, size)
     dim = mesh.axis_names.index(axes.domain)
     shards = [coords[dim] for coords in local_coords(mesh)]
     length = LocalRows(0, size).block(axes.num_domain)
+    # Blocks that are only padding need the last row.
     first = min(min(shards) * length, size - 1)
     return LocalRows(first, size, min((max(shards) + 1) * length, size) - first)
 
@@ -339,13 +267,7 @@ def array_spec(
     sample_dim: int | None = 0,
     row_dim: int | None = ROW_DIM,
 ) -> PartitionSpec:
-    """Returns the PartitionSpec of an array with samples over dp and rows over domain.
-
-    Args:
-        axes: mesh axes.
-        num_dims: number of array dims.
-        sample_dim, row_dim: array dims of samples and of rows; None for no such dim.
-    """
+    """Returns the PartitionSpec with samples over dp and rows over domain."""
     parts: list[Any] = [None] * num_dims
     if sample_dim is not None:
         parts[sample_dim] = axes.data or None
@@ -355,13 +277,7 @@ def array_spec(
 
 
 def pad_rows(x: Any, num_domain: int, dim: int = ROW_DIM) -> Any:
-    """Pads the rows to `num_domain` equal blocks by repeating the last row.
-
-    Args:
-        x: NumPy or JAX array; the result is of the same type.
-        num_domain: number of blocks.
-        dim: array dim of the rows.
-    """
+    """Pads the rows to `num_domain` equal blocks by repeating the last row."""
     rows = x.shape[dim]
     missing = max(-(-rows // num_domain), 1) * num_domain - rows
     if not missing:

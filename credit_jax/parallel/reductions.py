@@ -21,14 +21,7 @@ def field_sum(
     *,
     keepdims: bool = False,
 ) -> Float[Array, "*reduced"]:
-    """Sums a field over array dims, without padding rows, and over mesh axes.
-
-    Args:
-        field: local array and its layout.
-        dims: array dims to sum over.
-        axes: mesh axes to sum over.
-        keepdims: whether to keep summed dims with length 1.
-    """
+    """Sums a field over array dims, without padding rows, and over mesh axes."""
     values = field.data
     if field.layout.has_padding and field.layout.dim in dims:
         values = jnp.where(field.mask(), values, jnp.zeros((), values.dtype))

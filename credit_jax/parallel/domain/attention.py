@@ -44,15 +44,9 @@ def squeeze_excite(
     squeeze_bias: Float[Array, " hidden"] | None = None,
     expand_bias: Float[Array, " channel"] | None = None,
 ) -> Field:
-    """Multiplies every channel by a gate that depends on the global means of all.
-
-    This is torchvision's SqueezeExcitation; without biases it is the channel part of
-    CREDIT's SCSEAttention.
-
-    Args:
-        field: (batch, lat, lon, channel), or with further spatial dims.
-        squeeze, expand, squeeze_bias, expand_bias: see `squeeze_gate`.
-    """
+    """Multiplies every channel by a gate that depends on the global means of all."""
+    # torchvision's SqueezeExcitation; without biases the channel part of CREDIT's
+    # SCSEAttention.
     gate = squeeze_gate(
         global_mean_pool(field),
         squeeze,
@@ -64,29 +58,18 @@ def squeeze_excite(
 
 
 def efficient_channel_attention(field: Field, kernel: Float[Array, " taps"]) -> Field:
-    """Multiplies every channel by a gate of its neighbors' means: CREDIT's ECABlock.
-
-    Args:
-        field: (batch, lat, lon, channel), or with further spatial dims.
-        kernel: (taps,), convolved with the global means along channels;
-            `ops.activations.neighbor_taps` gives CREDIT's size.
-    """
+    """Multiplies every channel by a gate of its neighbors' means: CREDIT's ECABlock."""
     return _times(field, neighbor_gate(global_mean_pool(field), kernel))
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class CoordinateWeights:
-    """Weights of `coordinate_attention`, a pytree.
-
-    Attributes:
-        squeeze, squeeze_bias: (channel, hidden), (hidden,).
-        norm_scale, norm_bias: (hidden,), of the batch normalization.
-        lat, lat_bias: (hidden, channel), (channel,), of the gate of each row.
-        lon, lon_bias: (hidden, channel), (channel,), of the gate of each column.
-    """
+    """Weights of `coordinate_attention`, a pytree."""
 
     # Any: the same tree structure also contains specs or shapes.
+    # (channel, hidden) and (hidden,); of the batch normalization (hidden,); of the
+    # gates (hidden, channel) and (channel,).
     squeeze: Any
     squeeze_bias: Any
     norm_scale: Any
@@ -107,22 +90,12 @@ def coordinate_attention(
     epsilon: float = 1e-5,
     axes: Sequence[str] = (),
 ) -> tuple[Field, RunningStatistics | None]:
-    """Multiplies by gates of rows and of columns: CREDIT's CoordinateAttention.
-
-    The batch normalization takes statistics over the means of all rows and all columns,
-    which are equal on any number of shards. Means are all-gathered after they are
-    squeezed.
-
-    Args:
-        field: (batch, lat, lon, channel).
-        weights: see `CoordinateWeights`.
-        running, training, momentum, epsilon, axes: as for `batch_norm_field`.
-
-    Returns:
-        The field times both gates; and the running statistics, updated in training.
-    """
+    """Multiplies by gates of rows and of columns: CREDIT's CoordinateAttention."""
     lat = _squeezed(mean_over(field, 2), field, weights, dim=1)[:, :, 0]
     lon = _squeezed(mean_over(field, 1), field, weights, dim=2)[:, 0]
+    # The batch normalization takes statistics over the means of all rows and all
+    # columns, which are equal on any number of shards; they are all-gathered after they
+    # are squeezed.
     joint = jnp.concatenate([lat, lon], 1)
     # Every shard has the means of all rows and columns now: a field on one device.
     normal, running = batch_norm_field(
@@ -170,18 +143,7 @@ def _times(field: Field, gate: Float[Array, "batch channel"]) -> Field:
 def spatial_attention(
     field: Field, kernel: Float[Array, "kernel_h kernel_w 2 1"]
 ) -> Field:
-    """Multiplies every point by a gate: CREDIT's LightSpatialAttention.
-
-    The gate is the sigmoid of a zero-padded convolution over mean and maximum of the
-    channels. The gradient of tied maxima goes to the first, as in torch.
-
-    Args:
-        field: (batch, lat, lon, channel).
-        kernel: (kernel_h, kernel_w, 2, 1), for mean and maximum, with odd sizes.
-
-    Raises:
-        ValueError: a kernel of even size.
-    """
+    """Multiplies every point by a gate: CREDIT's LightSpatialAttention."""
     if not all(size % 2 for size in kernel.shape[:2]):
         raise ValueError(
             f"the kernel of spatial attention is {kernel.shape[0]} x "
@@ -190,6 +152,7 @@ def spatial_attention(
     x = field.data
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     mean = wide.mean(-1, keepdims=True).astype(x.dtype)
+    # The gradient of tied maxima goes to the first, as in torch.
     largest = jnp.take_along_axis(x, jnp.argmax(x, -1, keepdims=True), -1)
     seen = field.like(jnp.concatenate([mean, largest], -1))
     half_h, half_w = kernel.shape[0] // 2, kernel.shape[1] // 2
@@ -212,20 +175,9 @@ def scse(
     expand_bias: Float[Array, " channel"] | None = None,
     points_bias: Float[Array, ""] | None = None,
 ) -> Field:
-    """Sums the field times a gate of channels and the field times a gate of points.
-
-    out = x * channel gate + x * sigmoid(x @ points + points_bias)
-
-    Without biases this is CREDIT's SCSEAttention, with biases that of
-    segmentation_models_pytorch.
-
-    Args:
-        field: (batch, lat, lon, channel), or with further spatial dims.
-        squeeze, expand, squeeze_bias, expand_bias: as for `squeeze_excite`.
-        points: (channel,), kernel of the gate of points; for CREDIT's depthwise variant
-            the product of both kernels.
-        points_bias: (), bias of the gate of points, or None.
-    """
+    """Sums x * gate of channels and x * sigmoid(x @ points + points_bias)."""
+    # Without biases CREDIT's SCSEAttention, whose depthwise variant has the product of
+    # both kernels as `points`; with biases that of segmentation_models_pytorch.
     logit = jnp.matmul(field.data, points)[..., None]
     gate = jax.nn.sigmoid(logit if points_bias is None else logit + points_bias)
     excited = squeeze_excite(
@@ -245,20 +197,13 @@ def full_attention(
     memory_key: MemoryTokens,
     memory_value: MemoryTokens,
 ) -> Field:
-    """Returns softmax(q k' / sqrt(dim)) v over all points and memory tokens.
-
-    Each shard computes its own queries; keys and values of all rows are all-gathered.
-    The softmax is in float32 or wider.
-
-    Args:
-        query, key, value: fields (batch, lat, lon, head, dim) on the same layout.
-        memory_key, memory_value: (token, head, dim), of the memory tokens.
-    """
+    """Returns softmax(q k' / sqrt(dim)) v over all points and memory tokens."""
     q = query.data
     wide = jnp.promote_types(q.dtype, jnp.float32)
 
     def with_memory(memory: Array, field: Field) -> Array:
         tokens = jnp.broadcast_to(memory[None], (len(q), *memory.shape))
+        # Each shard computes its queries for the keys and values of all rows.
         return jnp.concatenate(
             [tokens, gather_rows(field).reshape(len(q), -1, *q.shape[3:])], 1
         )
@@ -276,16 +221,9 @@ def linear_attention(
     memory_key: MemoryTokens,
     memory_value: MemoryTokens,
 ) -> Field:
-    """Returns softmax_d(q) / sqrt(dim) times the matrix softmax_n(k)' v.
-
-    The softmax of the keys is over all points n and memory tokens, that of a query over
-    its channels d (Shen et al., 2021, arXiv 1812.01243). One `pmax` and one `psum`
-    combine the shards.
-
-    Args:
-        query, key, value: fields (batch, lat, lon, head, dim) on the same layout.
-        memory_key, memory_value: (token, head, dim), of the memory tokens.
-    """
+    """Returns softmax_d(q) / sqrt(dim) times the matrix softmax_n(k)' v."""
+    # The softmax of the keys is over all points n and memory tokens, that of a query
+    # over its channels d (Shen et al., 2021, arXiv 1812.01243).
     q, layout = query.data, query.layout
     wide = jnp.promote_types(q.dtype, jnp.float32)
     k, v = key.data.astype(wide), value.data.astype(wide)
@@ -315,13 +253,7 @@ def linear_attention(
 
 
 def split_heads(field: Field, num: int, heads: int) -> tuple[Field, ...]:
-    """Splits channels (num head dim) into `num` fields (batch, lat, lon, head, dim).
-
-    Args:
-        field: (batch, lat, lon, channel).
-        num: number of fields.
-        heads: number of heads.
-    """
+    """Splits channels (num head dim) into `num` fields (batch, lat, lon, head, dim)."""
     x = field.data
     x = x.reshape(*x.shape[:-1], num, heads, -1)
     return tuple(field.like(x[..., i, :, :]) for i in range(num))
@@ -336,13 +268,7 @@ def merge_heads(field: Field) -> Field:
 def attention_layouts(
     layout: Layout, windows: Windows, degree: int = 1
 ) -> tuple[Layout, Layout]:
-    """Returns the layouts of the fields around short attention and long attention.
-
-    Args:
-        layout: gives shards, axis and dim.
-        windows: the windows of both attentions.
-        degree: number of shards of a group; 1 for complete windows on every shard.
-    """
+    """Returns the layouts of the fields around short attention and long attention."""
     if degree == 1:
         return windows.layouts(layout)
     size = windows.rows
@@ -355,14 +281,7 @@ def attention_layouts(
 def attention_layout(
     layout: Layout, size: int, kind: Kind, window: int, degree: int
 ) -> Layout:
-    """Returns the layout of the field around an attention with a `HeadExchange`.
-
-    Args:
-        layout: gives shards, axis and dim.
-        size: number of rows, a multiple of `window`.
-        kind, window: kind of the attention, and its number of rows in a window.
-        degree: number of shards of a group.
-    """
+    """Returns the layout of the field around an attention with a `HeadExchange`."""
     if window == 1:
         return _full_windows(layout, size, kind, window)
     rows = _group_rows(layout, size, kind, window, degree)
@@ -377,17 +296,12 @@ def attention_layout(
 
 @dataclass(frozen=True)
 class HeadExchange:
-    """The exchanges of heads for rows before and after an attention.
-
-    Attributes:
-        layout: layout around the attention, as returned by `attention_layout`.
-        kind, window, degree: as for `attention_layout`; degree is above 1.
-    """
+    """The exchanges of heads for rows before and after an attention."""
 
     layout: Layout
     kind: Kind
     window: int
-    degree: int
+    degree: int  # of shards of a group, above 1
 
     @property
     def group(self) -> Layout:
@@ -405,14 +319,7 @@ class HeadExchange:
     def to_heads(
         self, x: Float[Array, "batch rows columns *three heads head_dim"]
     ) -> Field:
-        """Returns all rows of the group for a part of the heads, by one exchange.
-
-        Args:
-            x: local rows of all heads; the number of heads is a multiple of `degree`.
-
-        Returns:
-            Field on the layout `group`, with 1 / degree of the heads.
-        """
+        """Returns all rows of the group for a part of the heads, by one exchange."""
         # Shards have equally many rows, so that those of a group end with padding.
         moved = self._exchange(x, split=x.ndim - 2, joined=self.layout.dim)
         group = self.group

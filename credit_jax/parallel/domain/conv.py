@@ -54,22 +54,7 @@ def conv_field(
     groups: int = 1,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.conv.conv2d` or `conv3d` on a field, with the halo that its rows need.
-
-    Args:
-        field: (batch, lat, lon, channel_in) or (batch, depth, lat, lon, channel_in),
-            sharded along any spatial dim.
-        kernel: (*size in each spatial dim, channel_in / groups, channel_out).
-        stride, padding, dilation, groups: as for `ops.conv.conv2d`; None for its
-            defaults.
-        out: layout of the output rows; None for equal blocks.
-
-    Returns:
-        Field on layout `out`.
-
-    Raises:
-        ValueError: as for `ops.conv.conv2d`, or the number of rows of `out` is wrong.
-    """
+    """`ops.conv.conv2d` or `conv3d` on a field, with the halo that its rows need."""
     sizes = kernel.shape[:-2]
     stride, dilation = (each or (1,) * len(sizes) for each in (stride, dilation))
     layout, at = field.layout, spatial_dim(field.layout, len(sizes))
@@ -105,27 +90,13 @@ def conv2d_scales(
     out: Layout,
     symmetric: bool = False,
 ) -> Field:
-    """Convolutions with several square kernels and one stride, concatenated.
-
-    Each is padded by `scale_padding`. A single exchange of the halo of the largest
-    kernel serves all.
-
-    Args:
-        field: (batch, lat, lon, channel_in).
-        kernels: (k, k, channel_in, channel_out) with ascending k >= stride.
-        biases: (channel_out,) of each kernel.
-        stride: stride of both dims.
-        out: layout of the output rows, consecutive on every shard.
-        symmetric: see `scale_padding`.
-
-    Returns:
-        Field (batch, lat_out, lon_out, channels of all kernels) on layout `out`.
-    """
+    """Concatenates convolutions of one stride by square kernels, ascending in size."""
     sizes = [kernel.shape[0] for kernel in kernels]
     pads = [scale_padding(size, stride, symmetric=symmetric) for size in sizes]
     shards = field.layout.num_shards
     low, largest = pads[-1][0], kernels[-1].shape[0]
     if shards > 1:
+        # A single exchange of the halo of the largest kernel serves all.
         reach = KernelGeometry(largest, stride, pads[-1], 1)
         field = reshard(field, conv_rows(field.layout, out, reach), scope=HALO)
     parts = []
@@ -142,29 +113,16 @@ def conv2d_scales(
 
 
 def scale_padding(kernel: int, stride: int, *, symmetric: bool = False) -> IntPair:
-    """Returns the zero padding (low, high) of a convolution of `conv2d_scales`.
-
-    It is kernel - stride in total, the smaller half first. If symmetric, both ends have
-    the smaller half, so an odd difference may drop the last output row.
-
-    >>> scale_padding(5, 2), scale_padding(5, 2, symmetric=True)
-    ((1, 2), (1, 1))
-    """
+    """Returns the zero padding (low, high) of a convolution of `conv2d_scales`."""
     total = kernel - stride
     front = total // 2
+    # If symmetric, an odd difference may drop the last output row.
     return front, front if symmetric else total - front
 
 
 def conv_rows(layout: Layout, out: Layout, geometry: KernelGeometry) -> Layout:
-    """Returns the layout of the input rows that each shard needs for its output rows.
-
-    It includes zero padding as padding rows, so the local convolution is VALID.
-
-    Args:
-        layout: layout of the input.
-        out: layout of the output, with consecutive rows on every shard.
-        geometry: kernel along the sharded dim.
-    """
+    """Returns the layout of the input rows that each shard needs for its output."""
+    # With zero padding as padding rows, so that the local convolution is VALID.
     span = (
         (out.length - 1) * geometry.stride + (geometry.size - 1) * geometry.dilation + 1
     )
@@ -182,25 +140,7 @@ def periodic_conv2d_field(
     padding: int = 1,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.conv.periodic_conv2d` on a field: rows are reflected at the true poles.
-
-    Args:
-        field: (batch, lat, lon, channel_in), sharded along dim 1 (latitude) or dim 2
-            (longitude).
-        kernel: (kernel_h, kernel_w, channel_in, channel_out).
-        padding: number of rows and columns to add on every side.
-        out: layout of the output rows; None for equal blocks.
-
-    Returns:
-        Field on layout `out`.
-
-    Raises:
-        ValueError: as for `ops.conv.periodic_conv2d`, or the number of rows of
-            `out` is wrong.
-
-    Differs from CREDIT: DomainParallelPeriodicConv2d has zeros beyond the poles, where
-    the PeriodicConv2d that it replaces reflects rows.
-    """
+    """`ops.conv.periodic_conv2d` on a field: rows are reflected at the true poles."""
     layout, at = field.layout, spatial_dim(field.layout, 2)
     sizes = [layout.size if d == at else field.data.shape[1 + d] for d in range(2)]
     check_periodic(padding, *sizes)
@@ -209,6 +149,8 @@ def periodic_conv2d_field(
     if layout.num_shards == 1:
         data, dims = in_row_order(field).data, (LON, LAT)
     else:
+        # Differs from CREDIT: DomainParallelPeriodicConv2d has zeros beyond the poles,
+        # where the PeriodicConv2d that it replaces reflects rows.
         need = _periodic_rows(layout, target, kernel.shape[at], padding)
         # These have the rows beyond the ends of the sharded dim already.
         data = reshard(field, need, scope=HALO).data
@@ -245,26 +187,7 @@ def conv_transpose_field(
     groups: int = 1,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.conv.conv_transpose` on a field.
-
-    Each shard receives the input rows that its output rows depend on. If the kernel
-    size equals the stride, and blocks of input and output rows match, no row moves.
-
-    Args:
-        field: (batch, lat, lon, channel_in) or (batch, depth, lat, lon, channel_in),
-            sharded along any spatial dim.
-        kernel: (*size in each spatial dim, channel_in, channel_out / groups).
-        stride, padding, output_padding, dilation, groups: as for
-            `ops.conv.conv_transpose`; None for its defaults.
-        out: layout of the output rows; None for equal blocks.
-
-    Returns:
-        Field on layout `out`.
-
-    Raises:
-        ValueError: as for `ops.conv.conv_transpose`, or the number of rows of `out`
-            is wrong.
-    """
+    """`ops.conv.conv_transpose` on a field, with the rows that output depends on."""
     sizes = kernel.shape[:-2]
     layout, at = field.layout, spatial_dim(field.layout, len(sizes))
     stride, dilation = (each or (1,) * len(sizes) for each in (stride, dilation))
@@ -306,24 +229,10 @@ def conv_transpose_field(
 def transposed_rows(
     layout: Layout, out: Layout, *, extent: int, stride: int, low: int
 ) -> tuple[Layout, np.ndarray, int]:
-    """Returns the layout of the input rows that each shard's output rows depend on.
-
-    Output row o depends on input row i through tap o + low - i * stride, if that is
-    between 0 and extent - 1: on row floor((o + low) / stride) and on rows before it.
-
-    Args:
-        layout: layout of the input.
-        out: layout of the output, with consecutive rows on every shard.
-        extent: dilation * (kernel - 1) + 1 along the sharded dim.
-        stride: along the sharded dim.
-        low: output rows that are removed at the start.
-
-    Returns:
-        layout: layout of the needed rows.
-        phase: (shard,), (first output row + low) mod stride.
-        before: number of needed rows before row floor((first output row + low) /
-            stride).
-    """
+    """Returns the input rows of each shard's output rows, and where output begins."""
+    # Output row o depends on input row i through tap o + low - i * stride, if that is
+    # between 0 and extent - 1, which is dilation * (kernel - 1) + 1: on row
+    # floor((o + low) / stride) and on rows before it, of which `leading` are needed.
     firsts = first_rows(out)
     # A shard without rows computes as one that has some, from padding.
     idle = next(first for first in firsts if first is not None)

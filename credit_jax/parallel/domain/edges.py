@@ -22,36 +22,21 @@ from credit_jax.parallel.rows.layout import Field, Layout
 
 @dataclass(frozen=True, eq=False)
 class Incidence:
-    """The edges at every point of a shard, in tables.
+    """The edges at every point of a shard, in tables."""
 
-    Points of 5 to 8 edges are in one table, whose rows have as many places as the most
-    edges of them, and so on for all powers of 2.
-
-    Attributes:
-        layout: a layout over the shards.
-        edges: (shard, row, place) for each table, the edge at each place; an index
-            beyond the last where there is none.
-        row: (shard, point), the row of each point, over all tables; beyond the last
-            where it has no edge.
-        point: (shard, edge), the point of each edge; for padding edges beyond the last.
-    """
-
+    # Points of 5 to 8 edges are in one table, whose rows have as many places as the
+    # most edges of them, and so on for all powers of 2. An index beyond the last is
+    # none.
     layout: Layout
-    edges: tuple[Int[np.ndarray, "shard _ _"], ...]
-    row: Int[np.ndarray, "shard point"]
-    point: Int[np.ndarray, "shard edge"]
+    edges: tuple[Int[np.ndarray, "shard _ _"], ...]  # at each place
+    row: Int[np.ndarray, "shard point"]  # of each point, over all tables
+    point: Int[np.ndarray, "shard edge"]  # of each edge
 
     @classmethod
     def of(
         cls, layout: Layout, points: Sequence[Int[np.ndarray, " _"]], size: int
     ) -> Incidence:
-        """Returns the tables of the edges at points.
-
-        Args:
-            layout: a layout over the shards.
-            points: the local point of each edge, by shard.
-            size: number of local points.
-        """
+        """Returns the tables of the edges at points."""
         longest = max(1, *map(len, points))
         degrees = np.stack([np.bincount(point, minlength=size) for point in points])
         start = np.cumsum(degrees, 1) - degrees
@@ -103,10 +88,7 @@ class Incidence:
     def max(
         self, values: Float[Array, "batch edge *_"]
     ) -> Float[Array, "batch point *_"]:
-        """Returns the largest value at each point, without a gradient.
-
-        It is -inf where there is none.
-        """
+        """Returns the largest value at each point or -inf, without a gradient."""
         return self._reduced(lax.stop_gradient(values), -jnp.inf, jnp.max)
 
     def _reduced(
@@ -131,21 +113,13 @@ SMALL = 1e-16
 
 @dataclass(frozen=True, eq=False)
 class ShardEdges:
-    """The edges of every shard, padded to the same number of edges.
+    """The edges of every shard, padded to the same number; a padding edge is -1."""
 
-    Attributes:
-        layout: layout of the rows of targets.
-        sources: layout of the rows of sources that each shard needs.
-        at_source: the edges at each point of the rows of sources.
-        at_target: the edges at each point of the rows of targets.
-        number: (shard, edge), global index of each edge; -1 for padding edges.
-    """
-
-    layout: Layout
-    sources: Layout
+    layout: Layout  # of the rows of targets
+    sources: Layout  # of the rows of sources that each shard needs
     at_source: Incidence
     at_target: Incidence
-    number: Int[np.ndarray, "shard edge"]
+    number: Int[np.ndarray, "shard edge"]  # global index
 
     def real(self) -> Bool[Array, " edge"]:
         """Returns a mask of the local edges, False for padding edges."""
@@ -161,13 +135,7 @@ class ShardEdges:
 def shard_edges(
     layout: Layout, columns: int, edges: Int[np.ndarray, "edge 2"]
 ) -> ShardEdges:
-    """Distributes edges to the shards that have the rows of their targets.
-
-    Args:
-        layout: layout of the rows of nodes.
-        columns: number of nodes of a row.
-        edges: (edge, 2), source and target; node r * columns + c is column c of row r.
-    """
+    """Distributes (source, target) edges to the shards with the targets' rows."""
     begin, end = edges.T
     shard_of = np.full(layout.size, -1)
     index = np.full(layout.size, -1)
@@ -208,17 +176,7 @@ def edge_attention(
     edges: ShardEdges,
     drop: Callable[[Array], Array] = lambda weights: weights,
 ) -> Field:
-    """Returns the sum over incoming edges of softmax(q (k + e) / sqrt(dim)) (v + e).
-
-    The softmax is over the incoming edges of a node, in float32 or wider; a node
-    without incoming edges has zeros. As in PyTorch Geometric's TransformerConv.
-
-    Args:
-        query, key, value: fields (batch, lat, lon, head, dim) on the same layout.
-        along: (edge, head, dim), e of the local edges; None for 0.
-        edges: edges for this layout.
-        drop: function of the weights (batch, edge, head), for dropout.
-    """
+    """Returns the sum over incoming edges of softmax(q (k + e) / sqrt(dim)) (v + e)."""
     x = query.data
     batch, *_, heads, dim = x.shape
     wide = jnp.promote_types(x.dtype, jnp.float32)
@@ -239,6 +197,8 @@ def edge_attention(
     largest = at_target.spread(jnp.where(jnp.isfinite(largest), largest, 0.0))
     real = edges.real()[None, :, None]
     raised = jnp.exp(jnp.where(real, logits - largest, -jnp.inf))
+    # A node without incoming edges has zeros, as in PyTorch Geometric's
+    # TransformerConv.
     softmax = raised / (at_target.spread(at_target.sum(raised)) + SMALL)
     weights = drop(softmax.astype(x.dtype))
     return query.like(edges.at_target.sum(weights[..., None] * values).reshape(x.shape))

@@ -27,33 +27,7 @@ def halo_exchange(
     size: int | None = None,
     periodic: bool = False,
 ) -> Shaped[Array, "*wider"]:
-    """Returns the local block with `halo_width` rows of its neighbors on each side.
-
-    Rows beyond the poles are zeros, or with `periodic` those of the other end. The halo
-    may be wider than a shard. If blocks are uneven, the halo follows the last row that
-    is not padding. Its transpose adds the gradients of halo rows to those of the rows
-    that they are copies of.
-
-    Args:
-        x: field on a block layout, or inside of `shard_map` its local array.
-        halo_width: number of rows to add on each side.
-        dim: array dim of the rows; by default lat of (batch, channel, lat, lon). `dim`,
-            `axis` and `size` are ignored if x is a field.
-        axis: mesh axis over which the rows are sharded; None on one device. On a mesh
-            without this axis of `mesh.device_mesh.ORDER` all rows are on each device.
-        size: number of global rows; None for all rows of all blocks.
-        periodic: whether the first row follows the last one.
-
-    Returns:
-        The local array with 2 * halo_width more rows.
-
-    Raises:
-        ValueError: a negative width, a field that is not on a block layout, a local
-            array that is not a block of `size` rows, or an unknown axis.
-
-    Differs from CREDIT: on one device it pads, too, where CREDIT returns `x`, so the
-    same program runs on any number of shards.
-    """
+    """Returns the local block with `halo_width` rows of its neighbors on each side."""
     if halo_width < 0:
         raise ValueError(f"halo_width is {halo_width}; expected 0 or more rows")
     if not isinstance(x, Field):
@@ -74,6 +48,10 @@ def halo_exchange(
             "reshard(field, field.layout.to_blocks()) puts them there"
         )
     firsts = range(0, layout.num_shards * layout.length, layout.length)
+    # Differs from CREDIT: on one device it pads, too, where CREDIT returns `x`, so the
+    # same program runs on any number of shards. Rows beyond the poles are zeros or
+    # those of the other end; the halo may be wider than a shard, and follows the last
+    # row that is not padding.
     starts = [first - halo_width if first < layout.size else None for first in firsts]
     length = layout.length + 2 * halo_width
     need = consecutive_rows(layout, starts, length, periodic=periodic)
@@ -83,16 +61,7 @@ def halo_exchange(
 def trim(
     x: Shaped[Array, "*shape"], leading: int, after: int, dim: int = -2
 ) -> Shaped[Array, "*narrower"]:
-    """Removes rows at both ends, such as the halo after a stencil.
-
-    Args:
-        x: local array.
-        leading, after: rows to remove at the start and the end of `dim`.
-        dim: array dim of the rows.
-
-    Raises:
-        ValueError: negative numbers, or more rows than `x` has.
-    """
+    """Removes rows at both ends, such as the halo after a stencil."""
     rows = x.shape[dim]
     if min(leading, after) < 0 or leading + after > rows:
         raise ValueError(
@@ -104,11 +73,7 @@ def trim(
 
 @dataclass(frozen=True)
 class HaloExchange:
-    """`halo_exchange` as a callable object, with the interface of CREDIT's layer.
-
-    Attributes:
-        halo_width, dim, axis, periodic: as for `halo_exchange`.
-    """
+    """`halo_exchange` as a callable object, with the interface of CREDIT's layer."""
 
     halo_width: int
     dim: int = -2

@@ -25,23 +25,14 @@ def group_norm(
     num_groups: int,
     epsilon: float = 1e-5,
 ) -> Field:
-    """Group normalization over all points and the channels of a group, as in torch.
-
-    Padding rows do not count. Each shard computes the mean and the centered sum of
-    squares of its own points, in float32 or wider. Those of all shards are all-gathered
-    and combined by the formula of Chan et al. (1979), which is as accurate as two
-    passes over all points.
-
-    Args:
-        field: (batch, lat, lon, channel), or with further spatial dims.
-        scale, bias: (channel,); None, both, for neither.
-        num_groups: number of groups, a divisor of the number of channels.
-        epsilon: added to the variance.
-    """
+    """Group normalization over all points and the channels of a group, as in torch."""
     x = field.data
     per_group = x.shape[-1] // num_groups
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     wide = wide.reshape(*x.shape[:-1], num_groups, per_group)
+    # Each shard computes the mean and the centered sum of squares of its points without
+    # padding, in float32 or wider; the formula of Chan et al. (1979) combines those of
+    # all shards, as accurately as two passes over all points.
     mean, variance = _moments(field.like(wide), (*range(1, x.ndim - 1), x.ndim))
     normal = (wide - mean) * lax.rsqrt(variance + epsilon)
     normal = normal.reshape(x.shape)
@@ -81,24 +72,11 @@ def batch_norm_field(
     epsilon: float = 1e-5,
     axes: Sequence[str] = (),
 ) -> tuple[Field, RunningStatistics | None]:
-    """`ops.norm.batch_norm` over the batch and all rows of all shards.
-
-    Args:
-        field: (batch, lat, lon, channel), or with further spatial dims.
-        scale, bias, running, training, momentum, epsilon: as for
-            `ops.norm.batch_norm`.
-        axes: further mesh axes to take statistics over. With the data-parallel axes
-            (`MeshAxes.data`) this is torch.nn.SyncBatchNorm; without them every
-            data-parallel rank has different running statistics, of varying type.
-
-    Returns:
-        The normalized field; and the running statistics, updated in training, which are
-        the same on all shards of the field and along `axes`.
-
-    Raises:
-        ValueError: as for `ops.norm.batch_norm`.
-    """
+    """`ops.norm.batch_norm` over the batch and all rows of all shards."""
     x, axis = field.data, field.layout.axis
+    # With the data-parallel axes (`MeshAxes.data`) this is torch.nn.SyncBatchNorm;
+    # without them every data-parallel rank has different running statistics, of varying
+    # type.
     over = tuple(dict.fromkeys(([axis] if axis else []) + list(axes)))
     others = math.prod(lax.axis_size(name) for name in over if name != axis)
     count = x.shape[0] * num_points(field) * others

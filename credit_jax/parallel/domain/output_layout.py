@@ -15,20 +15,7 @@ from credit_jax.parallel.rows.layout import PADDING, Field, Layout
 
 
 def consecutive_layout(layout: Layout, rows: int, out: Layout | None) -> Layout:
-    """Returns a layout for computing output rows, with consecutive rows on every shard.
-
-    Args:
-        layout: layout of the input; gives shards, axis and dim.
-        rows: number of output rows.
-        out: layout of the result; None for equal blocks.
-
-    Returns:
-        `out` if its rows are consecutive on every shard; otherwise equal blocks, from
-        which `to_layout` reshards to `out`.
-
-    Raises:
-        ValueError: `rows` is below 1, or `out` has another number of rows.
-    """
+    """Returns `out` if its rows are consecutive on every shard, else equal blocks."""
     if rows < 1:
         raise ValueError(
             f"{layout.size} rows leave {rows} output rows; the window reaches further "
@@ -50,24 +37,14 @@ def to_layout(field: Field, out: Layout | None) -> Field:
 
 
 def in_row_order(field: Field) -> Field:
-    """Returns the field with its rows in global order, if there is a single shard.
-
-    On several shards it is unchanged: operations reshard to the rows that they need.
-    """
+    """Returns the field with its rows in global order, if there is a single shard."""
     layout = field.layout
+    # On several shards operations reshard to the rows that they need.
     return field if layout.num_shards > 1 else reshard(field, layout.to_blocks())
 
 
 def spatial_dim(layout: Layout, num_dims: int) -> int:
-    """Returns the index of the sharded dim among the spatial dims.
-
-    Args:
-        layout: layout of a field.
-        num_dims: number of spatial dims of the field.
-
-    Raises:
-        ValueError: the sharded dim is not a spatial dim.
-    """
+    """Returns the index of the sharded dim among the spatial dims."""
     if not 1 <= layout.dim <= num_dims:
         raise ValueError(
             f"rows are split along array dim {layout.dim}; expected one of the spatial "
@@ -77,11 +54,9 @@ def spatial_dim(layout: Layout, num_dims: int) -> int:
 
 
 def first_rows(layout: Layout) -> list[int | None]:
-    """Returns the global row at which each shard's local rows begin.
-
-    Where local rows begin with padding, it is counted back from the first real row, and
-    may be negative. None is a shard that has padding alone.
-    """
+    """Returns the global row at which each shard's local rows begin."""
+    # Where local rows begin with padding, it is counted back from the first real row,
+    # and may be negative. None is a shard that has padding alone.
     return [
         next((row - i for i, row in enumerate(rows) if row >= 0), None)
         for rows in layout.rows
@@ -95,15 +70,7 @@ def consecutive_rows(
     *,
     periodic: bool = False,
 ) -> Layout:
-    """Returns the layout in which each shard has consecutive rows.
-
-    Args:
-        layout: gives the global rows, axis and dim.
-        starts: first row of each shard; None for a shard with padding alone.
-        length: number of rows of each shard.
-        periodic: whether the first row follows the last one; otherwise rows beyond the
-            first and the last one are padding, which is zero.
-    """
+    """Returns the layout of `length` rows on each shard, or of padding for None."""
     size = layout.size
 
     def local(row: int) -> int:

@@ -47,21 +47,7 @@ def avg_pool2d_field(
     count_include_pad: bool = True,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.pool.avg_pool2d` on a field, with the halo that its windows need.
-
-    Args:
-        field: (batch, lat, lon, channel), sharded along dim 1 or 2.
-        kernel, stride, padding, ceil_mode, count_include_pad: as for
-            `ops.pool.avg_pool2d`.
-        out: layout of the output rows; None for equal blocks.
-
-    Returns:
-        Field on layout `out`.
-
-    Raises:
-        ValueError: as for `ops.pool.avg_pool2d`, or the number of rows of `out` is
-            wrong.
-    """
+    """`ops.pool.avg_pool2d` on a field, with the halo that its windows need."""
     windows = pool_windows(kernel, stride, padding, ceil_mode=ceil_mode)
     local, target = _rows_of_windows(field, windows, out)
     sums = local.data.astype(jnp.promote_types(local.data.dtype, jnp.float32))
@@ -85,20 +71,7 @@ def max_pool2d_field(
     ceil_mode: bool = False,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.pool.max_pool2d` on a field, with the halo that its windows need.
-
-    Args:
-        field: (batch, lat, lon, channel), sharded along dim 1 or 2.
-        kernel, stride, padding, dilation, ceil_mode: as for `ops.pool.max_pool2d`.
-        out: layout of the output rows; None for equal blocks.
-
-    Returns:
-        Field on layout `out`.
-
-    Raises:
-        ValueError: as for `ops.pool.max_pool2d`, or the number of rows of `out` is
-            wrong.
-    """
+    """`ops.pool.max_pool2d` on a field, with the halo that its windows need."""
     windows = pool_windows(kernel, stride, padding, dilation, ceil_mode=ceil_mode)
     local, target = _rows_of_windows(field, windows, out)
     data = local.data
@@ -139,27 +112,14 @@ def _span(
 
 
 def global_mean_pool(field: Field) -> Float[Array, "batch channel"]:
-    """Mean over all points of the globe, as torch.nn.AdaptiveAvgPool2d(1).
-
-    Padding rows do not count; the sum is computed in float32 or wider.
-
-    Args:
-        field: (batch, lat, lon, channel), or with further spatial dims.
-
-    Returns:
-        (batch, channel), the same on all shards.
-    """
+    """Mean over all points of the globe, as torch.nn.AdaptiveAvgPool2d(1)."""
     total = _sum(field, tuple(range(1, field.data.ndim - 1)))
     return (total / num_points(field)).astype(field.data.dtype)
 
 
 def mean_over(field: Field, dim: int) -> Float[Array, "batch *spatial channel"]:
-    """Mean over a spatial dim, as torch.nn.AdaptiveAvgPool2d((1, None)) over latitude.
-
-    Returns:
-        The dim has size 1, so that it broadcasts against `field.data`: the rows of this
-        shard if another dim is sharded, otherwise the same on all shards.
-    """
+    """Mean over a spatial dim, as AdaptiveAvgPool2d((1, None)) over latitude."""
+    # The dim has size 1, to broadcast against `field.data`.
     total = _sum(field, (dim,), keepdims=True)
     return (total / dim_size(field, dim)).astype(field.data.dtype)
 
@@ -179,20 +139,7 @@ def resize_bilinear(
     align_corners: bool = False,
     out: Layout | None = None,
 ) -> Field:
-    """Interpolates linearly to `size` (lat, lon) points, as torch's mode bilinear.
-
-    Dims whose size does not change are copied.
-
-    Args:
-        field: (batch, lat, lon, channel), or with further spatial dims (trilinear);
-            sharded along any spatial dim.
-        size: number of output points of every spatial dim.
-        align_corners: as in torch.
-        out: layout of the output rows of the sharded dim; None for equal blocks.
-
-    Raises:
-        ValueError: `size` does not have one entry for each spatial dim.
-    """
+    """Interpolates linearly to `size` (lat, lon) points, as torch's mode bilinear."""
     dtype = np.float64 if field.data.dtype == jnp.float64 else np.float32
 
     def taps(size_in: int, size_out: int) -> Taps:
@@ -208,20 +155,10 @@ def resize_nearest(
     half_pixel: bool = False,
     out: Layout | None = None,
 ) -> Field:
-    """Resizes as torch's mode nearest: output i is input floor(i * size_in / size_out).
-
-    Args:
-        field: (batch, lat, lon, channel), or with further spatial dims; sharded along
-            any spatial dim.
-        size: number of output points of every spatial dim.
-        half_pixel: whether i + 0.5 takes the place of i (torch's mode nearest-exact).
-        out: layout of the output rows of the sharded dim; None for equal blocks.
-
-    Raises:
-        ValueError: `size` does not have one entry for each spatial dim.
-    """
+    """Resizes as torch's nearest: output i is input floor(i * size_in / size_out)."""
 
     def taps(size_in: int, size_out: int) -> Taps:
+        # `half_pixel` puts i + 0.5 in the place of i (torch's mode nearest-exact).
         low = nearest_taps(size_in, size_out, half_pixel=half_pixel)
         return Taps(low, low, np.zeros(size_out))
 
@@ -231,18 +168,7 @@ def resize_nearest(
 def resize_area(
     field: Field, size: Sequence[int], *, out: Layout | None = None
 ) -> Field:
-    """Resizes to at least as many points as torch's mode area; see `area_taps`.
-
-    Args:
-        field: (batch, lat, lon, channel), or with further spatial dims; sharded along
-            any spatial dim.
-        size: number of output points of every spatial dim.
-        out: layout of the output rows of the sharded dim; None for equal blocks.
-
-    Raises:
-        ValueError: `size` has fewer points than the field, or does not have one entry
-            for each spatial dim.
-    """
+    """Resizes to at least as many points as torch's mode area; see `area_taps`."""
     return _resize(field, size, area_taps, out)
 
 

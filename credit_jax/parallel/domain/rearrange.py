@@ -17,23 +17,12 @@ from credit_jax.parallel.rows.take import take_static
 
 
 def pixel_shuffle_field(field: Field, scale: int) -> Field:
-    """`ops.patches.pixel_shuffle` on a field; no row moves to another shard.
-
-    Args:
-        field: (batch, lat, lon, channel * scale**2), sharded along dim 1 or 2.
-        scale: upscale factor; every row becomes `scale` rows of the same shard.
-    """
+    """`ops.patches.pixel_shuffle` on a field; no row moves to another shard."""
     return Field(pixel_shuffle(field.data, scale), _taller(field.layout, scale))
 
 
 def unpatch_field(field: Field, patch: IntPair) -> Field:
-    """`ops.patches.unpatch` on a field; no row moves to another shard.
-
-    Args:
-        field: (batch, lat, lon, channel * rows * columns of a patch), sharded along
-            dim 1 or 2.
-        patch: rows and columns of a patch.
-    """
+    """`ops.patches.unpatch` on a field; no row moves to another shard."""
     layout = _taller(field.layout, patch[field.layout.dim - 1])
     return Field(unpatch(field.data, patch), layout)
 
@@ -61,15 +50,7 @@ def add(field: Field, other: Field) -> Field:
 def select(
     field: Field, dim: int, index: Sequence[int], *, out: Layout | None = None
 ) -> Field:
-    """Returns the field whose row i along `dim` is row `index[i]` of `field`.
-
-    Args:
-        field: any field.
-        dim: array dim to select along; 1 is the first dim after the batch.
-        index: global row indices, in any order, with repeats; -1 gives zeros.
-        out: layout of the selected rows; None for equal blocks. Ignored if `dim` is not
-            the sharded dim.
-    """
+    """Returns the field whose row i along `dim` is row `index[i]`; -1 gives zeros."""
     if dim != field.layout.dim:
         return field.like(take_static(field.data, index, dim))
     target = field.layout.to_blocks(len(index)) if out is None else out
@@ -91,16 +72,8 @@ def lat_lon_dims(field: Field) -> tuple[int, int]:
 def roll_field(
     field: Field, shift: tuple[int, int], *, out: Layout | None = None
 ) -> Field:
-    """Shifts cyclically over latitude and longitude, as torch.roll: Swin's windows.
-
-    out[i] = x[(i - shift) mod size]; rows beyond one pole reappear at the other.
-
-    Args:
-        field: (batch, lat, lon, channel), or with further spatial dims in front of lat.
-        shift: number of rows and of columns; any integers.
-        out: layout of the shifted rows of the sharded dim; None for equal blocks, or
-            for the layout of `field` if rows are not shifted.
-    """
+    """Shifts cyclically: out[i] = x[(i - shift) mod size] over latitude, longitude."""
+    # As torch.roll: rows beyond one pole reappear at the other (Swin's windows).
     for dim, by in zip(lat_lon_dims(field), shift, strict=True):
         size = dim_size(field, dim)
         if by % size or (dim == field.layout.dim and out is not None):
@@ -112,27 +85,13 @@ def roll_field(
 def pad_globe(
     field: Field, *, mode: str, lat: IntPair, lon: IntPair, out: Layout | None = None
 ) -> Field:
-    """Adds rows beyond the poles and periodic columns, as CREDIT's TensorPadding.
-
-    In mode "earth" the rows beyond a pole are the rows nearest to it, rolled by half
-    the globe in longitude. In mode "mirror" rows are reflected without repeating the
-    edge row.
-
-    Args:
-        field: (batch, lat, lon, channel), or with further spatial dims in front of lat;
-            sharded along any spatial dim.
-        mode: "earth" or "mirror".
-        lat: number of rows to add (north, south).
-        lon: number of columns to add (west, east).
-        out: layout of the padded rows of the sharded dim; None for equal blocks.
-
-    Raises:
-        ValueError: any other mode, or more rows or columns than the field has.
-    """
+    """Adds rows beyond the poles and periodic columns, as CREDIT's TensorPadding."""
     lat_dim, lon_dim = lat_lon_dims(field)
     rows, columns = dim_size(field, lat_dim), dim_size(field, lon_dim)
     check_padding(mode, lat, lon, rows, columns)
     # The row that each row of the padded field is a copy of.
+    # In mode "earth" the rows beyond a pole are the rows nearest to it, rolled by half
+    # the globe in longitude. In mode "mirror" rows are reflected without the edge row.
     edge = 1 if mode == "mirror" else 0
     north = [lat[0] - 1 - i + edge for i in range(lat[0])]
     south = [rows - 1 - i - edge for i in range(lat[1])]
@@ -188,13 +147,7 @@ def _turn_beyond_poles(data: Array, target: Layout, lat: IntPair, rows: int) -> 
 def crop_globe(
     field: Field, *, lat: IntPair, lon: IntPair, out: Layout | None = None
 ) -> Field:
-    """Removes rows (north, south) and columns (west, east): the inverse of `pad_globe`.
-
-    Args:
-        field: (batch, lat, lon, channel), or with further spatial dims in front of lat.
-        lat, lon: number of rows and of columns to remove at each end.
-        out: layout of the remaining rows of the sharded dim; None for equal blocks.
-    """
+    """Removes rows (north, south), columns (west, east): the inverse of `pad_globe`."""
     for dim, (low, high) in zip(lat_lon_dims(field), (lat, lon), strict=True):
         index = range(low, dim_size(field, dim) - high)
         field = select(field, dim, index, out=out)

@@ -31,37 +31,27 @@ EVEN, NEARLY_EVEN = 1.05, 1.07
 
 @dataclass(frozen=True)
 class Windows:
-    """Short and long windows of a stage.
-
-    A short window has neighboring points. Those of a long window are apart by
-    `columns // long`, and by `rows // long`, so that it spans the field: it has the
-    points of one remainder of the column, and of the row.
-
-    Attributes:
-        rows, columns: size of the field.
-        short, long: tokens along each side of a window; 1 if each point is a window.
-    """
+    """Short and long windows of a stage, of a field of rows and columns."""
 
     rows: int
     columns: int
+    # Tokens along each side; 1 if each point is a window. A short window has
+    # neighboring points. Those of a long window are apart by `columns // long`, and by
+    # `rows // long`, so that it spans the field: it has the points of one remainder of
+    # the column, and of the row.
     short: int
     long: int
 
     def layouts(self, layout: Layout) -> tuple[Layout, Layout]:
-        """Returns the layouts of complete short windows, and of complete long windows.
-
-        Args:
-            layout: gives shards, axis and dim.
-        """
+        """Returns the layouts of complete short windows, and complete long windows."""
         return _layouts(layout.to_blocks(self.rows), self)
 
     @property
     def strip(self) -> int:
-        """Number of points of a strip, of which both kinds of windows consist.
-
-        The points of a strip are in one short window, and in long windows that are
-        moved together, a group: those of its rows and of the remainders of its columns.
-        """
+        """Number of points of a strip, of which both kinds of windows consist."""
+        # The points of a strip are in one short window, and in long windows that are
+        # moved together, a group: those of its rows and of the remainders of its
+        # columns.
         if self.long == 1 or self.columns_meet:
             return self.short
         return math.gcd(self.short, self.columns // self.long)
@@ -72,25 +62,19 @@ class Windows:
         return self.columns // self.long % self.short == 0
 
     def short_of_strips(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the order of strips by short windows, and the window of each strip.
-
-        Shards get ranges of these numbers. Windows of a band whose columns have the
-        same remainders, and so are in the same groups of long windows, have one number:
-        if they were on two shards, all these groups would have strips of both. With 12
-        columns, short windows of 2 and long ones of 3, whose points are 4 apart:
-
-            column        0  1   2  3   4  5   6  7   8  9  10 11
-            remainder     0  1   2  3   0  1   2  3   0  1   2  3
-            window          0      1      2      3      4      5
-            place           0      3      1      4      2      5
-            number          0      1      0      1      0      1
-
-        The order within a shard is that which `partition` reads: windows band by band
-        from west to east, tokens row by row.
-        """
+        """Returns the order of strips by short windows, and the window of each."""
         strips = self.columns // self.strip
         row, strip = np.divmod(np.arange(self.rows * strips), strips)
         column = strip * self.strip // self.short
+        # Shards get ranges of these numbers. Windows of a band whose columns have the
+        # same remainders, and so are in the same groups of long windows, have one
+        # number: if they were on two shards, these groups would have strips of both.
+        # With 12 columns, short windows of 2, long ones of 3, whose points are 4 apart:
+        #     column        0  1   2  3   4  5   6  7   8  9  10 11
+        #     remainder     0  1   2  3   0  1   2  3   0  1   2  3
+        #     window          0      1      2      3      4      5
+        #     place           0      3      1      4      2      5
+        #     number          0      1      0      1      0      1
         index, step = column, 1
         if self.long > 1 and self.columns_meet:
             # Windows until the remainders are those of the first one again.
@@ -99,7 +83,8 @@ class Windows:
         band = self.columns // self.short
         number = (row // self.short * band + index) // step
         within = self.short // self.strip
-        # The last key is the first to compare: band, window, row and strip within it.
+        # The last key is the first to compare: band, window, row and strip within it,
+        # as `partition` reads them.
         keys = (strip % within, row % self.short, column, row // self.short)
         return np.lexsort(keys), number
 

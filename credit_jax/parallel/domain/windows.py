@@ -24,26 +24,15 @@ Kind = Literal["short", "long"]
 
 
 def window_layout(layout: Layout, size: int, window: int) -> Layout:
-    """Returns the layout of complete short windows: ceil(size / window / n) per shard.
-
-    Args:
-        layout: gives the n shards, axis and dim.
-        size: number of rows, a multiple of `window`.
-        window: number of rows of a window along the sharded dim.
-    """
+    """Returns complete short windows: ceil(size / window / n) of them on each shard."""
     length = -(-(size // window) // layout.num_shards) * window
     ends = [min(d * length, size) for d in range(layout.num_shards + 1)]
     return layout.with_rows([range(*pair) for pair in pairwise(ends)], size)
 
 
 def group_layout(layout: Layout, size: int, window: int) -> Layout:
-    """Returns the layout of complete long windows, group by group.
-
-    A single shard has its rows in global order instead.
-
-    Args:
-        layout, size, window: as for `window_layout`.
-    """
+    """Returns the layout of complete long windows, group by group."""
+    # A single shard has its rows in global order instead.
     if layout.num_shards == 1:
         return layout.to_blocks(size)
     groups = size // window
@@ -62,17 +51,9 @@ def group_layout(layout: Layout, size: int, window: int) -> Layout:
 def partition(
     field: Field, kind: Kind, window: int | IntPair
 ) -> Float[Array, "batch windows tokens channel"]:
-    """Partitions a field into the tokens of its local windows.
-
-    Args:
-        field: (batch, lat, lon, channel), on the layout of `window_layout` for short or
-            of `group_layout` for long windows, or of `strips.Windows.layouts`.
-        kind: "short" or "long".
-        window: number of points along each side, or (rows, columns).
-
-    Returns:
-        (batch, local windows, rows * columns of a window, channel); tokens row-major.
-    """
+    """Partitions a field into local windows; tokens are row-major."""
+    # On the layout of `window_layout` for short or of `group_layout` for long windows,
+    # or of `strips.Windows.layouts`.
     batch, _, _, channels = field.data.shape
     height, width = _sides(window)
     if field.layout.strips > 1:
@@ -92,13 +73,7 @@ def merge(
     kind: Kind,
     window: int | IntPair,
 ) -> Field:
-    """Restores the field from its windows: the inverse of `partition`.
-
-    Args:
-        windows: (batch, windows, tokens, channel).
-        field: gives layout and size.
-        kind, window: as for `partition`.
-    """
+    """Restores the field from its windows: the inverse of `partition`."""
     batch, channels = windows.shape[0], windows.shape[-1]
     if field.layout.strips > 1:
         groups, tokens, width = _in_strips(field, kind, windows.shape[2])
@@ -113,11 +88,7 @@ def merge(
 
 
 def window_grid(field: Field, kind: Kind, window: int | IntPair) -> WindowGrid:
-    """Returns the positions in the local field of the tokens of `partition`.
-
-    Args:
-        field, kind, window: as for `partition`.
-    """
+    """Returns the positions in the local field of the tokens of `partition`."""
     if field.layout.strips > 1:
         height, width = _sides(window)
         groups, tokens, apart = _in_strips(field, kind, height * width)
@@ -139,13 +110,8 @@ def window_grid(field: Field, kind: Kind, window: int | IntPair) -> WindowGrid:
 def window_numbers(
     field: Field, kind: Kind, window: int | IntPair
 ) -> tuple[Int[Array, " windows"], Int[Array, " windows"]]:
-    """Returns the global (row, column) of windows for each local window of `partition`.
-
-    The values for padding windows are meaningless.
-
-    Args:
-        field, kind, window: as for `partition`.
-    """
+    """Returns the global (row, column) of windows for each local one of `partition`."""
+    # The values for padding windows are meaningless.
     height, width = _sides(window)
     layout, points = field.layout, field.data.shape[2]
     rows, columns = layout.global_rows(), layout.columns(points)
@@ -165,12 +131,10 @@ def window_numbers(
 
 
 def _in_strips(field: Field, kind: Kind, tokens: int) -> tuple[int, int, int]:
-    """Returns the sizes (groups, tokens, windows) of the points of a field in strips.
-
-    A group of strips is one short window, whose tokens are all points of the strips, or
-    as many long windows as a strip has points, with one token in each strip.
-    """
+    """Returns the sizes (groups, tokens, windows) of the points of a strip field."""
     strips, points = field.data.shape[1:3]
+    # A group of strips is one short window, whose tokens are all points of the strips,
+    # or as many long windows as a strip has points, with one token in each strip.
     if kind == "short":
         return strips * points // tokens, tokens, 1
     return strips // tokens, tokens, points
@@ -194,11 +158,9 @@ def _split(
 
 
 def _order(layout: Layout, kind: Kind) -> tuple[int, int, int, int]:
-    """Returns dims of `_split` as (window row, window column, token row, token column).
-
-    For long windows, a sharded dim is in the order of groups (token within window), and
-    a dim that is not sharded in global order (window within token).
-    """
+    """Returns the dims of `_split` of window row and column, token row and column."""
+    # For long windows, a sharded dim is in the order of groups (token within window),
+    # and a dim that is not sharded in global order (window within token).
     grouped = None if layout.is_whole else layout.dim
     row = 1 if kind == "short" or grouped == 1 else 2
     column = 3 if kind == "short" or grouped == 2 else 4

@@ -40,19 +40,7 @@ _FURTHER = tuple(key for key in ParallelismConfig.model_fields if key not in _KE
 
 
 def parse_parallelism_conf(conf: Mapping[str, Any] | Config) -> dict[str, Any]:
-    """Returns the parallelism section of a config, validated and with defaults.
-
-    Args:
-        conf: a complete config with `trainer.parallelism`.
-
-    Returns:
-        A new dict with the keys data, tensor, domain, and those further keys of
-        `ParallelismConfig` that differ from their defaults (`cp` becomes domain).
-
-    Raises:
-        ValueError: the section is missing, a degree is not a positive integer, the data
-            mode is unknown, keys contradict each other, or a key is unknown.
-    """
+    """Returns the parallelism section of a config, validated and with defaults."""
     if isinstance(conf, Config):
         return normalize_parallelism(conf.trainer.parallelism)
     trainer = conf.get("trainer") or {}
@@ -98,24 +86,10 @@ def normalize_parallelism(section: Parallelism) -> dict[str, Any]:
 
 
 def dp_world_size(parallelism_conf: Parallelism, world_size: int) -> int:
-    """Returns the number of data-parallel replicas: world_size / (tensor * domain).
-
-    Args:
-        parallelism_conf: the section {data, tensor, domain}, and further keys.
-        world_size: number of devices.
-
-    Returns:
-        The number of replicas; with `data: none` the number that would fit.
-
-    Raises:
-        ValueError: world_size is not divisible by tensor * domain (and pp), or is not
-            the product of the degrees if all are given.
-
-    >>> dp_world_size({"data": "fsdp2", "tensor": 2, "domain": 2}, 8)
-    2
-    """
+    """Returns the number of data-parallel replicas: world_size / (tensor * domain)."""
     section = normalize_parallelism(parallelism_conf)
     if section["data"] == "none":
+        # The number that would fit.
         section["data"] = "fsdp2"
     return ParallelDims.from_config(section, world_size).batch_size
 
@@ -164,56 +138,30 @@ def build_device_mesh(
 
 
 def data_parallel_coords(mesh: Mesh) -> tuple[int, int]:
-    """Returns the data rank of this process's first device, and the number of ranks.
-
-    THE SAMPLER CONTRACT. Samples are sharded over the axes of samples only (dp and ep),
-    not over devices. Devices that differ only in their tp or domain coordinate must
-    have the same samples:
-
-    - tp peers compute partial sums of one activation; with different samples the `psum`
-      adds terms of different inputs, without any error.
-    - domain peers have different rows of one sample; with different samples halo rows
-      come from another sample.
-
-    Build loaders with `local_dp_ranks(mesh)` and this `dp_size`, never with indices of
-    devices or processes.
-
-    Args:
-        mesh: a mesh of `build_device_mesh`.
-
-    Returns:
-        (dp_rank, dp_size).
-
-    Raises:
-        ValueError: this process owns no device of the mesh.
-    """
+    """Returns the data rank of this process's first device, and the number of ranks."""
+    # THE SAMPLER CONTRACT. Loaders are built with `local_dp_ranks(mesh)` and this size,
+    # never with indices of devices or processes: devices that differ only in their tp
+    # or domain coordinate must have the same samples. With others, tp peers would add
+    # terms of different inputs in their `psum`, and domain peers get halo rows of
+    # another sample, without any error.
     size = math.prod(mesh.shape.get(axis, 1) for axis in BATCH_AXES)
     return local_dp_ranks(mesh)[0], size
 
 
 def local_dp_ranks(mesh: Mesh) -> tuple[int, ...]:
-    """Returns the data-parallel ranks whose devices this process owns, ascending.
-
-    A process loads the samples of exactly these ranks, each once, for any number of
-    devices; see `data_parallel_coords`.
-
-    Raises:
-        ValueError: this process owns no device of the mesh.
-    """
+    """Returns the data-parallel ranks whose devices this process owns, ascending."""
     coords = local_coords(mesh)
     if not coords:
         raise ValueError(
             f"process {jax.process_index()} owns none of the {mesh.size} devices of "
             f"the mesh {dict(mesh.shape)}; start fewer processes or use more devices"
         )
+    # A process loads the samples of exactly these ranks, each once.
     return tuple(sorted({_dp_rank(mesh, coord) for coord in coords}))
 
 
 def writing_dp_ranks(mesh: Mesh) -> tuple[int, ...]:
-    """Returns the data-parallel ranks whose samples this process writes, ascending.
-
-    Each rank is written by the first of the processes that own its devices.
-    """
+    """Returns the dp ranks that this process, the first of their owners, writes."""
     owners: dict[int, set[int]] = {}
     for coords, device in np.ndenumerate(mesh.devices):
         owners.setdefault(_dp_rank(mesh, coords), set()).add(device.process_index)

@@ -34,30 +34,19 @@ BATCH_AXES = (*DP_AXES, EP)
 
 @dataclass(frozen=True)
 class MeshAxes:
-    """Names and degrees of the axes of a mesh, for code inside of `shard_map`.
+    """Names and degrees of mesh axes inside of `shard_map`; by default one device."""
 
-    With `MeshAxes()` a function runs on one device without collectives.
-
-    Attributes:
-        data: axes over which samples are sharded.
-        shard, expert, tensor, domain: axis over which parameters, experts, heads or
-            rows are sharded; None if the mesh has no such axis. `shard` and `expert`
-            are in `data`, too.
-        num_data, num_shard, num_expert, num_tensor, num_domain: degrees; 1 if absent.
-        ulysses: number of neighboring shards of the domain axis that exchange heads for
-            rows around attention (`parallel.domain.attention`); 1 for no exchange.
-    """
-
-    data: tuple[str, ...] = ()
-    shard: str | None = None
-    expert: str | None = None
-    tensor: str | None = None
-    domain: str | None = None
+    data: tuple[str, ...] = ()  # shards samples; contains `shard` and `expert`
+    shard: str | None = None  # shards parameters; None if the mesh has no such axis
+    expert: str | None = None  # shards experts
+    tensor: str | None = None  # shards heads and feed-forward units
+    domain: str | None = None  # shards rows
     num_data: int = 1
     num_shard: int = 1
     num_expert: int = 1
     num_tensor: int = 1
     num_domain: int = 1
+    # Neighboring domain shards that exchange heads for rows around attention.
     ulysses: int = 1
 
     @classmethod
@@ -92,11 +81,7 @@ class MeshAxes:
 
     @property
     def summary(self) -> str:
-        """The degrees in one line.
-
-        >>> MeshAxes(num_data=4, num_expert=2, num_domain=2, ulysses=2).summary
-        'dp 4 (ep 2) x tp 1 x domain 2 (ulysses 2)'
-        """
+        """The degrees, such as 'dp 4 (ep 2) x tp 1 x domain 2 (ulysses 2)'."""
         experts = f" (ep {self.num_expert})" if self.num_expert > 1 else ""
         heads = f" (ulysses {self.ulysses})" if self.ulysses > 1 else ""
         dp, domain = f"dp {self.num_data}{experts}", f"domain {self.num_domain}{heads}"
@@ -114,31 +99,13 @@ def all_devices() -> list[Any]:
 
 
 def built_degrees(degrees: Mapping[str, int]) -> dict[str, int]:
-    """Returns the degrees of the axes that a mesh has, outermost first.
-
-    >>> built_degrees({"domain": 2, "tp": 1, "dp_shard": 4})
-    {'dp_shard': 4, 'domain': 2}
-    >>> built_degrees({"tp": 1})
-    {'dp_shard': 1}
-    """
+    """Returns the degrees above 1, outermost first; dp_shard of 1 if there are none."""
     built = {axis: degrees[axis] for axis in ORDER if degrees.get(axis, 1) > 1}
     return built or {DP_SHARD: 1}
 
 
 def mesh_of_degrees(degrees: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
-    """Builds the mesh of named degrees over `devices`, row-major in `ORDER`.
-
-    Args:
-        degrees: degree of each axis by name; axes of degree 1 are omitted.
-        devices: as many devices as the product of the degrees.
-
-    Returns:
-        The mesh, with Auto axes; if no degree is above 1, it has the axis dp_shard of
-        size 1.
-
-    Raises:
-        ValueError: an axis is unknown, or the product is not the number of devices.
-    """
+    """Builds the mesh of named degrees over `devices`, row-major in `ORDER`."""
     unknown = sorted(set(degrees) - set(ORDER))
     if unknown:
         raise ValueError(f"unknown mesh axes {unknown}; there are: {', '.join(ORDER)}")
@@ -156,18 +123,9 @@ def mesh_of_degrees(degrees: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
 
 
 def submesh(mesh: Mesh, axes: Sequence[str]) -> Mesh:
-    """Returns the part of a mesh along `axes` with this process's first device.
-
-    If this process owns no device of the mesh, it contains the mesh's first device.
-
-    Args:
-        mesh: a mesh.
-        axes: some of its axes, in any order.
-
-    Returns:
-        A mesh of these axes only, in the order of `mesh`.
-    """
+    """Returns the part of a mesh along `axes` with this process's first device."""
     local = local_coords(mesh)
+    # Without a device of this process, the part with the first device.
     coords = local[0] if local else (0,) * mesh.devices.ndim
     index = tuple(
         slice(None) if name in axes else coord
@@ -184,16 +142,7 @@ def has_dp_mesh(mesh: Mesh) -> bool:
 
 
 def get_dp_mesh(mesh: Mesh) -> Mesh:
-    """Returns the data-parallel part of a mesh, as `submesh`.
-
-    Returns:
-        A mesh of one axis (dp_shard: parameters are sharded; dp_replicate: they are
-        replicated), or of both (HSDP: sharded over dp_shard, replicated over
-        dp_replicate).
-
-    Raises:
-        ValueError: the mesh has no such axis (`has_dp_mesh` is False).
-    """
+    """Returns the data-parallel part: dp_shard, dp_replicate, or both (HSDP)."""
     if not has_dp_mesh(mesh):
         raise ValueError(
             f"the mesh {dict(mesh.shape)} has no data-parallel axis; expected "

@@ -20,10 +20,7 @@ _THREADS = {"NPROC", "PJRT_NPROC"}
 
 
 def required_devices(parallelism_conf: Parallelism) -> int:
-    """Returns the minimum number of devices of a parallelism section.
-
-    It is tensor * domain, times the further degrees that are given.
-    """
+    """Returns tensor * domain, times the further degrees that are given."""
     return math.prod(_configured_degrees(parallelism_conf).values())
 
 
@@ -41,19 +38,7 @@ def training_devices(
     *,
     fewer: bool = False,
 ) -> list[Any]:
-    """Returns the devices of a training run, simulated if necessary.
-
-    Args:
-        parallelism_conf: the section {data, tensor, domain}, and further keys.
-        num_devices: number of devices; None for all.
-        fewer: whether fewer accelerators will do.
-
-    Returns:
-        The devices, in rank order.
-
-    Raises:
-        ValueError: as for `ensure_devices`.
-    """
+    """Returns the devices of a training run, simulated if necessary."""
     request = parallelism_conf if num_devices is None else num_devices
     ensure_devices(request, fewer=fewer)
     return all_devices()[:num_devices]
@@ -62,16 +47,7 @@ def training_devices(
 def forward_devices(
     parallelism_conf: Parallelism, num_devices: int | None = None
 ) -> list[Any]:
-    """Returns the devices of forward passes; with `data: none` only the required ones.
-
-    Args:
-        parallelism_conf: the section {data, tensor, domain}, and further keys.
-        num_devices: number of devices; None for all, or with `data: none` for
-            `required_devices`.
-
-    Raises:
-        ValueError: as for `ensure_devices`.
-    """
+    """Returns the devices of forward passes; with `data: none` the required ones."""
     alone = normalize_parallelism(parallelism_conf)["data"] == "none"
     if num_devices is None and alone:
         num_devices = required_devices(parallelism_conf)
@@ -79,11 +55,7 @@ def forward_devices(
 
 
 def free_memory(num_devices: int) -> tuple[float, str] | None:
-    """Bytes that a device of this machine can take, and its name; None if unknown.
-
-    Args:
-        num_devices: devices that share the memory of a machine without accelerators.
-    """
+    """Bytes that a device of this machine can take, and its name; None if unknown."""
     device, meminfo = jax.local_devices()[0], Path("/proc/meminfo")
     if (stats := device.memory_stats()) and "bytes_limit" in stats:
         return stats["bytes_limit"], f"the {device.device_kind} here"
@@ -156,21 +128,7 @@ def _needs(request: int | Parallelism) -> tuple[int, str]:
 
 
 def simulate(local: int, total: int) -> bool:
-    """Sets the number of CPU devices and of XLA's threads of this process.
-
-    Some sums on CPU are split among the threads, whose number thereby decides the last
-    bits. By default XLA has one for each core, and at least one for each device of the
-    process; here at least one for each device of the run, so that runs of any number of
-    processes give the same sums. A number of threads that the environment gives is
-    kept.
-
-    Args:
-        local: number of devices of this process.
-        total: number of devices of all processes.
-
-    Returns:
-        Whether the devices could be set; False if JAX is already in use.
-    """
+    """Sets the number of CPU devices and of XLA's threads of this process."""
     flag = _XLA_FLAG.search(os.environ.get("XLA_FLAGS", ""))
     configured = jax.config.values["jax_num_cpu_devices"]
     current = max(configured, int(flag[1]) if flag else 1)
@@ -179,6 +137,10 @@ def simulate(local: int, total: int) -> bool:
             jax.config.update("jax_num_cpu_devices", local)
         except RuntimeError:
             return False
+    # Some sums on CPU are split among the threads, whose number thereby decides the
+    # last bits. By default XLA has one for each core, and at least one for each device
+    # of the process; here at least one for each device of the run, so that runs of any
+    # number of processes give the same sums.
     if total > max(local, current) and not _THREADS & os.environ.keys():
         os.environ["PJRT_NPROC"] = str(max(total, os.cpu_count() or 1))
     return True

@@ -66,12 +66,7 @@ Degrees = dict[str, int]
 
 
 def as_section(config: object) -> dict[str, Any]:
-    """Returns the items of a config section whose value is not None.
-
-    Args:
-        config: a mapping, a config object, or any object with keys as attributes, of
-            which only those in `KEYS` are read.
-    """
+    """Returns the items of a config section whose value is not None."""
     if isinstance(config, BaseModel):
         config = config.model_dump()
     elif is_dataclass(config) and not isinstance(config, type):
@@ -93,22 +88,12 @@ def whole_number(value: Any) -> int | None:
 
 
 def resolve(section: Mapping[str, Any], world_size: Any) -> tuple[Degrees, list[str]]:
-    """Resolves all degrees of a section for a number of devices.
-
-    Args:
-        section: see `ParallelDims.from_config`; dp_shard -1 takes all remaining
-            devices.
-        world_size: number of devices.
-
-    Returns:
-        degrees: degree of every axis, etp, ulysses_degree if given, and world_size, the
-            number of devices that are used. Valid only if there are no problems.
-        problems: one line each.
-    """
+    """Returns degrees, valid without problems, and problems, of a number of devices."""
     degrees, names, problems = _read(section)
     data = section.get("data")
     problems += data_problems(data, degrees.get(DP_REPLICATE), degrees.get(DP_SHARD))
     remainder = None  # the axis that takes all remaining devices
+    # A dp_shard of -1 takes all remaining devices.
     if degrees.get(DP_SHARD) == REST or data == "none":
         remainder = DP_SHARD
     elif data == "ddp" and DP_REPLICATE not in degrees:

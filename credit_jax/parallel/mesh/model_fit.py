@@ -55,12 +55,7 @@ class HasSizes(Protocol):
 def model_problems(
     model: ModelSizes | HasSizes, degrees: Mapping[str, Any]
 ) -> list[str]:
-    """Returns the reasons why a model cannot run on a mesh, one line each.
-
-    Args:
-        model: a model definition, or its config.
-        degrees: degree of each mesh axis, and `ULYSSES`; missing degrees are 1.
-    """
+    """Returns the reasons why a model cannot run on a mesh, one line each."""
     config = _config(model)
     tp, ep = (degrees.get(axis) or 1 for axis in (TP, EP))
     problems = [*config.problems()]
@@ -121,13 +116,7 @@ def _ulysses_problems(config: ModelSizes, tp: int, degree: int) -> list[str]:
 def model_notes(
     model: ModelSizes | HasSizes, domain: int, ulysses: int = 1
 ) -> list[str]:
-    """Returns notes on uneven rows and windows, which cost time but change no result.
-
-    Args:
-        model: a model definition, or its config.
-        domain: number of latitude shards.
-        ulysses: number of neighboring shards that share complete windows.
-    """
+    """Returns notes on uneven rows and windows, which cost time alone."""
     config = _config(model)
     height: int | None = getattr(config, "image_height", None)
     if domain == 1 or height is None:
@@ -162,30 +151,12 @@ def validate_sharding_constraints(
     local_h: int,
     window_sizes: Sequence[int | Sequence[int]] | None = None,
 ) -> list[str]:
-    """Returns notes on uneven or idle shards with `local_h` rows on each domain shard.
-
-    Sizes need not be divisible: results are exact, and the notes are about idle time.
-
-    Args:
-        model: a model definition, or its config. For None, or a model without
-            `image_height`, only `window_sizes` are checked.
-        local_h: number of rows of a shard at the input of the model.
-        window_sizes: rows of a window at each level, or (rows, columns); each level has
-            half the rows of the previous one, as CREDIT assumes. None for the short
-            windows of the model's stages, with their actual rows.
-
-    Returns:
-        Notes, one line each; empty if all shards have the same work.
-
-    Raises:
-        ValueError: `local_h` is below 1.
-
-    Differs from CREDIT: windows need not divide the rows, so the notes describe their
-    cost; and without `window_sizes` those of the model are checked, where CREDIT checks
-    nothing.
-    """
+    """Returns notes on uneven or idle shards of `local_h` rows of the input."""
     if local_h < 1:
         raise ValueError(f"local_h is {local_h}; expected at least 1 row per shard")
+    # Differs from CREDIT: windows need not divide the rows, as results are exact, so
+    # the notes describe their cost; and without `window_sizes` those of the model are
+    # checked, where CREDIT checks nothing.
     notes, levels = [], []
     config = None if model is None else _config(model)
     height: int | None = getattr(config, "image_height", None)
@@ -204,6 +175,7 @@ def validate_sharding_constraints(
         ]
     if window_sizes is not None:
         levels = [
+            # Each level has half the rows of the previous one, as CREDIT assumes.
             (local_h // 2**level, size if isinstance(size, int) else size[0])
             for level, size in enumerate(window_sizes)
         ]

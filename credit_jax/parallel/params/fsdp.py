@@ -39,44 +39,33 @@ from credit_jax.parallel.params.spec import (
 
 @dataclass(frozen=True)
 class ShardingRules:
-    """Assigns dims of parameters to mesh axes.
+    """Assigns dims of parameters to mesh axes."""
 
-    Attributes:
-        tensor: names of the dims sharded over tp; experts are always sharded over ep.
-        shard: whether large parameters are sharded over dp_shard along another dim.
-        min_shard_size: parameters with fewer elements (of a block, if stacked) are not
-            sharded over dp_shard and domain, nor are parameters without a dim that is a
-            multiple of the degree.
-        over_domain: whether large parameters are also stored sharded over domain, which
-            distributes their update.
-    """
-
-    tensor: tuple[str, ...] = TENSOR_DIMS
-    shard: bool = True
+    tensor: tuple[str, ...] = TENSOR_DIMS  # dims over tp; experts are always over ep
+    shard: bool = True  # large parameters over dp_shard, along another dim
+    # Parameters with fewer elements (of a block, if stacked) are not sharded over
+    # dp_shard and domain, nor are those without a dim that is a multiple of the degree.
     min_shard_size: int = MIN_SHARD_SIZE
+    # Large parameters are also stored sharded over domain: it distributes their update.
     over_domain: bool = False
 
     def shard_dim(self, param_spec: ParamSpec, axes: MeshAxes) -> int | None:
-        """Returns the dim sharded over dp_shard, or None.
-
-        It is the first dim that is a multiple of the degree. What a device gathers and
-        scatters is then contiguous, or nearly so: with another dim, XLA transposes the
-        parameter, its gradient and the state of the optimizer, which it then copies.
-        """
+        """Returns the dim sharded over dp_shard, or None."""
         if not (self.shard and axes.shard) or axes.num_shard == 1:
             return None
+        # The first dim that is a multiple of the degree: what a device gathers and
+        # scatters is contiguous, or nearly so. With another dim, XLA transposes the
+        # parameter, its gradient and the state of the optimizer, which it then copies.
         return self._first(param_spec, param_spec.shape, axes.num_shard, axes)
 
     def domain_dim(self, param_spec: ParamSpec, axes: MeshAxes) -> int | None:
-        """Returns the dim sharded over domain, or None.
-
-        If it is that of dp_shard, each shard of domain is sharded over dp_shard: the
-        devices of a domain axis, which have the fastest links, gather last.
-        """
+        """Returns the dim sharded over domain, or None."""
         if not (self.over_domain and axes.domain) or axes.num_domain == 1:
             return None
         lengths, shard = list(param_spec.shape), self.shard_dim(param_spec, axes)
         if shard is not None:
+            # Each shard of domain is sharded over dp_shard: the devices of a domain
+            # axis, which have the fastest links, gather last.
             lengths[shard] //= axes.num_shard
         return self._first(param_spec, lengths, axes.num_domain, axes)
 
@@ -159,16 +148,7 @@ def gather(
     axes: MeshAxes,
     precision: Precision,
 ) -> Array:
-    """Gathers a parameter over dp_shard and then domain, in the compute dtype.
-
-    Args:
-        weight: local shard of a parameter of one block; without dp_shard, as returned
-            by `gather_over_domain`.
-        param_spec: spec of the parameter, not stacked.
-        rules: sharding rules.
-        axes: mesh axes.
-        precision: dtypes of the gathered parameter and of the sum of its gradient.
-    """
+    """Gathers a parameter over dp_shard and then domain, in the compute dtype."""
     dims = {axes.shard: rules.shard_dim(param_spec, axes)}
     if axes.num_shard > 1:
         dims[axes.domain] = rules.domain_dim(param_spec, axes)
@@ -187,22 +167,10 @@ def gather_over_domain(
     *,
     num_unrolled: int = 0,
 ) -> dict[str, Array]:
-    """Gathers the parameters sharded over domain, in the compute dtype.
-
-    With dp_shard it gathers nothing, which is left to `gather`.
-
-    Args:
-        weights: local shards by path, after spectral norm.
-        param_specs: specs of the parameters, by path.
-        rules, axes, precision: as for `gather`.
-        num_unrolled: stages of at most this many blocks are no loop. Their large
-            parameters are gathered block by block, without transposing the stack.
-
-    Returns:
-        All parameters; those that are not sharded over domain are unchanged.
-    """
+    """Gathers parameters sharded over domain alone, in the compute dtype."""
     full = dict(weights)
     if axes.num_shard > 1:
+        # `gather` does it.
         return full
     for path, weight in weights.items():
         param_spec = param_specs[path]
@@ -210,6 +178,8 @@ def gather_over_domain(
         if dim is None:
             continue
         dim += weight.ndim - len(param_spec.shape)  # a dim of calls, or none
+        # Large parameters of unrolled stages are gathered block by block, without
+        # transposing the stack.
         is_large = param_spec.unstack().size > _LARGE
         if is_large and param_spec.is_stacked and len(weight) <= num_unrolled:
             blocks = slices(weight)
@@ -221,14 +191,12 @@ def gather_over_domain(
 
 
 def _gather(weight: Array, steps: GatherOrder, precision: Precision) -> Array:
-    """All-gathers in the compute dtype, reduce-scatters gradients in the reduce dtype.
-
-    JAX's own transpose has one dtype.
-    """
+    """All-gathers in the compute dtype, reduce-scatters in the reduce dtype."""
     stored = weight.dtype
     if stored == precision.compute == precision.reduce:
         return _all_gathered(weight, steps)
 
+    # JAX's own transpose has one dtype.
     def scattered(grad: Array) -> Array:
         shard = grad.astype(precision.reduce)
         # The transpose of the gathers, so in the opposite order.
@@ -248,13 +216,7 @@ def _all_gathered(weight: Array, steps: GatherOrder) -> Array:
 def pvary_params(
     params: Mapping[str, Array], axes: Sequence[str], precision: Precision
 ) -> dict[str, Array]:
-    """Casts parameters to varying over `axes`; the transpose sums their gradients.
-
-    Args:
-        params: local shards by path.
-        axes: mesh axes over which samples and rows are sharded.
-        precision: gives the reduce dtype, in which gradients are summed.
-    """
+    """Casts parameters to varying over `axes`; the transpose sums their gradients."""
 
     def varied(param: Array) -> Array:
         missing = tuple(name for name in axes if name not in varying_axes(param))

@@ -32,15 +32,7 @@ def initialize(
     specs: Mapping[str, PartitionSpec] | None = None,
     degrees: Mapping[str, int] | None = None,
 ) -> dict[str, Array]:
-    """Draws the local shards of initial parameters.
-
-    Args:
-        param_specs: specs of all parameters, by path.
-        key: typed PRNG key.
-        specs: inside of `shard_map`, the PartitionSpec of each parameter; None draws
-            global parameters.
-        degrees: size of every mesh axis that `specs` names.
-    """
+    """Draws the local shards of initial parameters; global ones without `specs`."""
     degrees = degrees or {}
     drawn = [p for p, d in param_specs.items() if d.init.kind != "constant"]
     indices = {

@@ -30,11 +30,7 @@ PACKED = "packed"
 
 @dataclass(frozen=True)
 class Packing:
-    """The layout of the vector of small parameters; hashable.
-
-    Attributes:
-        shapes: (path, shape) of each small parameter, in the order of the vector.
-    """
+    """The layout of the vector of small parameters; hashable."""
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -58,13 +54,8 @@ class Packing:
         return out
 
     def unpack(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Restores small parameters: the inverse of `pack`.
-
-        Its transpose is one concatenation.
-
-        Args:
-            params: as returned by `pack`: arrays, shapes of them, or their specs.
-        """
+        """Restores small parameters: the inverse of `pack`."""
+        # Arrays, shapes of them, or their specs; the transpose is one concatenation.
         out = {path: value for path, value in params.items() if path != PACKED}
         if self.shapes:
             paths = (path for path, _ in self.shapes)
@@ -79,12 +70,7 @@ class Packing:
     def unpack_tree(
         self, tree: PyTree, change: Callable[[Any], Any] = lambda vector: vector
     ) -> PyTree:
-        """Applies `unpack` to every dict of packed parameters of a tree.
-
-        Args:
-            tree: such as the state of an optimizer, of arrays or their specs.
-            change: function of each vector, applied before.
-        """
+        """Applies `unpack` to every dict of packed parameters of a tree."""
         return self.map_packed(
             lambda node: self.unpack({**node, PACKED: change(node[PACKED])}), tree
         )
@@ -92,14 +78,7 @@ class Packing:
     def map_packed(
         self, change: Callable[..., Any], tree: PyTree, *remainder: PyTree
     ) -> PyTree:
-        """Applies a function to the dicts of packed parameters of a tree.
-
-        Args:
-            change: function of such a dict, and of what the further trees have there.
-            tree: tree with dicts of packed parameters.
-            *remainder: trees with the same nodes otherwise. The last tree has the
-                leaves of the result that are in no such dict.
-        """
+        """Applies a function to the dicts of packed parameters of a tree."""
 
         def is_packed(node: Any) -> bool:
             if not isinstance(node, Mapping) or PACKED not in node:
@@ -107,6 +86,7 @@ class Packing:
             return getattr(node[PACKED], "shape", (self.size,)) == (self.size,)
 
         def visit(node: Any, *others: Any) -> Any:
+            # Leaves in no such dict are those of the last tree.
             return change(node, *others) if is_packed(node) else (node, *others)[-1]
 
         return jax.tree.map(visit, tree, *remainder, is_leaf=is_packed)
@@ -153,25 +133,14 @@ def _whole(sharding: Any) -> Any:
 
 
 def unpack_on_host(tree: PyTree, packing: Packing) -> PyTree:
-    """The tree with the parts of each packed vector under their paths.
-
-    Args:
-        tree: arrays, or `ShapeDtypeStruct`s. Parts of a vector become numpy arrays.
-        packing: packing of the model's parameters.
-    """
+    """The tree with the parts of each packed vector under their paths."""
     return packing.unpack_tree(
         tree, lambda x: x if isinstance(x, jax.ShapeDtypeStruct) else np.array(x)
     )
 
 
 def pack_tree(tree: PyTree, like: PyTree, packing: Packing) -> PyTree:
-    """The inverse of `unpack_on_host`, its vectors with the shardings of `like`.
-
-    Args:
-        tree: what `unpack_on_host` gives for a tree like `like`.
-        like: arrays or `ShapeDtypeStruct`s with shardings.
-        packing: packing of the model's parameters.
-    """
+    """The inverse of `unpack_on_host`, its vectors with the shardings of `like`."""
     paths = [path for path, _ in packing.shapes]
 
     def pack(node: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:

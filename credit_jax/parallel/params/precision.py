@@ -19,24 +19,14 @@ REDUCE = ("float32", "bfloat16", "float64")
 
 @dataclass(frozen=True)
 class Float8:
-    """Selects the dense layers that multiply in float8, by the recipe of `ops.dense`.
+    """Selects the dense layers that multiply in float8, as `ops.dense` does."""
 
-    The choice depends on the global matrices, not on how a mesh shards them.
-
-    Attributes:
-        min_channels: minimum number of input and of output channels of such a layer.
-        gradient_dtype: dtype to which gradients of the output are rounded.
-    """
-
-    min_channels: int = 1024
+    min_channels: int = 1024  # of input and of output
     gradient_dtype: Literal["float8_e4m3fn", "float8_e5m2"] = "float8_e4m3fn"
 
     def takes(self, channels_in: int, channels_out: int) -> bool:
-        """Whether a matrix of this shape is multiplied in float8.
-
-        Both dims must be at least `min_channels` and multiples of 16, as the hardware
-        requires.
-        """
+        """Whether a matrix of this shape is multiplied in float8."""
+        # The global matrix decides, not how a mesh shards it; the hardware requires 16.
         dims = (channels_in, channels_out)
         return all(dim >= self.min_channels and dim % 16 == 0 for dim in dims)
 

@@ -17,24 +17,18 @@ ACTIVATIONS = ("none", "full", "selective")
 
 @dataclass(frozen=True)
 class Remat:
-    """The rematerialization policy of every block.
+    """The rematerialization policy of every block."""
 
-    Spectral norm runs before the first block and is never recomputed.
-
-    Attributes:
-        activations: "none" saves the activations of a block; "full" recomputes all of
-            them in the backward pass except results of collectives; "selective"
-            recomputes only those of attention, whose weights take the most memory for
-            the least compute. CREDIT's `trainer.activation_checkpoint`.
-        reshard_after_forward: what happens to parameters sharded by FSDP. True gathers
-            them again in the backward pass; False saves the gathered copies; a number
-            saves those of that many blocks at the end of the forward pass, which the
-            backward pass uses first.
-        saved: names (`checkpoint_name`) of further values that "full" saves.
-    """
-
+    # CREDIT's `trainer.activation_checkpoint`: "none" saves the activations of a block;
+    # "full" recomputes all of them in the backward pass except results of collectives;
+    # "selective" only those of attention, whose weights take the most memory for the
+    # least compute. Spectral norm runs before the first block and is never recomputed.
     activations: str = "none"
+    # Of parameters sharded by FSDP: True gathers them again in the backward pass; False
+    # saves the gathered copies; a number saves those of that many blocks at the end of
+    # the forward pass, which the backward pass uses first.
     reshard_after_forward: bool | int = True
+    # Names (`checkpoint_name`) of further values that "full" saves.
     saved: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -50,15 +44,7 @@ class Remat:
             )
 
     def num_saved(self, first: int, num: int, total: int) -> int:
-        """Returns how many of `num` consecutive blocks save their gathered parameters.
-
-        They are the last of the blocks.
-
-        Args:
-            first: index of the first block in the model.
-            num: number of blocks.
-            total: number of blocks of the model.
-        """
+        """Returns how many of `num` consecutive blocks save gathered parameters."""
         reshard = self.reshard_after_forward
         if isinstance(reshard, bool):
             return 0 if reshard else num
@@ -71,15 +57,7 @@ class Remat:
         keep: bool,
         in_loop: bool = False,
     ) -> Callable[..., Any]:
-        """Applies `jax.checkpoint` with this policy to a block.
-
-        Args:
-            body: the block as a function of its stored parameters and inputs.
-            keep: whether gathered parameters are saved, or there are none.
-            in_loop: whether the block is in a loop of several iterations. Outside of a
-                loop, `prevent_cse` keeps XLA from merging the gathers of forward and
-                backward pass.
-        """
+        """Applies `jax.checkpoint` with this policy to a block."""
         if self.activations == "full":
             names = [*([GATHERED] if keep else []), MOVED, *self.saved]
             policy = jax.checkpoint_policies.save_only_these_names(*names)
@@ -87,6 +65,7 @@ class Remat:
             policy = _save_all_but_parameters
         else:
             return body
+        # Outside of a loop, XLA would merge the gathers of forward and backward pass.
         return jax.checkpoint(body, policy=policy, prevent_cse=not in_loop)
 
     def attention(self, body: Callable[..., Any]) -> Callable[..., Any]:

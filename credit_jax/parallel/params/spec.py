@@ -27,16 +27,11 @@ import jax.numpy as jnp
 
 @dataclass(frozen=True)
 class Initializer:
-    """The distribution of a parameter's initial values.
+    """The distribution of a parameter's initial values."""
 
-    Attributes:
-        kind: "constant" (scale), "uniform" (-scale to scale) or "normal" (std scale).
-        scale: see `kind`.
-        repeat: number of consecutive elements along the last dim that share a draw.
-    """
-
-    kind: Literal["constant", "uniform", "normal"]
+    kind: Literal["constant", "uniform", "normal"]  # scale; -scale to scale; std scale
     scale: float
+    # Number of consecutive elements along the last dim that share a draw.
     repeat: int = 1
 
 
@@ -61,12 +56,10 @@ def kaiming_uniform(fan: int) -> Initializer:
 
 
 def icnr(fan_in: int, scale: int) -> Initializer:
-    """ICNR initialization of an HWIO kernel before pixel shuffle.
-
-    The scale**2 kernels of one output channel are copies of one drawn from
-    N(0, 2 / fan_in), which avoids checkerboard artifacts (Aitken et al. 2017,
-    https://arxiv.org/abs/1707.02937).
-    """
+    """ICNR initialization of an HWIO kernel before pixel shuffle."""
+    # The scale**2 kernels of one output channel are copies of one drawn from
+    # N(0, 2 / fan_in), which avoids checkerboard artifacts (Aitken et al. 2017,
+    # https://arxiv.org/abs/1707.02937).
     return Initializer("normal", math.sqrt(2.0 / fan_in), repeat=scale**2)
 
 
@@ -85,31 +78,21 @@ MIN_SHARD_SIZE = 1024
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """Description of a parameter, independent of the mesh.
+    """Description of a parameter, independent of the mesh."""
 
-    Attributes:
-        shape: global shape.
-        dims: name of every dim (see the module's legend), or None.
-        init: distribution of the initial values.
-        matrix_out: output dims of the matrix that spectral norm divides by its largest
-            singular value; None for parameters without spectral norm.
-        dtype: storage dtype.
-        keep_whole: whether the parameter is never sharded over dp_shard and domain.
-        calls: number of calls of the layer in a training forward pass. Spectral norm
-            runs a power iteration before each, so each call has its own sigma. With 0,
-            u and v exist but are constant, and the matrix is not divided.
-        frozen: whether the parameter is not trained: it has no gradient, optimizer
-            state or weight decay.
-    """
-
-    shape: tuple[int, ...]
-    dims: tuple[str | None, ...]
+    shape: tuple[int, ...]  # global
+    dims: tuple[str | None, ...]  # see the module's legend
     init: Initializer = ZEROS
+    # Output dims of the matrix that spectral norm divides by its largest singular
+    # value.
     matrix_out: tuple[int, ...] | None = None
     dtype: Any = jnp.float32
-    keep_whole: bool = False
+    keep_whole: bool = False  # never sharded over dp_shard and domain
+    # Number of calls of the layer in a training forward pass. Spectral norm runs a
+    # power iteration before each, so each call has its own sigma. With 0, u and v exist
+    # but are constant, and the matrix is not divided.
     calls: int = 1
-    frozen: bool = False
+    frozen: bool = False  # no gradient, optimizer state or weight decay
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.dims), f"{self.shape} against {self.dims}"
@@ -131,21 +114,14 @@ class ParamSpec:
 
     @property
     def is_minor(self) -> bool:
-        """Whether the parameter is too small to be sharded over dp_shard.
-
-        Biases, scales and small matrices are minor. If stacked, the size is that of one
-        block, which is the unit of a gather.
-        """
+        """Whether the parameter is too small to be sharded over dp_shard."""
+        # If stacked, the size is that of one block, which is the unit of a gather.
         block = self.unstack()
         return len(block.shape) <= 1 or block.size < MIN_SHARD_SIZE
 
     @property
     def is_small(self) -> bool:
-        """Whether `packing` puts the parameter into the vector of small parameters.
-
-        It does so with minor parameters that are neither sharded over tp or ep nor
-        frozen.
-        """
+        """Whether `packing` puts the parameter into the vector of small parameters."""
         split = any(name in (*TENSOR_DIMS, EXPERTS) for name in self.dims)
         return self.is_minor and not split and not self.frozen
 
@@ -167,13 +143,8 @@ class ParamSpec:
 def split_frozen(
     params: Mapping[str, Any], param_specs: Mapping[str, ParamSpec]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the (trainable, frozen) parts of a dict by path, whose union is the dict.
-
-    Args:
-        params: arrays, specs or other values by path. The vector of packed
-            parameters (`packing`) is trainable.
-        param_specs: specs of the model's parameters, by path.
-    """
+    """Returns the (trainable, frozen) parts of a dict by path."""
+    # The vector of packed parameters, which has no spec, is trainable.
     paths = [path for path in params if path in param_specs]
     frozen = {path: params[path] for path in paths if param_specs[path].frozen}
     return {path: x for path, x in params.items() if path not in frozen}, frozen

@@ -38,23 +38,9 @@ class ProcessesMissingError(ConnectionError):
 
 
 def connect(launch: Launch, *, timeout: float = 600, heartbeat: float = 100) -> None:
-    """Connects this process to the others of a run, before the first use of JAX.
-
-    `announce` prints a line about this process when its devices are known.
-
-    Args:
-        launch: as returned by `find_launch` or `launch_by_hand`.
-        timeout: seconds to wait for the other processes.
-        heartbeat: seconds of silence after which a process is considered lost and all
-            processes end (`credit_jax.parallel.processes.watch`).
-
-    Raises:
-        ProcessesMissingError: processes did not connect in time; the message lists
-            them.
-        ValueError: a process of another run connected, or two with the same number.
-        OSError: the port of the coordinator is in use.
-    """
+    """Connects this process to the others of a run, before the first use of JAX."""
     if launch.coordinator is None:
+        # JAX finds the coordinator of a TPU pod itself, and there is no watch.
         jax.distributed.initialize(
             initialization_timeout=round(timeout),
             heartbeat_timeout_seconds=round(heartbeat),
@@ -75,12 +61,7 @@ def connect(launch: Launch, *, timeout: float = 600, heartbeat: float = 100) -> 
 
 
 def announce() -> None:
-    """Prints one line about this process, once after `connect`.
-
-    It starts JAX's backend, as the line contains the number of devices. On CPUs the
-    processes open their connections here, where none lags (`parallel.joint`): Orbax
-    synchronizes by a collective over one device of each process.
-    """
+    """Prints one line about this process, once after `connect`; starts a backend."""
     while _unannounced:
         launch, devices = _unannounced.pop(), jax.local_device_count()
         address = launch.coordinator
@@ -90,24 +71,15 @@ def announce() -> None:
             f"by {launch.launcher}{f', coordinator {address}' if address else ''}",
             flush=True,
         )
+        # Opens the connections here, where none lags (`parallel.joint`): Orbax
+        # synchronizes by a collective over one device of each process.
         if jax.process_count() > 1 and jax.default_backend() == "cpu":
             wait_for_all("devices")
             multihost_utils.sync_global_devices("devices")
 
 
 def meet(launch: Launch, timeout: float) -> dict[int, socket.socket]:
-    """Waits until all processes have connected to process 0.
-
-    Args:
-        launch: launch of this process.
-        timeout: seconds to wait for the others.
-
-    Returns:
-        Open connections by process: of process 0 to all others, of others to process 0.
-
-    Raises:
-        ProcessesMissingError, ValueError, OSError: see `connect`.
-    """
+    """Returns connections: of process 0 to all others, of others to process 0."""
     if launch.process == 0:
         return _gather(launch, timeout)
     return {0: _join(launch, timeout)}

@@ -43,27 +43,14 @@ def process_number() -> int:
 
 
 def wait_for_all(subject: str, processes: Sequence[int] | None = None) -> None:
-    """Blocks until every process of the run has called it.
-
-    Args:
-        subject: name of the barrier; the same in every process.
-        processes: numbers of the processes that take part; None for all.
-    """
+    """Blocks until all (or these) processes have called it with the same subject."""
     if num_processes() > 1:
         with activity(f"waiting for the other processes ({subject})"):
             coordinator().wait_at_barrier(_turn(subject), _LONGEST, processes)
 
 
 def of_all(subject: str, text: str) -> list[str]:
-    """Gathers a string from each process; every process must call it.
-
-    Args:
-        subject: name of the exchange; the same in every process.
-        text: string of this process.
-
-    Returns:
-        The strings of all processes, in the order of their numbers.
-    """
+    """Gathers a string from each process, in order; every process must call it."""
     if num_processes() == 1:
         return [text]
     turn = _turn(subject)
@@ -72,12 +59,7 @@ def of_all(subject: str, text: str) -> list[str]:
 
 
 def of_first(subject: str, text: str) -> str:
-    """Broadcasts a string of process 0; every process must call it.
-
-    Args:
-        subject: name of the exchange; the same in every process.
-        text: string of this process; ignored in all processes but process 0.
-    """
+    """Broadcasts a string of process 0; every process must call it."""
     if num_processes() == 1:
         return text
     turn = _turn(subject)

@@ -55,33 +55,22 @@ _LAUNCHERS: Mapping[str, tuple[Sequence[str], Sequence[str], Sequence[str]]] = {
 
 @dataclass(frozen=True)
 class Launch:
-    """Identity of a process in a run of several processes.
-
-    Attributes:
-        launcher: name of the launcher, for messages.
-        process: index of the process.
-        num_processes: number of processes of the run.
-        coordinator: host:port on which process 0 listens; None for TPU pods, where JAX
-            finds the coordinator and does not use the numbers above.
-        local_process: index among the processes of its host; None if unknown.
-        local_processes: number of processes on its host; None if unknown.
-        bound: whether the launcher makes only its own GPUs visible to each process.
-    """
+    """Identity of a process in a run of several processes."""
 
     launcher: str
     process: int
     num_processes: int
+    # HOST:PORT on which process 0 listens; None for TPU pods, where JAX finds it and
+    # does not use the numbers above.
     coordinator: str | None
+    # Index of the process on its host and their number there; None if unknown.
     local_process: int | None = None
     local_processes: int | None = None
+    # Whether the launcher makes only its own GPUs visible to each process.
     bound: bool = False
 
     def check(self, names: str) -> None:
-        """Checks the numbers and the coordinator, which `names` gave.
-
-        Raises:
-            ValueError: the process is none of the run, or there is no port.
-        """
+        """Checks the numbers and the coordinator, which `names` gave."""
         if not 0 <= self.process < self.num_processes:
             raise ValueError(
                 f"{names}: process {self.process} of {self.num_processes} processes; "
@@ -98,16 +87,7 @@ class Launch:
 def launch_by_hand(
     coordinator: str | None, process: int | None, num_processes: int | None
 ) -> Launch | None:
-    """Returns the launch from command line options, or None if all are None.
-
-    Args:
-        coordinator: host:port.
-        process: index of this process.
-        num_processes: number of processes of the run.
-
-    Raises:
-        ValueError: some of the options are missing, or they are inconsistent.
-    """
+    """Returns the launch from command line options, or None if all are None."""
     if coordinator is None and process is None and num_processes is None:
         return None
     if coordinator is None or process is None or num_processes is None:
@@ -121,14 +101,7 @@ def launch_by_hand(
 
 
 def find_launch(environ: Environment) -> Launch | None:
-    """Returns the launch of this process; None for a run of a single process.
-
-    Args:
-        environ: environment variables of this process.
-
-    Raises:
-        ValueError: the variables are inconsistent, or none gives the coordinator.
-    """
+    """Returns the launch of this process; None for a run of a single process."""
     for launcher, (names, ranks, counts) in _LAUNCHERS.items():
         if names[0] not in environ:
             continue
@@ -165,18 +138,15 @@ def find_launch(environ: Environment) -> Launch | None:
 
 
 def local_devices(launch: Launch, environ: Environment) -> list[int] | None:
-    """Returns the indices of this process's GPUs among its visible ones; None for all.
-
-    Processes of a host to which the same GPUs are visible share them evenly. If the
-    launcher makes only its own GPUs visible to each process (`srun --gpus-per-task`,
-    `--gpu-bind`), each uses all of them.
-    """
+    """Returns the indices of this process's GPUs among visible ones; None for all."""
     named = environ.get("CUDA_VISIBLE_DEVICES", environ.get("ROCR_VISIBLE_DEVICES"))
     if named is not None:
         visible = len([name for name in named.split(",") if name.strip()])
     else:
         visible = len([*Path("/dev").glob("nvidia[0-9]*")])
     local, count = launch.local_process, launch.local_processes
+    # Processes of a host to which the same GPUs are visible share them evenly; a bound
+    # one (`srun --gpus-per-task`, `--gpu-bind`) uses all that it sees.
     if launch.bound or local is None or not count or not 1 < count <= visible:
         return None
     share = visible // count
@@ -184,11 +154,7 @@ def local_devices(launch: Launch, environ: Environment) -> list[int] | None:
 
 
 def first_host(nodes: str) -> str:
-    """Returns the first host of a SLURM node list.
-
-    >>> first_host("node[007-015,21],other3")
-    'node007'
-    """
+    """Returns the first host of a SLURM node list: node007 of "node[007-015,21]"."""
     first = re.match(r"(?:[^\[,]|\[[^\]]*\])*", nodes)
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0] if first else "")
 

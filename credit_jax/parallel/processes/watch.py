@@ -47,17 +47,11 @@ class _Peer:
 
 @dataclass
 class Watch:
-    """Watches the other processes of a run in a thread.
+    """Watches the other processes of a run in a thread."""
 
-    Attributes:
-        connections: connections by process: to process 0, or of process 0 to all
-            others.
-        silence: seconds without a message after which a process is considered lost.
-        end: function (exit code, message) that ends this process.
-    """
-
+    # Of process 0 to all others, of others to process 0, by number.
     connections: Mapping[int, socket.socket]
-    silence: float
+    silence: float  # seconds without a message after which a process is lost
     end: Callable[[int, str], None] = _end
     _failed: bool = False
     _ended: tuple[int, str] | None = None
@@ -71,18 +65,11 @@ class Watch:
         self._thread.start()
 
     def leave(self, code: int) -> None:
-        """Notifies the others that this process ends, with its exit code.
-
-        After success, the process keeps watching until the others are done: JAX would
-        wait for them anyway, and closing a connection with unread heartbeats discards
-        the last messages sent. After failure, it waits until the others are notified
-        and does not return.
-
-        Args:
-            code: exit code of this process.
-        """
+        """Notifies the others that this process ends, with its exit code."""
         self._failed = code not in _DONE
         self._send_all(f"{_BYE} {code}")
+        # JAX would wait for the others anyway, and closing a connection with unread
+        # heartbeats discards the last messages sent.
         if not self._failed:
             self._thread.join()
             return
@@ -98,11 +85,8 @@ class Watch:
         self.end(code, text)
 
     def wait(self) -> None:
-        """Waits a few seconds for the watch to end this process.
-
-        Call it after an error of JAX's runtime, which may be a consequence of the loss
-        of another process; it returns if it is not.
-        """
+        """Waits a few seconds for the watch to end this process."""
+        # An error of JAX's runtime may be a consequence of the loss of another process.
         self._thread.join(2 * _GRACE)
 
     def _run(self) -> None:
@@ -183,23 +167,15 @@ def leave_others(code: int) -> None:
 
 
 def end_all(code: int, text: str, *, alone: bool = False) -> None:
-    """Ends the processes of the run, if there are others; see `Watch.end_all`.
-
-    Args:
-        alone: whether to end a process without others, too.
-    """
+    """Ends the processes of the run, if there are others; see `Watch.end_all`."""
     for watch in _watches:
         watch.end_all(code, text)
-    if alone:
+    if alone:  # also a process without others
         _end(code, text)
 
 
 def wait_for_reason() -> bool:
-    """Waits for the watch to end this process, if others are watched; see `Watch.wait`.
-
-    Returns:
-        Whether other processes are watched.
-    """
+    """Waits for the watch to end this process; returns whether others are watched."""
     for watch in _watches:
         watch.wait()
     return bool(_watches)

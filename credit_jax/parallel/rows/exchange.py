@@ -39,27 +39,19 @@ from credit_jax.parallel.rows.take import keep_rows, take_rows, take_static
 
 @dataclass(frozen=True)
 class HaloPattern:
-    """Plan to assemble one range of rows from the own block and those of neighbors.
+    """Plan to assemble one range of rows from the own block and those of neighbors."""
 
-    Attributes:
-        low, high: numbers of rows to add before and after the block of every shard.
-        starts: the start of the row range of each shard in the extended block. A
-            range may extend beyond the block, where it has zeros beyond a pole.
-        valid: (shards, rows), whether a row is not zeros; None if no mask is needed.
-    """
-
-    low: int
+    low: int  # numbers of rows to add before and after each block
     high: int
+    # Of the row range of each shard in the extended block. A range may extend beyond
+    # it, where it has zeros beyond a pole.
     starts: tuple[int, ...]
-    valid: np.ndarray | None
+    valid: np.ndarray | None  # (shards, rows); None if no mask is needed
 
 
 def halo_pattern(have: Layout, need: Layout) -> HaloPattern | None:
-    """Returns the pattern from `have` to `need`, or None for other transports.
-
-    It is None if `have` is not a block layout, if a shard needs rows that are not one
-    ascending range, or if ranges extend over too many neighbors.
-    """
+    """Returns the pattern from `have` to `need`, or None for other transports."""
+    # Halos extend blocks by rows that are one ascending range, of few neighbors.
     if not have.is_block or max(map(max, need.rows)) >= have.size:
         return None
     block, num, low, high = have.length, have.num_shards, 0, 0
@@ -90,14 +82,7 @@ def halo_pattern(have: Layout, need: Layout) -> HaloPattern | None:
 
 
 def exchange_halo(x: Array, have: Layout, need: Layout, pattern: HaloPattern) -> Array:
-    """Returns the rows of `need`.
-
-    Args:
-        x: local block.
-        have: block layout of `x`.
-        need: layout of the result, for which `pattern` was made.
-        pattern: as returned by `halo_pattern`.
-    """
+    """Returns the rows of `need`, for which `pattern` was made, from a local block."""
     block, dim = have.length, have.dim
     below, above = _hops(pattern.low, block), _hops(pattern.high, block)
     # In the order of the rows: the farthest neighbor below has the first ones.
@@ -122,14 +107,12 @@ def exchange_halo(x: Array, have: Layout, need: Layout, pattern: HaloPattern) ->
 def _valid_rows(
     have: Layout, need: Layout, firsts: Mapping[int, int]
 ) -> np.ndarray | None:
-    """Returns which rows are not padding, or None if padding is zeros without a mask.
-
-    Rows beyond the first and the last shard are zeros, as `ppermute` gives zeros to
-    shards that receive nothing. Other padding needs a mask.
-    """
+    """Returns which rows are not padding, or None if no mask is needed."""
     valid = np.asarray(need.rows) >= 0
     if len(firsts) < need.num_shards:
         return valid
+    # Rows beyond the first and the last shard are zeros, as `ppermute` gives zeros to
+    # shards that receive nothing. Other padding needs a mask.
     end = have.num_shards * have.length
     for d, first in firsts.items():
         rows = first + np.arange(need.length)
@@ -154,33 +137,20 @@ Received = list[dict[int, int]]
 
 @dataclass(frozen=True)
 class ExchangePattern:
-    """The local rows that each shard sends, and the positions of received rows.
+    """The local rows that each shard sends, and the positions of received rows."""
 
-    Attributes:
-        pieces: one (pairs, index) for each `ppermute`; index (shards, rows) has the
-            local rows that a shard sends to its partner in `pairs` (source,
-            destination), or keeps if `pairs` is empty. For `all_to_all`, a single piece
-            with pairs None and an index (shards, shards * rows), by destination. An
-            index is padded with -1.
-        position: (shards, rows), position of each needed row among the received rows;
-            -1 for zeros.
-        valid: (shards, rows), whether a needed row is not zeros.
-    """
-
+    # One (pairs, index) for each `ppermute`; index (shards, rows) has the local rows
+    # that a shard sends to its partner in `pairs` (source, destination), or keeps if
+    # `pairs` is empty. For `all_to_all`, a single piece with pairs None and an index
+    # (shards, shards * rows), by destination. An index is padded with -1.
     pieces: Pieces
+    # (shards, rows), position of each needed row among the received ones; -1 for zeros.
     position: np.ndarray
-    valid: np.ndarray
+    valid: np.ndarray  # (shards, rows), whether a needed row is not zeros
 
 
 def exchange_pattern(have: Rows, need: Rows) -> ExchangePattern:
-    """Returns how rows move from the shards that have them to those that need them.
-
-    Args:
-        have, need: global rows of every shard; -1 in `need` is a row of zeros.
-
-    Raises:
-        ValueError: no shard has a needed row.
-    """
+    """Returns how rows move from the shards that have them to those that need them."""
     moves = _Moves.of(have, need)
     # An all-to-all moves as many rows between every two shards as between the two that
     # exchange most; below half of the pairs that is mostly padding.
@@ -195,13 +165,7 @@ def exchange_pattern(have: Rows, need: Rows) -> ExchangePattern:
 
 
 def exchange_rows(x: Array, have: Layout, pattern: ExchangePattern) -> Array:
-    """Returns the needed rows.
-
-    Args:
-        x: local array on the layout `have`.
-        have: layout of `x`.
-        pattern: as returned by `exchange_pattern`.
-    """
+    """Returns the needed rows."""
     axis, dim = have.axis, have.dim
     received = []
     for pairs, index in pattern.pieces:
@@ -230,17 +194,11 @@ def check_rows_exist(existing: Iterable[int], needed: Rows) -> None:
 
 @dataclass(frozen=True)
 class _Moves:
-    """The rows that shards need of one another, and of themselves.
-
-    Attributes:
-        num_shards: number of shards.
-        local: global row -> its index on the shard that has it.
-        rows: (source, destination) of every two shards -> global rows, ascending.
-    """
+    """The rows that shards need of one another, and of themselves."""
 
     num_shards: int
-    local: Mapping[int, int]
-    rows: Mapping[SourceTarget, Sequence[int]]
+    local: Mapping[int, int]  # global row -> its index on the shard that has it
+    rows: Mapping[SourceTarget, Sequence[int]]  # of every two shards, ascending
 
     @classmethod
     def of(cls, have: Rows, need: Rows) -> _Moves:
@@ -309,17 +267,11 @@ def _permutations(moves: _Moves) -> tuple[Pieces, Received]:
 def _rounds(
     rows: Mapping[SourceTarget, Sequence[int]], num: int
 ) -> list[list[SourceTarget]]:
-    """Returns the rows that stay, then permutations, with the least number of rounds.
-
-    Shards as sources, and shards as destinations, are the nodes of a bipartite graph
-    whose edges are the pairs that exchange rows. A round is a color of edges: at each
-    node a color occurs once. By Koenig's theorem there are as many colors as the node
-    with the most edges has, and this colors one edge after another with them.
-
-    Args:
-        rows: (source, destination) -> rows that move.
-        num: number of shards.
-    """
+    """Returns the rows that stay, then permutations, in the fewest rounds."""
+    # Shards as sources, and shards as destinations, are the nodes of a bipartite graph
+    # whose edges are the pairs that exchange rows. A round is a color of edges: at each
+    # node a color occurs once. By Koenig's theorem there are as many colors as the node
+    # with the most edges has, and this colors one edge after another with them.
     stays = [(shard, shard) for shard in range(num) if rows[shard, shard]]
     moves = [(s, d) for (s, d), moved in rows.items() if moved and s != d]
     # Pairs with many rows first, so that those of a round have similar numbers: the
@@ -384,21 +336,8 @@ _exchange_pattern = lru_cache(_MAX_PATTERNS)(exchange_pattern)
 
 
 def reshard(field: Field, need: Layout, *, scope: str = RELAYOUT) -> Field:
-    """Returns the field with the global rows `need.rows[d]` on shard d.
-
-    Args:
-        field: local array and its layout.
-        need: rows that each shard needs, as indices of rows of `field`; -1 (padding)
-            gives a row of zeros. `need.size` may differ from the size of `field`.
-        scope: named scope in profiles and compiled programs: HALO (neighborhoods of
-            convolutions), WINDOWS (of attention) or RELAYOUT (all others).
-
-    Returns:
-        Field on layout `need`.
-
-    Raises:
-        ValueError: no shard has a needed row.
-    """
+    """Returns the field with rows `need.rows[d]` of it on shard d; -1 gives zeros."""
+    # In profiles and programs: HALO (neighborhoods of convolutions), WINDOWS, RELAYOUT.
     with jax.named_scope(scope):
         return Field(_reshard(field.data, field.layout, need), need)
 

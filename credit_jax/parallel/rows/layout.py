@@ -21,27 +21,17 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class Layout:
-    """The global rows of every shard along one array dim.
+    """The global rows of every shard along one array dim."""
 
-    A layout may be in strips: every row is cut into the same number of strips of
-    neighboring points. Strip s of row r has the index r * strips + s, shards have
-    strips in any order, and arrays are (batch, strips, points of a strip, channel).
-    `reshard` converts between rows and strips; pointwise functions work on both.
-
-    Attributes:
-        rows: the global row of each local row, by shard, or the index of each
-            local strip; -1 is padding.
-        size: number of global rows.
-        axis: mesh axis over which the rows are sharded; None on one device.
-        dim: array dim of the rows (1: latitude of NHWC, 2: longitude).
-        strips: number of strips of a row; 1 for a layout in rows.
-    """
-
+    # The global row of each local row, by shard, or the index of each local strip; -1
+    # is padding. Strip s of row r has the index r * strips + s, shards have strips in
+    # any order, and arrays are (batch, strips, points of a strip, channel). `reshard`
+    # converts between rows and strips; pointwise functions work on both.
     rows: Rows
-    size: int
-    axis: str | None = None
-    dim: int = 1
-    strips: int = 1
+    size: int  # number of global rows
+    axis: str | None = None  # of the mesh, over which the rows are sharded
+    dim: int = 1  # array dim of the rows (1: latitude of NHWC, 2: longitude)
+    strips: int = 1  # number of strips of neighboring points of every row
     # Layouts are static data of every `Field` and keys of caches, with up to thousands
     # of rows: they are hashed often, and the numbers only once.
     _hash: int = field(init=False, repr=False, compare=False, default=0)
@@ -82,24 +72,13 @@ class Layout:
         return any(row < 0 for rows in self.rows for row in rows)
 
     def with_rows(self, rows_per_shard: Iterable[Sequence[int]], size: int) -> Layout:
-        """Returns another layout on the same axis and dim, padded to equal lengths.
-
-        Args:
-            rows_per_shard: global rows of each shard; -1 is padding.
-            size: number of global rows.
-        """
+        """Returns another layout on the same axis and dim, padded to equal lengths."""
         return Layout(_padded(rows_per_shard), size, self.axis, self.dim)
 
     def with_strips(
         self, strips_per_shard: Iterable[Sequence[int]], size: int, strips: int
     ) -> Layout:
-        """Returns another layout on the same axis and dim, in strips.
-
-        Args:
-            strips_per_shard: indices of the strips of each shard; -1 is padding.
-            size: number of global rows.
-            strips: number of strips of a row.
-        """
+        """Returns another layout on the same axis and dim, in strips."""
         rows = _padded(strips_per_shard)
         return Layout(rows, size, self.axis, self.dim, strips)
 
@@ -108,11 +87,7 @@ class Layout:
         return self if strips == self.strips else _cut_rows(self, strips)
 
     def to_blocks(self, size: int | None = None) -> Layout:
-        """Returns the block layout over the same n shards, of ceil(size / n) rows each.
-
-        Args:
-            size: number of global rows; None for that of this layout.
-        """
+        """Returns blocks of ceil(size / n) rows over the same n shards."""
         rows = self.size if size is None else size
         return Layout(block_rows(rows, self.num_shards), rows, self.axis, self.dim)
 
@@ -121,15 +96,7 @@ class Layout:
         return jnp.asarray(per_shard)[axis_index(self.axis)]
 
     def local(self, per_row: np.ndarray | Array, fill: float | int = 0) -> Array:
-        """Returns the values of local rows from an array indexed by global row.
-
-        Args:
-            per_row: (size, ...), values of every global row.
-            fill: value for padding rows.
-
-        Returns:
-            (rows or strips, ...); a strip has the value of its row.
-        """
+        """Returns the values of local rows or strips from those by global row."""
         index = np.asarray(self.rows) // self.strips
         values = take_rows(jnp.asarray(per_row), index, self.axis, 0)
         if not self.has_padding:
@@ -148,14 +115,7 @@ class Layout:
         return jnp.asarray(rows)[axis_index(self.axis)]
 
     def columns(self, points: int) -> Int[Array, "rows points"]:
-        """Returns the global column of every point, int32.
-
-        Args:
-            points: number of points of a local row or strip.
-
-        Returns:
-            (strips, points); or (1, points) for a layout in rows.
-        """
+        """Returns the global column of every point, int32; (1, points) in rows."""
         point = jnp.arange(points)[None]
         if self.strips == 1:
             return point
@@ -184,15 +144,7 @@ def _cut_rows(layout: Layout, strips: int) -> Layout:
 
 
 def block_rows(size: int, num_shards: int, length: int | None = None) -> Rows:
-    """Returns equal blocks: shard d has rows d * length to (d + 1) * length - 1.
-
-    Rows past the end are -1.
-
-    Args:
-        size: number of global rows.
-        num_shards: number of blocks.
-        length: number of rows of a block; None for ceil(size / num_shards).
-    """
+    """Returns equal blocks: shard d has rows d * length to (d + 1) * length - 1."""
     length = max(-(-size // num_shards), 1) if length is None else length
     return tuple(
         tuple(g if g < size else PADDING for g in range(d * length, (d + 1) * length))
@@ -203,30 +155,16 @@ def block_rows(size: int, num_shards: int, length: int | None = None) -> Rows:
 def block_layout(
     size: int, num_shards: int = 1, axis: str | None = None, dim: int = 1
 ) -> Layout:
-    """Returns the layout of inputs and outputs: blocks of ceil(size / num_shards) rows.
-
-    Args:
-        size: number of global rows.
-        num_shards: number of blocks.
-        axis: mesh axis of the shards; None on one device.
-        dim: array dim of the rows.
-
-    >>> block_layout(5, 2, "domain").rows
-    ((0, 1, 2), (3, 4, -1))
-    """
+    """Returns the layout of inputs and outputs: blocks of ceil(size / num_shards)."""
     return Layout(block_rows(size, num_shards), size, axis, dim)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Field:
-    """A local array and its row layout, a pytree with a static layout.
+    """A local array and its row layout, a pytree with a static layout."""
 
-    Attributes:
-        data: local array with rows along `layout.dim`; NHWC (batch, lat, lon, channel).
-        layout: the global rows of every shard.
-    """
-
+    # Rows are along `layout.dim`; NHWC (batch, lat, lon, channel).
     data: Array
     layout: Layout = field(metadata={"static": True})
 

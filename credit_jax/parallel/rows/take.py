@@ -27,15 +27,8 @@ _MAX_WASTE = 4
 
 
 def take_rows(x: Array, index: np.ndarray, axis: str | None, dim: int) -> Array:
-    """Returns rows `index[shard]` of the local array.
-
-    Args:
-        x: local array.
-        index: (shards, rows), local row indices of each shard; -1 gives any row, on
-            which nothing may depend.
-        axis: mesh axis of the shards; None on one device.
-        dim: array dim of the rows.
-    """
+    """Returns local rows `index[shard]` of (shards, rows)."""
+    # An index of -1 gives any row, on which nothing may depend.
     taken = np.stack([_filled(rows) for rows in np.asarray(index)])
     starts, size = taken[:, 0], x.shape[dim]
     are_slices = (taken == starts[:, None] + np.arange(taken.shape[1])).all()
@@ -53,13 +46,7 @@ def take_rows(x: Array, index: np.ndarray, axis: str | None, dim: int) -> Array:
 
 
 def take_static(x: Array, index: Sequence[int], dim: int) -> Array:
-    """Returns rows `index` of `x` along `dim`, with the same index on all shards.
-
-    Args:
-        x: local array.
-        index: local row indices; -1 gives a row of zeros.
-        dim: array dim of the rows.
-    """
+    """Returns rows `index` along `dim`, the same on all shards; -1 gives zeros."""
     if list(index) == list(range(x.shape[dim])):
         return x
     columns = _as_transpose(index, x.shape[dim])
@@ -83,14 +70,7 @@ def take_static(x: Array, index: Sequence[int], dim: int) -> Array:
 
 
 def keep_rows(x: Array, valid: np.ndarray | None, axis: str | None, dim: int) -> Array:
-    """Replaces the rows that are not valid by zeros.
-
-    Args:
-        x: local array.
-        valid: (shards, rows), whether each shard keeps a row; None keeps all.
-        axis: mesh axis of the shards; None on one device.
-        dim: array dim of the rows.
-    """
+    """Replaces the rows that are not `valid` (shards, rows) by zeros."""
     if valid is None or valid.all():
         return x
     shape = [1] * x.ndim
