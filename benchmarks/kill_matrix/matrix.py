@@ -237,7 +237,8 @@ class Matrix:
         options += ["--connect-timeout", str(_CONNECT_SECONDS)]
         for option in _OPTIONS:
             options += ["--set", f"trainer.parallelism.{option}"]
-        options += ["--set", "trainer.train_batch_size=1"]
+        for option in ("train_batch_size=1", f"num_devices={ALL}"):
+            options += ["--set", f"trainer.{option}"]
         return [*options, "--devices", str(devices)]
 
     def _finish(self, name: str, count: int) -> list[int | None]:

@@ -15,6 +15,7 @@ from itertools import accumulate, islice
 from pathlib import Path
 
 from credit_jax.io.atomic import new_file
+from credit_jax.io.icechunk import is_repository, session_at
 from credit_jax.io.metadata import METADATA_FILES
 
 # Reading and hashing release the GIL; more threads than this read no faster.
@@ -72,17 +73,19 @@ def digests_of(named: Mapping[str, str]) -> dict[str, str]:
     Of files and folders of more than 1 GiB, which take long to read, it is that of the
     names and sizes of all files, of the metadata of Zarr, and of 64 MiB of the rest:
     the beginning, the end, and pieces of 1 MiB at equal distances. Of folders with more
-    than 100,000 files it is that of the metadata alone. What does not exist, and what
-    is remote, has none.
+    than 100,000 files it is that of the metadata alone. Icechunk repositories have the
+    ID of their snapshot. What does not exist, and what is remote, has none.
 
     Args:
         named: path of each name; environment variables are expanded.
     """
-    paths = {name: Path(os.path.expandvars(path)) for name, path in named.items()}
+    paths = {name: os.path.expandvars(path) for name, path in named.items()}
     return {
-        name: _digest_at(path)
+        name: session_at(path).snapshot_id
+        if is_repository(path)
+        else _digest_at(Path(path))
         for name, path in paths.items()
-        if path.is_file() or path.is_dir()
+        if is_repository(path) or os.path.exists(path)
     }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import xarray as xr
 
+from credit_jax.io.icechunk import is_repository, session_at
 from credit_jax.io.metadata import check_file, check_group, check_variables
 from credit_jax.io.remote import is_url, open_binary, store_at
 from credit_jax.io.retry import is_transient, retried
@@ -45,7 +46,7 @@ def reading_engine(path: str | Path) -> str | None:
     Returns:
         Name of the engine; None leaves the choice to xarray.
     """
-    if is_url(path) and str(path).endswith(".nc"):
+    if is_url(path) and str(path).endswith(".nc") and not is_repository(path):
         return "h5netcdf"
     if is_url(path) or os.path.isdir(path):
         return "zarr"
@@ -195,6 +196,8 @@ def open_group(path: str, location: Any = None) -> Any:
 
 def _remote(url: str, engine: str | None) -> Any:
     """What xarray opens for a URL: a file object (NetCDF) or a Zarr store."""
+    if is_repository(url):
+        return session_at(url).store
     if engine == "h5netcdf":
         return open_binary(url)
     from zarr.storage import ObjectStore

@@ -8,6 +8,7 @@ import os
 import re
 from typing import Any
 
+from credit_jax.io.icechunk import is_repository, session_at
 from credit_jax.io.retry import brief, retried
 
 # URLs whose existence is cached.
@@ -51,6 +52,8 @@ def exists(path: str) -> bool:
 
 @functools.lru_cache(_CACHE_SIZE)
 def _url_exists(url: str) -> bool:
+    if is_repository(url):
+        return bool(session_at(url))
     store, key = _parts(url)
     import obstore
 

@@ -76,15 +76,15 @@ def mesh_of_restart(
             chosen,
             used,
             [
-                f"{model.axes.summary} on {world} of {total}, where the run began "
-                f"with {start}; its batches stay {listed} samples"
+                f"{model.axes.summary} on {world} of {total}, where the run is "
+                f"meant for {start}; its batches stay {listed} samples"
             ],
         )
     raise ConfigError(
         [
             f"trainer.parallelism: no mesh of {total} ({num} processes) fits the model "
             f"and shares batches of {listed} samples evenly; expected {start} devices, "
-            "as at the start of the run, or a part of them; start it on such a number, "
+            "as the run is meant for, or a part of them; start it on such a number, "
             "or set trainer.train_batch_size, which begins other batches"
         ]
     )

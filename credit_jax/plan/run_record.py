@@ -22,6 +22,7 @@ from credit_jax.config.load import for_forecasts
 from credit_jax.config.messages import got
 from credit_jax.data.sources.files import discover, matches
 from credit_jax.io.digests import digests_of
+from credit_jax.io.icechunk import is_repository
 from credit_jax.losses import needs_latitude
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.registry import parse_model
@@ -215,6 +216,9 @@ class RunRecord:
         of_model = _without_warnings(parse_model, written["model"]).files
         files |= {f"model.{key}": path for key, path in of_model.items()}
         files |= dict(files_of_blocks(written))
+        if isinstance(config, Config):
+            data = data_patterns(config)
+            files |= {key: path for key, path in data if is_repository(path)}
         return cls(written, digests_of(files), origin)
 
     def compare(

@@ -25,6 +25,7 @@ from credit_jax.io.errors import WriteError, writable_folder
 from credit_jax.io.folder_lock import folder_lock
 from credit_jax.packages.package import base_of_run
 from credit_jax.parallel.mesh.devices import training_devices
+from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.parallel.processes.watch import RESUME
 from credit_jax.plan import plan_run
@@ -120,6 +121,10 @@ def train_model(
             refuse_earlier_run(folder)
         notes = [] if is_locked else [_NO_LOCKS.format(folder)]
         console = Console()
+        of_all = config.trainer.num_devices
+        if resume == IF_ANY and of_all:
+            # Lost before the first checkpoint, too.
+            ranks = ParallelDims.from_config(parallelism, of_all).batch_size
         if resume == IF_ANY:
             resume = CheckpointStore(folder, verify=False).latest_step() is not None
         like = base = None
@@ -135,11 +140,11 @@ def train_model(
             written = (progress.config or {}).get("trainer", {})
             size = written.get("train_batch_size")
             # Another batch size is one of the ranks that there are.
-            if resume and size == config.trainer.train_batch_size:
-                ranks = progress.batch_ranks or 0
-            if ranks:
-                parallelism, devices, lines = mesh_of_restart(config, devices, ranks)
-                notes += lines
+            is_kept = resume and size == config.trainer.train_batch_size
+            ranks = (progress.batch_ranks or 0) if is_kept else 0
+        if ranks:
+            parallelism, devices, lines = mesh_of_restart(config, devices, ranks)
+            notes += lines
         # What the config alone shows comes before a base is read and data are made.
         planned = partial(
             plan_run,

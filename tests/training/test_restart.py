@@ -90,7 +90,7 @@ def test_losses_stay(
         assert main(["--config", path, "--devices", str(devices), "--resume"]) == 0
         text = " ".join("".join(capsys.readouterr()).split())
         assert f"batches of {NUM_SAMPLES} an epoch" in text
-        assert ("began with dp 2 x tensor 2 x domain 2" in text) == (devices != 8)
+        assert ("meant for dp 2 x tensor 2 x domain 2" in text) == (devices != 8)
     for row, like in zip(rows(tmp_path), expected, strict=True):
         for name in row.keys() - TIME_COLUMNS:
             # Of a batch in parts these are means of the parts.
