@@ -140,8 +140,8 @@ def train_model(
             written = (progress.config or {}).get("trainer", {})
             size = written.get("train_batch_size")
             # Another batch size is one of the ranks that there are.
-            is_kept = resume and size == config.trainer.train_batch_size
-            ranks = (progress.batch_ranks or 0) if is_kept else 0
+            same_size = resume and size == config.trainer.train_batch_size
+            ranks = (progress.batch_ranks or 0) if same_size else 0
         if ranks:
             parallelism, devices, lines = mesh_of_restart(config, devices, ranks)
             notes += lines
