@@ -30,7 +30,7 @@ from benchmarks.accelerator.targets import ROOT, TARGETS
 from benchmarks.compiled_step import CONFIGS
 from benchmarks.meshes import num_data, parse_mesh
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.models.graph.edge_file import nearest_edges
+from credit_jax.models.graph.graph import nearest_edges
 from credit_jax.parallel.mesh.device_mesh import built_degrees
 
 TARGET = "h100"

@@ -30,7 +30,7 @@ from credit_jax.evaluation.scores import (
     PERSISTENCE,
     TRUTH,
 )
-from credit_jax.losses.errors import half_pair_sum
+from credit_jax.losses.named import half_pair_sum
 from credit_jax.ops.custom_vjp import pvary
 from credit_jax.parallel.collectives import psum_each
 from credit_jax.parallel.mesh.device_mesh import MeshAxes

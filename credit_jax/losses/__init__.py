@@ -10,7 +10,7 @@ from credit_jax.losses.base import (
     value_and_parts,
 )
 from credit_jax.losses.build import build_channel_weights, build_loss, needs_latitude
-from credit_jax.losses.errors import error_spread
+from credit_jax.losses.named import error_spread
 
 __all__ = [
     "LOSSES",

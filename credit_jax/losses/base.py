@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.config import StrictModel, parse
+from credit_jax.config import StrictModel
 from credit_jax.config.base import Unavailable
 from credit_jax.config.components import Registry
 from credit_jax.named_fields import FieldContext, FieldTree, keys_of_tree
@@ -141,21 +141,6 @@ class PointwiseLoss(ConfiguredLoss):
 
 
 LOSSES: Registry[type[ConfiguredLoss]] = Registry("loss", ConfiguredLoss)
-
-
-def parse_loss(
-    name: str,
-    parameters: Mapping[str, Any],
-    key: str,
-    parameters_key: str | None = None,
-) -> ConfiguredLoss:
-    """Returns a loss by its name, with its parameters.
-
-    Keys are dotted paths, of the name and of the parameters; None for the latter is
-    `key` with "_parameters".
-    """
-    cls = LOSSES.find(name, key)
-    return parse(cls, parameters, parameters_key or f"{key}_parameters")
 
 
 def pointwise_losses() -> list[str]:

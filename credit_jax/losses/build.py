@@ -22,11 +22,9 @@ from credit_jax.losses.base import (
     Loss,
     PointwiseLoss,
     Scalar,
-    parse_loss,
     pointwise_losses,
 )
-from credit_jax.losses.errors import Mae
-from credit_jax.losses.spectra import Power, Spectral
+from credit_jax.losses.named import Mae, Power, Spectral
 from credit_jax.named_fields import (
     SMALLEST_VARIANCE,
     ChannelLayout,
@@ -217,9 +215,9 @@ def _groups(
 def _pointwise(
     name: str, parameters: Mapping[str, Any], key: str, parameters_key: str
 ) -> PointwiseLoss:
-    """The loss of one variable, see `parse_loss`; keys are those within the section."""
+    """The loss of one variable; keys are those within the section."""
     path = f"{SECTION}.{key}"
-    loss = parse_loss(name, parameters, path, f"{SECTION}.{parameters_key}")
+    loss = parse(LOSSES.find(name, path), parameters, f"{SECTION}.{parameters_key}")
     if not isinstance(loss, PointwiseLoss):
         raise ValueError(
             f"{path}: {name!r} gives no value at every point, which `type: base` "
@@ -415,7 +413,8 @@ def _chosen_loss(config: LossConfig, validation: bool, num_members: int | None) 
         parameters = config.validation_loss_parameters
     elif validation and not validates and falls_back:
         return Mae()
-    loss = parse_loss(name, parameters, key, parameters_key)
+    cls, path = LOSSES.find(name, key), parameters_key or f"{key}_parameters"
+    loss = parse(cls, parameters, path)
     if num_members is not None and num_members < loss.num_members:
         raise ValueError(
             f"{key}: {name} scores an ensemble: set trainer.ensemble_size to "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -44,15 +44,7 @@ def check_inputs(
         axes: mesh axes of global arrays; None for local arrays, whose samples, rows and
             dtype may be any.
     """
-    _check_names("inputs", inputs, specs, "the model takes")
-    if more := [str(name) for name in inputs if name not in specs]:
-        raise ValueError(
-            f"the inputs have {', '.join(more)}, which is not known; the model takes "
-            f"{_example(specs)}"
-        )
-    for name, spec in specs.items():
-        _check_array(f"input {name}", inputs[name], spec, axes, compute)
-    _check_samples("inputs", inputs)
+    _check_arrays("inputs", inputs, specs, axes, compute)
 
 
 def check_batch(
@@ -73,32 +65,58 @@ def check_batch(
             of all: fields one after the other along time, vectors along their size.
     """
     expected = {**inputs, "y": output}
-    _check_names("batch", batch, expected, "a step takes")
+    how: dict[str, Any] = {"stacked": stacked, "num_steps": num_steps}
+    _check_arrays("batch", batch, expected, axes, compute, **how)
+
+
+def _check_arrays(
+    subject: Literal["inputs", "batch"],
+    arrays: Any,
+    expected: Mapping[str, InputSpec],
+    axes: MeshAxes | None,
+    compute: Any,
+    *,
+    stacked: bool = False,
+    num_steps: int = 1,
+) -> None:
+    """Checks the names, and each array; all have as many samples and micro-batches."""
+    displayed = ", ".join(
+        f'"{name}": ({", ".join(_FIELD if isinstance(spec, FieldSpec) else _VECTOR)})'
+        for name, spec in expected.items()
+    )
+    example = f"{{{displayed}}}"
+    if not isinstance(arrays, Mapping):
+        raise ValueError(
+            f"the {subject} are a {type(arrays).__name__}; expected a mapping, as of "
+            f"place_batch: {example}"
+        )
+    taken = "the model takes" if subject == "inputs" else "a step takes"
+    if missing := [name for name in expected if name not in arrays]:
+        raise ValueError(f"the {subject} lack {', '.join(missing)}; {taken} {example}")
+    more = [str(name) for name in arrays if name not in expected]
+    if more and subject == "inputs":
+        raise ValueError(
+            f"the inputs have {', '.join(more)}, which is not known; {taken} {example}"
+        )
     for name, spec in expected.items():
         _check_array(
-            f"batch {name}",
-            batch[name],
+            f"{subject.removesuffix('s')} {name}",
+            arrays[name],
             spec,
             axes,
             compute,
             stacked=stacked,
-            free=("time",) if name == "y" else (),
+            # Targets of some steps follow one another along time.
+            free=("time",) if subject == "batch" and name == "y" else (),
             repeats=num_steps if name not in ("x", "y") else 1,
         )
-    _check_samples("batch", {name: batch[name] for name in expected}, stacked=stacked)
-
-
-def _check_names(
-    subject: str, arrays: Any, expected: Mapping[str, InputSpec], taken: str
-) -> None:
-    if not isinstance(arrays, Mapping):
+    counts = {name: np.shape(arrays[name])[: 1 + stacked] for name in expected}
+    if len(set(counts.values())) > 1:
+        dims = f"({_MICRO}, batch)" if stacked else "(batch,)"
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise ValueError(
-            f"the {subject} are a {type(arrays).__name__}; expected a mapping, as of "
-            f"place_batch: {_example(expected)}"
-        )
-    if missing := [name for name in expected if name not in arrays]:
-        raise ValueError(
-            f"the {subject} lack {', '.join(missing)}; {taken} {_example(expected)}"
+            f"the {subject} have different leading dims {dims}: {listed}; expected the "
+            "same number of samples in all"
         )
 
 
@@ -162,29 +180,6 @@ def _check_array(
         f"{name} holds {dtype}; expected float32: {why}. Cast it with "
         ".astype(jnp.float32)"
     )
-
-
-def _check_samples(
-    subject: str, arrays: Mapping[str, Any], *, stacked: bool = False
-) -> None:
-    """Checks that all arrays have as many samples, and as many micro-batches."""
-    dims = f"({_MICRO}, batch)" if stacked else "(batch,)"
-    counts = {name: np.shape(x)[: 1 + stacked] for name, x in arrays.items()}
-    if len(set(counts.values())) > 1:
-        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise ValueError(
-            f"the {subject} have different leading dims {dims}: {listed}; expected the "
-            "same number of samples in all"
-        )
-
-
-def _example(specs: Mapping[str, InputSpec]) -> str:
-    """The inputs of a model with their dims, as a Python literal."""
-    displayed = (
-        f'"{name}": ({", ".join(_FIELD if isinstance(spec, FieldSpec) else _VECTOR)})'
-        for name, spec in specs.items()
-    )
-    return f"{{{', '.join(displayed)}}}"
 
 
 def check_weights(

@@ -357,8 +357,7 @@ class ParallelModel:
         process = self.model_def.process
         assert process is not None, "the model has a process"
         noise = Noise(jax.random.fold_in(key, NOISE))
-        parts = {"interleaved": True, "start": start, "noise": noise}
-        context = self._context({"y": target}, 1, **parts)
+        context = self._context({"y": target}, start=start, noise=noise)
         return process.noised(target, context)
 
     def local_training_forward(
@@ -381,7 +380,7 @@ class ParallelModel:
             num_members: as for `local_forward`.
             start: number of local samples of the batch before these.
         """
-        context = self._training_context(inputs, num_members, key, start)
+        context = self._context(inputs, num_members, start=start, key=key)
         y, batch_stats = self._forward(params, model_state, inputs, context)
         vectors = spectral_norm.after_calls(
             model_state[SPECTRAL_NORM], self.model_def.matrices
@@ -406,7 +405,7 @@ class ParallelModel:
                 `local_training_forward`.
             x, y: local samples of input and target.
         """
-        context = self._training_context({"x": x}, num_members, key, start)
+        context = self._context({"x": x}, num_members, start=start, key=key)
         module = self.model_def.bind(self._weights(params, model_state))
         return module.losses(x, y, context)
 
@@ -456,27 +455,23 @@ class ParallelModel:
         # global array would not be that of one device.
         return jnp.where(field.mask(), y, jnp.zeros((), y.dtype))
 
-    def _training_context(
-        self,
-        inputs: Mapping[str, Array],
-        num_members: int,
-        key: Array,
-        start: Array | int,
-    ) -> Context:
-        noise = Noise(jax.random.fold_in(key, NOISE))
-        parts = {"interleaved": True, "start": start, "key": key, "noise": noise}
-        return self._context(inputs, num_members, **parts)
-
     def _context(
         self,
         inputs: Mapping[str, Array],
-        num_members: int,
+        num_members: int = 1,
         *,
-        interleaved: bool,
+        interleaved: bool = True,
         start: Array | int = 0,
-        **more: Any,
+        key: Array | None = None,
+        noise: Noise | None = None,
+        capture_intermediates: list[Field] | None = None,
     ) -> Context:
-        """Returns the context of a forward pass; see `local_forward`."""
+        """Returns the context of a forward pass, in training with the key of dropout.
+
+        See `local_forward`; in training, noise has a key that follows from `key`.
+        """
+        if key is not None:
+            noise = Noise(jax.random.fold_in(key, NOISE))
         # dp_replicate is the outermost axis of the data-parallel rank.
         rank: Array | int = 0
         for name in self.axes.data:
@@ -493,7 +488,9 @@ class ParallelModel:
             else rank * size,
             sample_stride=self.axes.num_data if interleaved else 1,
             num_members=num_members,
-            **more,
+            key=key,
+            noise=noise,
+            capture_intermediates=capture_intermediates,
         )
 
     def _weights(self, params: Weights, model_state: ModelState) -> Weights:

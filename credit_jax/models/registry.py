@@ -8,7 +8,7 @@ from typing import Any
 from credit_jax.config import ConfigError, not_available, parse
 from credit_jax.models import debugger, function
 from credit_jax.models.common.config import MODELS, ModelConfig, ModelEntry
-from credit_jax.models.crossformer import crossformer, diffusion, ensemble, nextgen
+from credit_jax.models.crossformer import crossformer, nextgen
 from credit_jax.models.graph import graph
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.swin import fuxi, swin
@@ -19,10 +19,8 @@ from credit_jax.state_dict.torch_model import TorchModel
 __all__ = ["MODELS", "ModelEntry", "build", "parse_model", "torch_model"]
 
 # The modules whose models register themselves as they are imported.
-FAMILIES = (
-    *(crossformer, diffusion, ensemble, nextgen),
-    *(debugger, function, fuxi, graph, swin, unet, unet_diffusion),
-)
+FAMILIES = (crossformer, nextgen, debugger, function, fuxi, graph, swin, unet)
+FAMILIES = (*FAMILIES, unet_diffusion)
 
 
 def parse_model(section: Mapping[str, Any]) -> ModelConfig:

@@ -129,9 +129,8 @@ class ExpertFeedForward(nnx.Module):
     ) -> Float[Array, "tokens channel"]:
         """Returns the weighted sum over the chosen experts of each token."""
         axes, wide = context.axes, context.precision.wide
-        drops = context.key is not None and self.dropout > 0.0
         numbers = None
-        if drops:
+        if context.key is not None and self.dropout > 0.0:
             # (sample * rows + row, column) of each token, by global indices.
             batch, _, columns, _ = field.data.shape
             row = field.layout.global_rows()
@@ -153,8 +152,18 @@ class ExpertFeedForward(nnx.Module):
         dispatch = Dispatch.of(chosen, num, first)
         units = dispatch.product(dispatch.spread(x), self.up[...])
         units = gelu(units + dispatch.of_expert(self.up_bias[...]))
-        if numbers is not None:
-            units = self._dropped(units, numbers, dispatch, context)
+        if numbers is not None and context.key is not None:
+            # A mask by global sample, row, column, choice and unit.
+            high, column = dispatch.spread(numbers).T
+            choice = dispatch.order % dispatch.choices
+            local = units.shape[-1]
+            unit = jnp.arange(local)
+            if local < self.hidden:
+                unit = axis_index(axes.tensor) * local + unit
+            low = (column * dispatch.choices + choice)[:, None] * self.hidden
+            low = low + unit[None]
+            keep = keep_mask(context.key, high[:, None], low, self.dropout)
+            units = drop(units, keep, self.dropout)
         y = dispatch.combine(dispatch.product(units, self.down[...], wide), weights)
         if EXPERT_MLP in context.rules.tensor:
             y = psum(y, axes.tensor)
@@ -164,22 +173,3 @@ class ExpertFeedForward(nnx.Module):
         if axes.expert:
             y = lax.psum_scatter(y, axes.expert, scatter_dimension=0, tiled=True)
         return y.astype(x.dtype)
-
-    def _dropped(
-        self,
-        units: Float[Array, "places unit"],
-        numbers: Int[Array, "tokens two"],
-        dispatch: Dispatch,
-        context: Context,
-    ) -> Float[Array, "places unit"]:
-        """Dropout with a mask by global sample, row, column, choice and unit."""
-        assert context.key is not None, "asked for by the caller"
-        high, column = dispatch.spread(numbers).T
-        choice = dispatch.order % dispatch.choices
-        local = units.shape[-1]
-        unit = jnp.arange(local)
-        if local < self.hidden:
-            unit = axis_index(context.axes.tensor) * local + unit
-        low = (column * dispatch.choices + choice)[:, None] * self.hidden + unit[None]
-        keep = keep_mask(context.key, high[:, None], low, self.dropout)
-        return drop(units, keep, self.dropout)

@@ -26,6 +26,9 @@ from credit_jax.parallel.params.spec import ParamSpec
 
 # Matrices with more elements are processed one by one, which avoids copies.
 LARGE = 2**16
+# Specs of parameters, and how they are split over a mesh, by path; None for whole ones.
+ParamSpecs: TypeAlias = Mapping[str, ParamSpec]
+Shardings: TypeAlias = Mapping[str, PartitionSpec] | None
 # Shapes of the vectors u and v of matrices, by path and side.
 Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
 
@@ -34,7 +37,7 @@ Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
 class MatrixGroup:
     """Matrices of equal shape and sharding, processed as (count, inputs, outputs)."""
 
-    specs: Mapping[str, ParamSpec]  # specs of the parameters, by path
+    specs: ParamSpecs  # specs of the parameters, by path
     # Mesh axes that shard the input and the output dims.
     axes_in: tuple[str, ...]
     axes_out: tuple[str, ...]
@@ -80,9 +83,7 @@ Side = Literal["u", "v"]
 Family: TypeAlias = Sequence[MatrixGroup]
 
 
-def matrix_families(
-    param_specs: Mapping[str, ParamSpec], specs: Mapping[str, PartitionSpec] | None
-) -> list[Family]:
+def matrix_families(param_specs: ParamSpecs, specs: Shardings) -> list[Family]:
     """Groups matrices by shape and sharding, and the groups by sharding."""
     groups: dict[tuple[Any, ...], dict[str, ParamSpec]] = {}
     for path, param_spec in param_specs.items():
@@ -127,10 +128,7 @@ class PackedMatrices:
 
     @classmethod
     def of(
-        cls,
-        weights: Mapping[str, Array],
-        param_specs: Mapping[str, ParamSpec],
-        specs: Mapping[str, PartitionSpec] | None,
+        cls, weights: Mapping[str, Array], param_specs: ParamSpecs, specs: Shardings
     ) -> PackedMatrices:
         """The matrices with `param_specs` among local shards; see `matrix_families`."""
         families = matrix_families(param_specs, specs)

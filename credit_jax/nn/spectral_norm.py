@@ -26,7 +26,12 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from credit_jax.nn.packed_matrices import PackedMatrices, matrix_families
+from credit_jax.nn.packed_matrices import (
+    PackedMatrices,
+    ParamSpecs,
+    Shardings,
+    matrix_families,
+)
 from credit_jax.nn.parameters import Collection
 from credit_jax.ops.compensated import compensated_sum, parts_to_sum, quotient, two_sum
 from credit_jax.parallel.collectives import psum_each
@@ -60,8 +65,8 @@ def spectral_norm_shapes(
 def init_spectral_norm(
     key: Array,
     weights: Weights,
-    param_specs: Mapping[str, ParamSpec],
-    specs: Mapping[str, PartitionSpec] | None = None,
+    param_specs: ParamSpecs,
+    specs: Shardings = None,
     degrees: Mapping[str, int] | None = None,
     *,
     alone: bool = False,
@@ -104,8 +109,8 @@ def init_spectral_norm(
 def iterate(
     weights: Weights,
     state: Collection,
-    param_specs: Mapping[str, ParamSpec],
-    specs: Mapping[str, PartitionSpec] | None = None,
+    param_specs: ParamSpecs,
+    specs: Shardings = None,
 ) -> Collection:
     """Returns u and v for one training forward pass: one power iteration per call.
 
@@ -139,11 +144,7 @@ def iterate(
 
 
 def _unroll(
-    turns: int,
-    matrices: Iterable[str],
-    specs: Mapping[str, PartitionSpec] | None,
-    *,
-    alone: bool = False,
+    turns: int, matrices: Iterable[str], specs: Shardings, *, alone: bool = False
 ) -> int:
     """Returns how many turns of a loop of power iterations to write out: one or all."""
     # Sums over shards within a loop: XLA on CPU may run them beside later collectives.
@@ -151,7 +152,7 @@ def _unroll(
     return turns if split and not loops_hold_collectives(alone=alone) else 1
 
 
-def after_calls(state: Collection, param_specs: Mapping[str, ParamSpec]) -> Collection:
+def after_calls(state: Collection, param_specs: ParamSpecs) -> Collection:
     """The vectors to store after a training forward pass, those of last calls."""
     last = {
         path: {
@@ -166,8 +167,8 @@ def after_calls(state: Collection, param_specs: Mapping[str, ParamSpec]) -> Coll
 def normalize(
     weights: Weights,
     state: Collection,
-    param_specs: Mapping[str, ParamSpec],
-    specs: Mapping[str, PartitionSpec] | None = None,
+    param_specs: ParamSpecs,
+    specs: Shardings = None,
     *,
     compensated: bool = False,
 ) -> Weights:
@@ -205,9 +206,7 @@ def normalize(
     return out
 
 
-def _per_call(
-    state: Collection, param_specs: Mapping[str, ParamSpec]
-) -> dict[str, ParamSpec]:
+def _per_call(state: Collection, param_specs: ParamSpecs) -> dict[str, ParamSpec]:
     """Returns specs of the matrices whose vectors have a dim of calls."""
     return {
         path: param_specs[path]
@@ -217,10 +216,7 @@ def _per_call(
 
 
 def _iterated(
-    weights: Weights,
-    state: Collection,
-    matrices: Mapping[str, ParamSpec],
-    specs: Mapping[str, PartitionSpec] | None,
+    weights: Weights, state: Collection, matrices: ParamSpecs, specs: Shardings
 ) -> Collection:
     """Returns the vectors after one power iteration of `matrices`, others unchanged."""
     new: Collection = {p: {} if p in matrices else v for p, v in state.items()}
@@ -236,10 +232,7 @@ def _iterated(
 
 
 def _divided(
-    weights: Weights,
-    state: Collection,
-    matrices: Mapping[str, ParamSpec],
-    specs: Mapping[str, PartitionSpec] | None,
+    weights: Weights, state: Collection, matrices: ParamSpecs, specs: Shardings
 ) -> Weights:
     """Returns the matrices, each divided by u' W v."""
     together, out = PackedMatrices.of(weights, matrices, specs), {}
@@ -258,10 +251,7 @@ def _divided(
 
 
 def _divided_exactly(
-    weights: Weights,
-    state: Collection,
-    matrices: Mapping[str, ParamSpec],
-    specs: Mapping[str, PartitionSpec] | None,
+    weights: Weights, state: Collection, matrices: ParamSpecs, specs: Shardings
 ) -> Weights:
     """`_divided`, with a compensated sum of the elements u W v, and exact quotients."""
     families = matrix_families(matrices, specs)

@@ -13,12 +13,12 @@ from credit_jax.ops.conv import periodic_conv2d as periodic_conv2d
 from credit_jax.ops.norm import RunningStatistics as RunningStatistics
 from credit_jax.ops.norm import batch_norm as batch_norm
 from credit_jax.ops.norm import layer_norm as layer_norm
-from credit_jax.ops.patches import pixel_shuffle as pixel_shuffle
-from credit_jax.ops.patches import unpatch as unpatch
 from credit_jax.ops.pool import avg_pool2d as avg_pool2d
 from credit_jax.ops.pool import max_pool2d as max_pool2d
 from credit_jax.ops.resize import area_taps as area_taps
 from credit_jax.ops.resize import linear_taps as linear_taps
 from credit_jax.ops.resize import nearest_taps as nearest_taps
+from credit_jax.ops.space_to_depth import pixel_shuffle as pixel_shuffle
+from credit_jax.ops.space_to_depth import unpatch as unpatch
 from credit_jax.ops.window_attention import attend as attend
 from credit_jax.ops.window_attention import attention_logits as attention_logits

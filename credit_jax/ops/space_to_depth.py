@@ -14,7 +14,7 @@ from math import prod
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, Float, Shaped
 
 from credit_jax.ops.dense import dense
 
@@ -218,6 +218,34 @@ def depth_to_space(x: Array, stride: Sequence[int], groups: int) -> Array:
     x = x.transpose(0, *pairs, 1 + num, 2 + 2 * num)
     sizes = [n * s for n, s in zip(points, stride, strict=True)]
     return x.reshape(batch, *sizes, groups * per_group)
+
+
+def pixel_shuffle(
+    x: Float[Array, "batch height width channels"], scale: int
+) -> Float[Array, "batch height_out width_out channel_out"]:
+    """Moves channels to space, as torch.nn.PixelShuffle.
+
+    out[b, h * r + i, w * r + j, c] = x[b, h, w, c * r * r + i * r + j]
+
+    Args:
+        x: (batch, height, width, channel_out * scale**2).
+        scale: r, the upscale factor.
+    """
+    return depth_to_space(x, (scale, scale), x.shape[-1] // scale**2)
+
+
+def unpatch(
+    x: Float[Array, "batch height width channels"], patch: IntPair
+) -> Float[Array, "batch height_out width_out channel_out"]:
+    """Rearranges the vector of each point to a patch, as the heads of FuXi and Swin do.
+
+    out[b, h * p + i, w * q + j, c] = x[b, h, w, (i * q + j) * channel_out + c]
+
+    Args:
+        x: (batch, height, width, p * q * channel_out).
+        patch: rows p and columns q.
+    """
+    return depth_to_space(x, patch, 1)
 
 
 def unit_stride_conv(

@@ -26,7 +26,7 @@ from credit_jax.physics.arrays import (
     num_rows,
     row_numbers,
 )
-from credit_jax.physics.geopotential import check_interfaces
+from credit_jax.physics.vertical import check_interfaces
 
 LevelFields = Float[Any, "batch level time lat lon"]
 

@@ -99,6 +99,7 @@ def read_coefficients(
     levels: Sequence[int] | None = None,
     *,
     interfaces: bool = False,
+    between: bool = False,
 ) -> Coefficients:
     """Reads the coefficients of hybrid levels as float64.
 
@@ -108,6 +109,8 @@ def read_coefficients(
         levels: levels to take, counted from 1; None takes all.
         interfaces: whether to return the interfaces of consecutive levels: the upper
             one of each, and the lower one of the last.
+        between: whether the coefficients of the file are those of interfaces, which are
+            averaged to the centers of levels.
 
     Returns:
         (a in Pa, b).
@@ -115,30 +118,18 @@ def read_coefficients(
     first, second = read_arrays(path, [a, b])
     if first.ndim == 2 and a == b:
         first, second = first[0], second[1]
-    if levels is not None and interfaces:
-        levels = [*levels, levels[-1] + 1]
-    return _chosen(path, a, (first, second), levels)
-
-
-def centers(
-    path: str,
-    a: str,
-    b: str,
-    levels: Sequence[int] | None = None,
-    *,
-    on_interfaces: bool = True,
-) -> Coefficients:
-    """Reads the coefficients at the centers of hybrid levels.
-
-    Args:
-        levels: levels to take, counted from 1; None takes all.
-        on_interfaces: whether the coefficients of the file are those of interfaces,
-            which are averaged to centers.
-    """
-    first, second = read_coefficients(path, a, b)
-    if on_interfaces:
+    if between:
         first, second = (0.5 * (x[:-1] + x[1:]) for x in (first, second))
-    return _chosen(path, a, (first, second), levels)
+    if levels is None:
+        return first, second
+    levels, count = [*levels, *([levels[-1] + 1] if interfaces else [])], len(first)
+    if min(levels) < 1 or max(levels) > count:
+        raise ValueError(
+            f"{path}: {a} is of levels 1 to {count}, but `levels` (counted from 1) "
+            f"asks for {levels}"
+        )
+    index = [level - 1 for level in levels]
+    return first[index], second[index]
 
 
 def level_values(path: str, name: str) -> CoordinateValues | None:
@@ -171,22 +162,6 @@ def level_numbers(
         return None
     numbers = numbers[:-1] if between else numbers
     return numbers if levels is None else tuple(numbers[k - 1] for k in levels)
-
-
-def _chosen(
-    path: str, name: str, values: Coefficients, levels: Sequence[int] | None
-) -> Coefficients:
-    """Selects the coefficients of some levels, counted from 1."""
-    if levels is None:
-        return values
-    count = len(values[0])
-    if min(levels) < 1 or max(levels) > count:
-        raise ValueError(
-            f"{path}: {name} is of levels 1 to {count}, but `levels` (counted from 1) "
-            f"asks for {list(levels)}"
-        )
-    index = [level - 1 for level in levels]
-    return values[0][index], values[1][index]
 
 
 def find_file(path: str) -> str:

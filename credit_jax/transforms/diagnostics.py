@@ -6,6 +6,7 @@ units, and add fields to `y_processed`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -29,15 +30,14 @@ from credit_jax.physics.files import (
     read_coefficients,
     read_surface,
 )
-from credit_jax.physics.geopotential import geopotential, geopotential_of_ifs
-from credit_jax.physics.interpolation import (
+from credit_jax.physics.vertical import (
+    ColumnState,
+    geopotential,
+    geopotential_of_ifs,
     interpolate_columns,
     interpolate_linearly,
-    rises,
-)
-from credit_jax.physics.pressure_levels import (
-    ColumnState,
     mean_sea_level_pressure,
+    rises,
     to_pressure_levels,
 )
 from credit_jax.transforms.base import (
@@ -296,10 +296,15 @@ class PressureInterp(_OfModelLevels):
         descriptions = {}
         for key, name in self._names.items():
             attributes = {**defaults.get(key, {}), **units.get(key, {})}
-            if "long_name" in attributes:
-                attributes["long_name"] += " on pressure levels"
-            descriptions[name] = attributes
+            descriptions[name] = _named(attributes, "pressure levels")
         return descriptions
+
+
+def _named(attributes: Mapping[str, str], levels: str) -> dict[str, str]:
+    """The attributes of a field on other levels: an addition to its long name."""
+    if "long_name" not in attributes:
+        return dict(attributes)
+    return {**attributes, "long_name": f"{attributes['long_name']} on {levels}"}
 
 
 def derived_key(var_key: str, suffix: str) -> str:
@@ -401,18 +406,25 @@ class FullLevels(OverGround):
         return f"{source}/derived_diagnostic/{dims}/{name}"
 
     @property
-    def effects(self) -> Effects:
-        on_pressure = (*self.interp_fields, self.derived(self.geopotential_var))
-        coordinates: dict[str, OutputLevels] = {
-            derived_key(key, self.pres_ending): (PRESSURE, self.pressure_levels)
-            for key in on_pressure
-        }
+    def _interpolated(self) -> dict[str, tuple[str, OutputLevels, str]]:
+        """Key of each interpolated field -> its variable, its levels, their name."""
+        on_pressure = PRESSURE, self.pressure_levels
+        kinds: list[tuple[str, str, OutputLevels, str]] = [
+            (self.pres_ending, self.geopotential_var, on_pressure, "pressure levels")
+        ]
         if self.height_levels is not None:
-            on_heights = (*self.interp_fields, self.derived(self.pressure_3d_var))
-            for key in on_heights:
-                name = derived_key(key, self.height_ending)
-                coordinates[name] = (HEIGHT, self.height_levels)
-        return Effects(levels=coordinates)
+            on_heights = HEIGHT, self.height_levels
+            kinds += [(self.height_ending, self.pressure_3d_var, on_heights, "heights")]
+        return {
+            derived_key(key, ending): (key, levels, text)
+            for ending, more, levels, text in kinds
+            for key in (*self.interp_fields, self.derived(more))
+        }
+
+    @property
+    def effects(self) -> Effects:
+        fields = self._interpolated.items()
+        return Effects(levels={name: levels for name, (_, levels, _) in fields})
 
     @property
     def output_keys(self) -> tuple[str, ...]:
@@ -481,27 +493,14 @@ class FullLevels(OverGround):
 
     def describe(self, units: Descriptions) -> Descriptions:
         """Returns the attributes of each field, its long name with an addition."""
-        heights, pressure = (
-            self.derived(name) for name in (self.geopotential_var, self.pressure_3d_var)
-        )
         attributes_of: dict[str, Any] = {
-            heights: GEOPOTENTIAL,
-            pressure: _AIR_PRESSURE,
+            self.derived(self.geopotential_var): GEOPOTENTIAL,
+            self.derived(self.pressure_3d_var): _AIR_PRESSURE,
             self.derived("mean_sea_level_pressure", "2d"): SEA_LEVEL_PRESSURE,
         }
         sources = {self.temperature_var: TEMPERATURE, **units, **attributes_of}
-        endings = (
-            (self.pres_ending, (*self.interp_fields, heights), "pressure levels"),
-            (self.height_ending, (*self.interp_fields, pressure), "heights"),
-        )
-        for ending, keys, origin in endings:
-            for key in keys:
-                attributes = dict(sources.get(key, {}))
-                if "long_name" in attributes:
-                    attributes["long_name"] += f" on {origin}"
-                name = derived_key(key, ending)
-                if name in self.effects.levels:
-                    attributes_of[name] = attributes
+        for name, (key, _, text) in self._interpolated.items():
+            attributes_of[name] = _named(sources.get(key, {}), text)
         return attributes_of
 
     def _check(self, key: str, field: Any) -> None:

@@ -241,16 +241,13 @@ def _undoes(block: Block, types: Collection[str | None]) -> bool:
 
 def _index_of_output(blocks: Sequence[Block]) -> int:
     """Index of the block that splits predictions; -1 if there is none."""
-    return next(
-        (
-            index
-            for index, block in enumerate(blocks)
-            if block.phase is Phase.AFTER_STEP
-            and _splits(block, "y_pred")
-            and block.argument("out_key") == OUTPUT
-        ),
-        -1,
-    )
+    makes_output = [
+        block.phase is Phase.AFTER_STEP
+        and _splits(block, "y_pred")
+        and block.argument("out_key") == OUTPUT
+        for block in blocks
+    ]
+    return makes_output.index(True) if any(makes_output) else -1
 
 
 def _splits(block: Block, entry: str) -> bool:

@@ -32,12 +32,11 @@ from credit_jax.physics.advection import Advection, Wind
 from credit_jax.physics.arrays import fill_padding, num_rows
 from credit_jax.physics.files import (
     Coefficients,
-    centers,
     level_numbers,
     read_arrays,
     read_coefficients,
 )
-from credit_jax.physics.interpolation import hybrid_to_hybrid
+from credit_jax.physics.vertical import hybrid_to_hybrid
 from credit_jax.transforms.base import (
     Effects,
     FieldTree,
@@ -162,21 +161,18 @@ class _LevelInterp(OfLevels, _ByEntry):
 
     def open(self) -> None:
         path, a, b = self.level_origin
-        self._coefficients = centers(
-            path, a, b, self.source_levels, on_interfaces=self.source_on_interfaces
+        self._coefficients = read_coefficients(
+            path, a, b, self.source_levels, between=self.source_on_interfaces
         )
-        self._dest = centers(
+        self._dest = read_coefficients(
             self.dest_level_info_file,
             self.dest_a_var,
             self.dest_b_var,
             self.dest_levels,
-            on_interfaces=self.dest_on_interfaces,
+            between=self.dest_on_interfaces,
         )
         self._numbers = level_numbers(
-            self.source_level_info_file,
-            self.source_a_var,
-            self.source_levels,
-            between=self.source_on_interfaces,
+            path, a, self.source_levels, between=self.source_on_interfaces
         )
 
     def replaced(

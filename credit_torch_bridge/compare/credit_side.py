@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from credit_jax.models.diffusion.process import NOISED, TIME, DiffusionKeys
-from credit_jax.models.graph.edge_file import read_edges
+from credit_jax.models.graph.graph import read_edges
 from credit_jax.models.registry import MODELS, torch_model
 from credit_torch_bridge.compare.jax_side import ModelOutputs, import_credit
 

@@ -13,7 +13,7 @@ import pytest
 import xarray as xr
 
 from credit_jax import from_state_dict, to_state_dict
-from credit_jax.models.graph.edge_file import nearest_edges, read_edges
+from credit_jax.models.graph.graph import nearest_edges, read_edges
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build, parse_model
 from credit_jax.nn.parameters import SPECTRAL_NORM

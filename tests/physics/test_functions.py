@@ -11,7 +11,7 @@ import xarray as xr
 
 from benchmarks.trajectory import atmosphere
 from credit_jax.named_fields.tree import ChannelGroup
-from credit_jax.physics.files import centers, read_arrays, read_coefficients, read_grid
+from credit_jax.physics.files import read_arrays, read_coefficients, read_grid
 from credit_jax.physics.harmonics import (
     legendre_functions,
     legendre_slopes,
@@ -114,11 +114,13 @@ def test_levels_of_the_data():
     )
     assert np.array_equal(some[0], a[[0, 4, 136, 137]])
     assert np.array_equal(some[1], b[[0, 4, 136, 137]])
-    middle = centers("ERA5_Lev_Info.nc", "a_half", "b_half", (137,))
+    middle = read_coefficients(
+        "ERA5_Lev_Info.nc", "a_half", "b_half", (137,), between=True
+    )
     assert middle[0] == 0.5 * (a[136] + a[137])
     text = "a_half is of levels 1 to 137, but `levels` (counted from 1) asks for [0]"
     with pytest.raises(ValueError, match=re.escape(text)):
-        centers("ERA5_Lev_Info.nc", "a_half", "b_half", (0,))
+        read_coefficients("ERA5_Lev_Info.nc", "a_half", "b_half", (0,), between=True)
 
 
 def test_errors_name_what_there_is(tmp_path):

@@ -21,7 +21,7 @@ from credit_jax.config.data import DataConfig
 from credit_jax.extensions.certification.small_config import grid_of
 from credit_jax.extensions.preprocess import scaler_fitting
 from credit_jax.losses import needs_latitude
-from credit_jax.models.graph.edge_file import nearest_edges
+from credit_jax.models.graph.graph import nearest_edges
 from credit_jax.transforms import TRANSFORMS
 from credit_jax.transforms.statistics import Fitted
 

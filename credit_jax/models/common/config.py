@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_a
 from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
-from pydantic import BeforeValidator, Field, NonNegativeInt
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
 from credit_jax.config import StrictModel
 from credit_jax.config.components import Registry
@@ -136,6 +136,7 @@ def repeated(count: int) -> Any:
 
 
 Ends = Annotated[tuple[int, int], repeated(2)]
+Both = Annotated[tuple[PositiveInt, PositiveInt], repeated(2)]
 
 
 class PaddingConfig(StrictModel):

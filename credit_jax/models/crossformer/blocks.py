@@ -120,19 +120,17 @@ class TransformerBlock(nnx.Module):
         query_key_value: type[QueryKeyValue] = QueryKeyValue,
         feed_forwards: FeedForwards = DENSE,
     ) -> None:
-        attention: dict[str, Any] = {
-            "dim_head": dim_head,
-            "dropout": attn_dropout,
-            "query_key_value": query_key_value,
-        }
-        self.short_attention = WindowAttention(
-            channels, "short", local_window, **attention
+        attention = partial(
+            WindowAttention,
+            channels,
+            dim_head=dim_head,
+            dropout=attn_dropout,
+            query_key_value=query_key_value,
         )
         after_short, after_long = feed_forwards
+        self.short_attention = attention("short", local_window)
         self.short_feed_forward = after_short(channels, dropout=ff_dropout)
-        self.long_attention = WindowAttention(
-            channels, "long", global_window, **attention
-        )
+        self.long_attention = attention("long", global_window)
         self.long_feed_forward = after_long(channels, dropout=ff_dropout)
 
     def ready(self) -> Biases:

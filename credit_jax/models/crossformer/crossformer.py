@@ -6,6 +6,12 @@ CREDIT's `wxformer` and `wxformer_base` (models/wxformer/crossformer.py) and `ca
 `crossformer_downscaling` (models/wxformer/crossformer_downscaling.py, on regional
 grids) have transposed convolutions, or interpolation and convolution. `wxformer_moe`,
 with mixtures of experts, is not in CREDIT.
+
+`crossformer-diffusion` (models/wxformer/crossformer_diffusion.py) is a `crossformer`
+that removes noise from a target, conditioned on the input; a prediction is a sample of
+the diffusion process of `model.diffusion`. `crossformer-ensemble` and
+`crossformer-style` (models/wxformer/crossformer_ensemble.py) are one model, which adds
+noise to its features, in training and in evaluation; each draw gives a member.
 """
 
 from __future__ import annotations
@@ -16,11 +22,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
+import jax
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Float
 from pydantic import BeforeValidator, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from credit_jax.config.base import Unavailable
+from credit_jax.kernels import dense
 from credit_jax.models.common.config import (
     ChannelCountKeys,
     FlatPaddingKeys,
@@ -51,10 +60,23 @@ from credit_jax.models.crossformer.config import (
     EncoderDecoderConfig,
     block_names,
     unused_patch_embedding,
+    without_patches,
 )
+from credit_jax.models.diffusion.process import DiffusionKeys
+from credit_jax.nn.context import Context
 from credit_jax.nn.experts import ExpertFeedForward, Routing
-from credit_jax.nn.layers import FeedForward
+from credit_jax.nn.layers import FeedForward, Linear
+from credit_jax.nn.parameters import (
+    Parameter,
+    named_variables,
+    param_spec_of,
+    parameter,
+)
+from credit_jax.ops.dense import add_bias
 from credit_jax.ops.experts import balance_loss
+from credit_jax.parallel.params.spec import constant, torch_uniform
+from credit_jax.parallel.rows.layout import Field
+from credit_jax.state_dict.key_table import below, key_table
 from credit_jax.state_dict.torch_model import RemovedLayer, TorchModel
 
 CROSSFORMER = TorchModel(
@@ -167,8 +189,8 @@ class WXFormerMoE(EncoderDecoder):
         super().__init__(config, feed_forwards=(short, experts))
 
 
-class CamulatorConfig(VariableKeys, EncoderDecoderConfig):
-    """Constructor keys of CREDIT's Camulator, with its defaults.
+class MeanFrameConfig(EncoderDecoderConfig):
+    """Keys of models that take the mean of frames, and give one.
 
     Differs from CREDIT: patches may be padded, and dims need not double.
     """
@@ -178,6 +200,14 @@ class CamulatorConfig(VariableKeys, EncoderDecoderConfig):
         "cross_embed_strides": [2, 2, 2, 2],
     }
 
+    symmetric_embedding: ClassVar[bool] = True
+    frame_fold: ClassVar[FrameFold] = "mean"
+    output_frames: ClassVar[int] = 1
+
+
+class CamulatorConfig(VariableKeys, MeanFrameConfig):
+    """Constructor keys of CREDIT's Camulator, with its defaults."""
+
     ignored: ClassVar[Mapping[str, str]] = ignored_by(
         "camulator",
         "frame_patch_size upsample_v_conv attention_type decoder_attention_type "
@@ -186,9 +216,6 @@ class CamulatorConfig(VariableKeys, EncoderDecoderConfig):
         **PIXEL_SHUFFLE,
         **NO_FLAT_PADS,
     )
-    symmetric_embedding: ClassVar[bool] = True
-    frame_fold: ClassVar[FrameFold] = "mean"
-    output_frames: ClassVar[int] = 1
 
     type: Literal["camulator"] = "camulator"
 
@@ -257,16 +284,9 @@ class CrossFormer(EncoderDecoder):
         )
 
 
-class DownscalingCrossFormerConfig(ChannelCountKeys, EncoderDecoderConfig):
-    """Constructor keys of CREDIT's DownscalingCrossFormer, with its defaults.
+class DownscalingCrossFormerConfig(ChannelCountKeys, MeanFrameConfig):
+    """Constructor keys of CREDIT's DownscalingCrossFormer, with its defaults."""
 
-    Differs from CREDIT: patches may be padded, and dims need not double.
-    """
-
-    small_keys: ClassVar[Mapping[str, Any]] = {
-        **EncoderDecoderConfig.small_keys,
-        "cross_embed_strides": [2, 2, 2, 2],
-    }
     small_is_padded: ClassVar[bool] = False
 
     ignored: ClassVar[Mapping[str, str]] = ignored_by(
@@ -280,9 +300,6 @@ class DownscalingCrossFormerConfig(ChannelCountKeys, EncoderDecoderConfig):
         **TRANSPOSED,
         **NO_FLAT_PADS,
     )
-    symmetric_embedding: ClassVar[bool] = True
-    frame_fold: ClassVar[FrameFold] = "mean"
-    output_frames: ClassVar[int] = 1
 
     type: Literal["crossformer_downscaling"] = "crossformer_downscaling"
 
@@ -294,3 +311,211 @@ class DownscalingCrossFormer(EncoderDecoder):
 
     def __init__(self, config: DownscalingCrossFormerConfig) -> None:
         super().__init__(config, ResidualUpBlock, UpsampleHead)
+
+
+class DiffusionCrossFormerConfig(DiffusionKeys, VariableKeys, EncoderDecoderConfig):
+    """Constructor keys of CREDIT's CrossFormerDiffusion, with its defaults.
+
+    Differs from CREDIT: `frames` defaults to 1, as CREDIT's default of 2 fails.
+    """
+
+    ignored: ClassVar[Mapping[str, str]] = ignored_by(
+        "crossformer-diffusion",
+        "frame_patch_size static_channels attention_type decoder_attention_type",
+        **ONE_FRAME,
+        **TRANSPOSED,
+        **NO_FLAT_PADS,
+    )
+    symmetric_embedding: ClassVar[bool] = True
+
+    type: Literal["crossformer-diffusion"] = "crossformer-diffusion"
+    frames: Literal[1] = 1  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def problems(self) -> Iterator[str]:
+        """See `ModelConfig.problems`."""
+        yield from super().problems()
+        yield from without_patches(self)
+
+
+# As its trainer writes them: the buffers of the process, then the network's keys under
+# "model.".
+DIFFUSION = TorchModel(
+    key_table=below(
+        "model",
+        (
+            *EMBEDDINGS,
+            *STAGES,
+            *key_table("""
+                time_to_emb.0        time_embedding/first       linear
+                time_to_emb.2        time_embedding/second      linear
+                time_emb_proj.{s}.1  time_embedding/stages/{s}  linear
+            """),
+            *DECODER,
+        ),
+    ),
+    block_names=lambda config: [f"model.{name}" for name in block_names(config)],
+    idle_modules=lambda config: [
+        f"model.{name}" for name in unused_patch_embedding(config)
+    ],
+    # The buffers of the process, which precede the keys of the network.
+    constants=lambda config: config.process.tables,
+)
+
+
+@register_model(DiffusionCrossFormerConfig, DIFFUSION)
+class DiffusionCrossFormer(EncoderDecoder):
+    """The denoising network; see `DiffusionCrossFormerConfig` for its keys."""
+
+    def __init__(self, config: DiffusionCrossFormerConfig) -> None:
+        super().__init__(config, ResidualUpBlock, UpsampleHead)
+        self.time_embedding = StageTimeEmbedding(config.dim)
+
+
+class StageTimeEmbedding(nnx.Module):
+    """Embeds the diffusion time into vectors to add to the outputs of all stages.
+
+    CREDIT computes the embedding twice in a forward pass and discards the second
+    result. Spectral norm therefore iterates twice, and the weights are those of the
+    first call.
+    """
+
+    def __init__(self, dim: tuple[int, ...]) -> None:
+        self.first = Linear(1, dim[0], calls=2)
+        self.second = Linear(dim[0], dim[0], calls=2)
+        self.stages = nnx.List(Linear(dim[0], channels) for channels in dim)
+
+    def __call__(
+        self, time: Float[Array, "batch 1"], context: Context
+    ) -> tuple[Float[Array, "batch channel"], ...]:
+        del context
+        embedded = jax.nn.silu(self.second(jax.nn.silu(self.first(time))))
+        return tuple(stage(embedded) for stage in self.stages)
+
+
+class EnsembleConfig(CrossFormerConfig):
+    """Constructor keys of CREDIT's CrossFormerWithNoise, with its defaults.
+
+    Attributes:
+        noise_latent_dim: size of the latent noise of a sample.
+        encoder_noise_factor, decoder_noise_factor: constant factors of the noise.
+        encoder_noise: whether to add noise after stages of the encoder; it is always
+            added after blocks of the decoder.
+        freeze: whether only the layers of the noise are trained.
+        correlated: whether all layers share the latent noise of a forward pass.
+    """
+
+    small_keys: ClassVar[Mapping[str, Any]] = {
+        **CrossFormerConfig.small_keys,
+        "noise_latent_dim": 8,
+    }
+
+    ignored: ClassVar[Mapping[str, str]] = {
+        **CrossFormerConfig.ignored,
+        "pretrained_weights": "CREDIT ignores it; use trainer.load_weights",
+        **ignored_by(
+            "crossformer-ensemble", "noise_scheduler noise_input_dim state_latent_dim"
+        ),
+    }
+
+    draws_noise: ClassVar[bool] = True
+
+    type: Literal[  # pyright: ignore[reportIncompatibleVariableOverride]
+        "crossformer-ensemble", "crossformer-style"
+    ] = "crossformer-ensemble"
+    noise_latent_dim: PositiveInt = 128
+    encoder_noise_factor: float = 0.05
+    decoder_noise_factor: float = 0.275
+    encoder_noise: bool = True
+    freeze: bool = True
+    correlated: bool = False
+
+    def problems(self) -> Iterator[str]:
+        """See `ModelConfig.problems`; CREDIT's forward pass fails with these, too."""
+        for key in ("frames", "output_frames"):
+            if getattr(self, key) != 1:
+                yield (
+                    f"model.{key} is {getattr(self, key)}; expected 1: CREDIT's "
+                    f"{self.type} takes and gives one frame"
+                )
+        yield from without_patches(self)
+        for index in range(3):
+            channels = self.dim[3] // 2 ** (3 - index)
+            if self.encoder_noise and self.dim[index] != channels:
+                yield (
+                    f"model.dim[{index}] is {self.dim[index]}; expected {channels}, "
+                    f"dim[3] / {2 ** (3 - index)}: the noise of a stage has the "
+                    "channels of the block of the decoder, as in CREDIT"
+                )
+        yield from super().problems()
+
+
+_INJECTION = """
+    modulation       modulation  1 c 1 1 -> c
+    noise_factor     factor
+    noise_transform  .           linear
+"""
+ENSEMBLE = replace(
+    CROSSFORMER,
+    key_table=(
+        *CROSSFORMER.key_table,
+        *key_table(_INJECTION, "encoder_noise_layers.{i}", "encoder_noise/{i}"),
+        *key_table(_INJECTION, "noise_inject1", "decoder_noise/0"),
+        *key_table(_INJECTION, "noise_inject2", "decoder_noise/1"),
+        *key_table(_INJECTION, "noise_inject3", "decoder_noise/2"),
+    ),
+    lists_frozen=False,
+)
+
+
+@register_model(EnsembleConfig, ENSEMBLE)
+class EnsembleCrossFormer(CrossFormer):
+    """The ensemble model; see `EnsembleConfig` for its keys."""
+
+    def __init__(self, config: EnsembleConfig) -> None:
+        super().__init__(config)
+        if config.freeze:
+            # All but the layers of the noise, which follow.
+            for _, variable in named_variables(self, Parameter):
+                spec = replace(param_spec_of(variable), frozen=True)
+                variable.set_metadata(param_spec=spec)
+        latent, last = config.noise_latent_dim, config.dim[3]
+        if config.encoder_noise:
+            # After every stage except the last.
+            factor = config.encoder_noise_factor
+            self.encoder_noise = nnx.List(
+                NoiseInjection(f"encoder {i}", latent, last // 2 ** (3 - i), factor)
+                for i in range(3)
+            )
+        factor = config.decoder_noise_factor
+        self.decoder_noise = nnx.List(
+            NoiseInjection(f"decoder {i}", latent, last // 2 ** (i + 1), factor)
+            for i in range(3)
+        )
+
+
+class NoiseInjection(nnx.Module):
+    """CREDIT's StochasticDecompositionLayer.
+
+    x + factor * noise * style(z) * modulation, with noise N(0, 1) at every point and
+    channel, and a linear layer `style` of the latent noise z of each sample.
+    """
+
+    def __init__(self, name: str, latent: int, channels: int, factor: float) -> None:
+        self.name = name
+        init = torch_uniform(latent)
+        shape = latent, channels
+        # No spectral norm: CREDIT adds these layers after applying it to the model.
+        self.kernel = parameter(init, shape, ("embed", "embed"))
+        self.bias = parameter(init, (channels,), ("embed",))
+        self.modulation = parameter(constant(1.0), (channels,), ("embed",))
+        self.factor = parameter(constant(factor), (1,), (None,), frozen=True)
+
+    def __call__(
+        self, field: Field, latent: Float[Array, "batch latent"], context: Context
+    ) -> Float[Array, "batch rows lon channel"]:
+        kernel, dtype = self.kernel[...], field.data.dtype
+        style = add_bias(dense(latent.astype(dtype), kernel), self.bias[...])
+        scale = style * self.modulation[...][None]
+        noise = context.normal_field(self.name, field).astype(dtype)
+        noise = noise * self.factor[...][None, None, None]
+        return field.data + noise * scale[:, None, None]

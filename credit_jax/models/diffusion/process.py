@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +23,11 @@ from pydantic import PositiveInt, model_validator
 from credit_jax.config import StrictModel
 from credit_jax.config.base import Unavailable
 from credit_jax.models.common.config import (
+    Both,
     FieldSpec,
     InputSpec,
     ModelConfig,
     VectorSpec,
-    repeated,
 )
 from credit_jax.nn.context import Context
 from credit_jax.ops.custom_vjp import pvary
@@ -72,7 +72,7 @@ class DiffusionConfig(StrictModel):
         ),
     }
 
-    image_size: Annotated[tuple[PositiveInt, PositiveInt], repeated(2)]
+    image_size: Both
     timesteps: PositiveInt = 1000
     sampling_timesteps: int | None = None
     objective: Literal["pred_noise", "pred_x0", "pred_v"] = "pred_v"

@@ -196,7 +196,19 @@ class ShiftedWindowAttention(nnx.Module):
             bias = self.position_bias(context.fold_in(0))
             logits = logits + bias.astype(logits.dtype)[None, None]
         if any(shift):
-            mask = self._mask(field, shift).astype(logits.dtype)
+            # `MASKED` for pairs of tokens from opposite edges, otherwise 0.
+            rows, columns = beyond_edge(self.window, shift)
+            if self.columns_meet:
+                columns = np.zeros_like(columns)
+            # The global index of the first row of each local row of windows.
+            first = field.layout.global_rows().reshape(-1, self.window[0])[:, 0]
+            last_row = first == field.layout.size - self.window[0]
+            num_columns = field.data.shape[2] // self.window[1]
+            last_column = np.arange(num_columns) == num_columns - 1
+            by_row = last_row[:, None, None, None] & rows[None, None]
+            by_column = last_column[:, None, None] & columns[None]
+            masked = jnp.where(by_row | by_column[None], MASKED, 0.0)
+            mask = masked.reshape(-1, *rows.shape).astype(logits.dtype)
             logits = logits + mask[None, :, None]
         weights = jax.nn.softmax(logits, -1).astype(v.dtype)
         rows, columns = window_numbers(field, "short", self.window)
@@ -214,23 +226,6 @@ class ShiftedWindowAttention(nnx.Module):
         context = context.fold_in(2)
         dropped = drop_units(out.data, field, context, self.proj_drop, self.channels)
         return field.like(dropped)
-
-    def _mask(
-        self, field: Field, shift: IntPair
-    ) -> Float[Array, "windows tokens tokens"]:
-        """Returns `MASKED` for pairs of tokens from opposite edges, otherwise 0."""
-        rows, columns = beyond_edge(self.window, shift)
-        if self.columns_meet:
-            columns = np.zeros_like(columns)
-        # The global index of the first row of each local row of windows.
-        first = field.layout.global_rows().reshape(-1, self.window[0])[:, 0]
-        last_row = first == field.layout.size - self.window[0]
-        num_columns = field.data.shape[2] // self.window[1]
-        last_column = np.arange(num_columns) == num_columns - 1
-        by_row = last_row[:, None, None, None] & rows[None, None]
-        by_column = last_column[:, None, None] & columns[None]
-        masked = by_row | by_column[None]
-        return jnp.where(masked, MASKED, 0.0).reshape(-1, *rows.shape)
 
 
 def _unit(x: Float[Array, "*batch channel"]) -> Float[Array, "*batch channel"]:
@@ -277,17 +272,17 @@ class SwinBlock(nnx.Module):
     def __init__(
         self,
         attention: ShiftedWindowAttention,
-        feed_forward: Mlp,
-        channels: int,
+        hidden: int,
         shift: IntPair,
         *,
         norm_scale: float = 1.0,
         drop_path: float | tuple[float, ...] = 0.0,
     ) -> None:
         self.shift, self.drop_path = shift, drop_path
+        channels = attention.channels
         self.attention = attention
         self.norm_0 = LayerNorm(channels, scale=norm_scale)
-        self.feed_forward = feed_forward
+        self.feed_forward = Mlp(channels, hidden, dropout=attention.proj_drop)
         self.norm_1 = LayerNorm(channels, scale=norm_scale)
 
     def __call__(self, field: Field, context: Context, *, shifted: bool) -> Field:

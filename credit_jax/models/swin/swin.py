@@ -13,6 +13,7 @@ from pydantic import PositiveInt
 from credit_jax.config.messages import divisors
 from credit_jax.models.common.config import (
     MAX_DEPTH,
+    Both,
     FieldSpec,
     Geometry,
     InputSpec,
@@ -24,7 +25,6 @@ from credit_jax.models.common.config import (
     VariableKeys,
     ignored_by,
     register_model,
-    repeated,
 )
 from credit_jax.models.common.resampling import (
     correct,
@@ -37,7 +37,6 @@ from credit_jax.models.swin.blocks import (
     PLAIN,
     SHIFTED,
     BiasedQueryKeyValue,
-    Mlp,
     PairBias,
     ShiftedWindowAttention,
     SwinBlock,
@@ -56,7 +55,6 @@ from credit_jax.parallel.rows.layout import Field
 from credit_jax.state_dict.key_table import LINEAR, Rule, key_table
 from credit_jax.state_dict.torch_model import TorchModel
 
-Both = Annotated[tuple[PositiveInt, PositiveInt], repeated(2)]
 Blocks = Annotated[int, Key(ge=1, le=MAX_DEPTH)]
 
 
@@ -358,11 +356,9 @@ def _block(config: SwinConfig, stage: int) -> SwinBlock:
         attn_drop=config.attn_drop_rate,
         proj_drop=config.proj_drop_rate,
     )
-    hidden = int(channels * config.mlp_ratio)
     return SwinBlock(
         attention,
-        Mlp(channels, hidden, dropout=config.proj_drop_rate),
-        channels,
+        int(channels * config.mlp_ratio),
         config.shift,
         norm_scale=1.0 if config.init_values is None else config.init_values,
         drop_path=config.drop_path(stage),

@@ -6,7 +6,7 @@ Downsampling, Swin Transformer V2 blocks, upsampling.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from pydantic import PositiveInt
 
 from credit_jax.config.messages import divisors
 from credit_jax.models.common.config import (
+    Both,
     Depth,
     FieldSpec,
     Frames,
@@ -24,7 +25,6 @@ from credit_jax.models.common.config import (
     Prediction,
     Rate,
     StageGeometry,
-    repeated,
 )
 from credit_jax.models.common.resampling import (
     Residual,
@@ -36,7 +36,6 @@ from credit_jax.models.swin.blocks import (
     PLAIN,
     SHIFTED,
     BiasedQueryKeyValue,
-    Mlp,
     OffsetBias,
     ShiftedWindowAttention,
     SwinBlock,
@@ -63,9 +62,6 @@ from credit_jax.parallel.rows.layout import PADDING, Field
 
 # Hidden units of the feed-forward layers divided by channels.
 EXPANSION = 4
-
-
-Both = Annotated[tuple[PositiveInt, PositiveInt], repeated(2)]
 
 
 class UTransformerConfig(PaddedConfig):
@@ -295,7 +291,6 @@ class UTransformer(nnx.Module):
 
 def _block(config: UTransformerConfig, channels: int) -> SwinBlock:
     heads, window = config.num_heads, config.window_size[0]
-    proj_drop = getattr(config, "proj_drop", 0.0)
     attention = ShiftedWindowAttention(
         channels,
         heads,
@@ -309,16 +304,14 @@ def _block(config: UTransformerConfig, channels: int) -> SwinBlock:
         ),
         bias=OffsetBias(heads, (window, window)),
         attn_drop=getattr(config, "attn_drop", 0.0),
-        proj_drop=proj_drop,
+        proj_drop=getattr(config, "proj_drop", 0.0),
     )
     # No shift along a dim of one window.
     rows, columns = (
         0 if size == window else window // 2 for size in config.padded_tokens
     )
-    feed_forward = Mlp(channels, EXPANSION * channels, dropout=proj_drop)
-    return SwinBlock(
-        attention, feed_forward, channels, (rows, columns), drop_path=config.drop_path
-    )
+    hidden, drop_path = EXPANSION * channels, config.drop_path
+    return SwinBlock(attention, hidden, (rows, columns), drop_path=drop_path)
 
 
 class PatchHead(nnx.Module):

@@ -17,12 +17,12 @@ from credit_jax.parallel.rows.take import take_static
 
 
 def pixel_shuffle_field(field: Field, scale: int) -> Field:
-    """`ops.patches.pixel_shuffle` on a field; no row moves to another shard."""
+    """`ops.space_to_depth.pixel_shuffle` on a field; no row moves to another shard."""
     return Field(pixel_shuffle(field.data, scale), _taller(field.layout, scale))
 
 
 def unpatch_field(field: Field, patch: IntPair) -> Field:
-    """`ops.patches.unpatch` on a field; no row moves to another shard."""
+    """`ops.space_to_depth.unpatch` on a field; no row moves to another shard."""
     layout = _taller(field.layout, patch[field.layout.dim - 1])
     return Field(unpatch(field.data, patch), layout)
 

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from credit_jax.forecast import Forecaster
-from credit_jax.losses.errors import Mse
+from credit_jax.losses.named import Mse
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.nn.context import Noise
 from credit_jax.parallel.placement import place_batch
