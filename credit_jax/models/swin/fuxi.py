@@ -1,5 +1,6 @@
-"""CREDIT's `fuxi`, `dscale` and `wrf`: embedding of patches, U-Transformer, unpatching.
+"""FuXi's U-Transformer, and its models: CREDIT's `fuxi`, `dscale` and `wrf`.
 
+Embedding of patches; downsampling, Swin Transformer V2 blocks, upsampling; unpatching.
 `dscale` (models/dscale_wrf.py) is fuxi (models/fuxi.py) modulated by an encoding of
 time; `wrf` (models/swin_wrf.py) is that of a region, with the fields around it added.
 """
@@ -9,35 +10,377 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
 from pydantic import PositiveInt
 
 from credit_jax.config import StrictModel
 from credit_jax.config.base import Unavailable
+from credit_jax.config.messages import divisors
 from credit_jax.models.common.config import (
+    Both,
+    Depth,
     FieldSpec,
     FlatPaddingKeys,
+    Frames,
+    Geometry,
     InputSpec,
+    PaddedConfig,
     Prediction,
     Rate,
     Side,
+    StageGeometry,
     SummedChannels,
     VariableKeys,
     VectorSpec,
     ignored_by,
     register_model,
 )
-from credit_jax.models.common.resampling import PatchEmbed, enter
-from credit_jax.models.swin.u_transformer import (
-    Film,
-    UTransformerConfig,
-    UTransformerModel,
-    frame_problems,
+from credit_jax.models.common.resampling import (
+    PatchEmbed,
+    Residual,
+    ResidualUpBlock,
+    correct,
+    enter,
+    leave,
+)
+from credit_jax.models.swin.blocks import (
+    PLAIN,
+    SHIFTED,
+    BiasedQueryKeyValue,
+    OffsetBias,
+    ShiftedWindowAttention,
+    SwinBlock,
 )
 from credit_jax.nn.context import Context
-from credit_jax.nn.run_blocks import run_block
-from credit_jax.parallel.domain.rearrange import add
+from credit_jax.nn.layers import Conv, Linear
+from credit_jax.nn.parameters import parameter, stack_blocks
+from credit_jax.nn.run_blocks import run_block, scan_blocks
+from credit_jax.ops.dense import add_bias
+from credit_jax.ops.space_to_depth import IntPair
+from credit_jax.parallel.compiler import BLOCKS, DECODER, EMBEDDING
+from credit_jax.parallel.domain.rearrange import (
+    add,
+    crop_globe,
+    dim_size,
+    join,
+    lat_lon_dims,
+    select,
+    unpatch_field,
+)
+from credit_jax.parallel.domain.windows import window_layout
+from credit_jax.parallel.params.spec import torch_uniform
+from credit_jax.parallel.rows.layout import PADDING, Field
 from credit_jax.state_dict.key_table import key_table
 from credit_jax.state_dict.torch_model import TorchModel
+
+# Hidden units of the feed-forward layers divided by channels.
+EXPANSION = 4
+
+
+class UTransformerConfig(PaddedConfig):
+    """Keys shared by fuxi, wrf and dscale, with CREDIT's defaults.
+
+    A subclass defines the channels, and what its `sizes` have: image_height,
+    image_width, patch_height, patch_width, frames, frame_patch_size, dim; proj_drop and
+    attn_drop, where they are not 0.
+
+    Attributes:
+        num_groups: number of groups of the norms of down- and upsampling; an integer
+            for both.
+        num_heads, window_size, depth: number of heads, tokens along each side of a
+            window, and number of the blocks of Swin Transformer V2.
+        use_spectral_norm: whether 2D convolutions and linear layers have spectral norm.
+        interp: whether to interpolate the output to the grid.
+        drop_path: probability of dropping a branch in training.
+        train_qkv: whether to train the matrices of queries, keys and values if spectral
+            norm is on. CREDIT does not: timm reads the weight of the layer without
+            calling it, so it is neither divided nor trained. With True it is trained
+            but not divided, so weights give the same prediction. Not in CREDIT.
+    """
+
+    small_keys: ClassVar[Mapping[str, Any]] = {
+        "num_groups": 4,
+        "num_heads": 4,
+        "depth": 2,
+        "window_size": 4,
+    }
+
+    num_groups: Both = (32, 32)
+    num_heads: PositiveInt = 8
+    depth: Depth = 48
+    window_size: Both = (7, 7)
+    use_spectral_norm: bool = True
+    interp: bool = True
+    drop_path: Rate = 0.0
+    train_qkv: bool = False
+
+    def without_effect(self) -> dict[str, str]:
+        """Returns keys without effect; see `StrictModel.without_effect`."""
+        notes, keys = super().without_effect(), self.sizes
+        if keys.frame_patch_size < keys.frames < 2 * keys.frame_patch_size:
+            notes["frames"] = (
+                f"{keys.frames}: a patch has {keys.frame_patch_size}, and the model "
+                "does not see the others, as in CREDIT"
+            )
+        if self.train_qkv and not self.use_spectral_norm:
+            notes["train_qkv"] = "without spectral norm all is trained"
+        return notes
+
+    @property
+    def sizes(self) -> Any:
+        """What has the grid, the patches, the frames and `dim` of the model as keys."""
+        return self
+
+    @property
+    def patch(self) -> IntPair:
+        """Rows and columns of a patch."""
+        return self.sizes.patch_height, self.sizes.patch_width
+
+    @property
+    def output(self) -> FieldSpec:
+        """See `ModelConfig.output`."""
+        keys: Any = self
+        grid = self.sizes.image_height, self.sizes.image_width
+        return FieldSpec(keys.output_channels, 1, *grid)
+
+    @property
+    def patches(self) -> IntPair:
+        """Rows and columns of patches."""
+        padded, patch = self.padded, self.patch
+        return padded[0] // patch[0], padded[1] // patch[1]
+
+    @property
+    def tokens(self) -> IntPair:
+        """Rows and columns of tokens, before padding to complete windows."""
+        rows, columns = self.patches
+        return -(-rows // 2), -(-columns // 2)
+
+    @property
+    def token_pads(self) -> tuple[IntPair, IntPair]:
+        """Zeros (low, high) of rows and of columns that complete the windows."""
+        missing = [-size % self.window_size[0] for size in self.tokens]
+        rows, columns = ((m // 2, m - m // 2) for m in missing)
+        return rows, columns
+
+    @property
+    def padded_tokens(self) -> IntPair:
+        """Rows and columns of tokens, padded to complete windows."""
+        lat, lon = self.token_pads
+        return self.tokens[0] + sum(lat), self.tokens[1] + sum(lon)
+
+    def geometry(self) -> Geometry:
+        """Returns grid sizes along the layers; valid only if `problems()` is empty."""
+        patch, dim = self.patch, self.sizes.dim
+        stage = StageGeometry(
+            *self.padded_tokens,
+            dim,
+            self.depth,
+            self.num_heads,
+            dim // self.num_heads,
+            self.window_size[0],
+            self.window_size[0],
+            attentions=1,
+        )
+        rows, columns = self.tokens
+        decoded = 2 * rows * patch[0], 2 * columns * patch[1]
+        lat, lon = self.pads
+        cropped = decoded[0] - sum(lat), decoded[1] - sum(lon)
+        grid = self.output.grid
+        output = grid if self.interp else cropped
+        return Geometry(grid, self.padded, self.patches, (stage,), decoded, output)
+
+    def problems(self) -> Iterator[str]:
+        """See `ModelConfig.problems`."""
+        keys, dim = self.sizes, self.sizes.dim
+        problems = [
+            *super().problems(),
+            *frame_problems(keys.frames, keys.frame_patch_size),
+        ]
+        for name, size, side in zip(
+            ("patch_height", "patch_width"), self.padded, self.patch, strict=True
+        ):
+            # CREDIT's U-Transformer fails where half of the patches is rounded up.
+            tokens, expected = -(-(size // side) // 2), round(size / side / 2)
+            if size < side:
+                problems.append(
+                    f"model.{name} is {side}, more than the {size} points of the "
+                    "padded grid; use smaller patches"
+                )
+            elif tokens != expected:
+                fits = [
+                    more
+                    for more in range(size, size + 4 * side, side)
+                    if -(-(more // side) // 2) == round(more / side / 2)
+                ]
+                problems.append(
+                    f"model.{name} is {side}: {size} points make {size // side} "
+                    f"patches, whose half is {tokens}, but CREDIT expects "
+                    f"round({size} / {side} / 2) = {expected} and fails; pad to "
+                    f"{fits[0]} points"
+                )
+        if self.window_size[0] != self.window_size[1]:
+            problems.append(
+                f"model.window_size is {list(self.window_size)}; expected equal sides: "
+                "CREDIT attends in squares of the first"
+            )
+        if self.window_size[0] < 2:
+            problems.append(
+                f"model.window_size is {self.window_size[0]}; expected at least 2: the "
+                "position bias of CREDIT divides by window_size - 1"
+            )
+        counts = [("num_heads", self.num_heads)]
+        counts += [("num_groups", groups) for groups in dict.fromkeys(self.num_groups)]
+        problems += [
+            f"model.{name} has {count}, which does not divide dim {dim}; would fit: "
+            f"{divisors(dim)}"
+            for name, count in counts
+            if dim % count
+        ]
+        yield from problems
+        if not problems:
+            output, grid = self.geometry().output, self.geometry().grid
+            if output != grid:
+                yield (
+                    f"model.interp is false and patches make {output[0]} x {output[1]} "
+                    f"points of the {grid[0]} x {grid[1]} of the grid; set interp: "
+                    "true, or choose patches and padding of which an even number fills "
+                    "the grid"
+                )
+
+
+def frame_problems(frames: int, cube: int) -> Iterator[str]:
+    """Yields an error if the frames of the input do not make exactly one patch."""
+    if frames // cube != 1:
+        yield (
+            f"model.frames is {frames} and model.frame_patch_size {cube}; expected one "
+            f"patch of frames: frame_patch_size from {frames // 2 + 1} to {frames}"
+        )
+
+
+class ResidualDownBlock(Residual):
+    """Halves the grid, rounded up, then two residual layers of convolution and norm."""
+
+    def __init__(self, channels: int, num_groups: int) -> None:
+        super().__init__(channels, num_groups)
+        self.conv = Conv(channels, channels, 3, stride=2, padding=1)
+
+    @jax.named_scope(EMBEDDING)
+    def __call__(self, field: Field, context: Context) -> Field:
+        field = self.conv(field)
+        return add(field, self.residual(field))
+
+
+class UTransformer(nnx.Module):
+    """CREDIT's UTransformer."""
+
+    def __init__(self, config: UTransformerConfig, channels: int) -> None:
+        self.config = config
+        self.down = ResidualDownBlock(channels, config.num_groups[0])
+        if config.depth:
+            self.blocks = stack_blocks(lambda: _block(config, channels), config.depth)
+        self.up = ResidualUpBlock(2 * channels, channels, config.num_groups[1])
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        config = self.config
+        lat, lon = config.token_pads
+        field = skip = run_block(context, self.down, field)
+        with jax.named_scope(EMBEDDING):
+            # Zeros complete the windows, on the layout of windows.
+            height, window = config.padded_tokens[0], config.window_size[0]
+            out = window_layout(field.layout, height, window)
+            for dim, (low, high) in zip(lat_lon_dims(field), (lat, lon), strict=True):
+                tokens = range(dim_size(field, dim))
+                index = [PADDING] * low + [*tokens] + [PADDING] * high
+                field = select(field, dim, index, out=out)
+        if config.depth:
+            with jax.named_scope(BLOCKS):
+                field = scan_blocks(
+                    context, self.blocks, field, config.depth, variants=(PLAIN, SHIFTED)
+                )
+        with jax.named_scope(DECODER):
+            field = crop_globe(field, lat=lat, lon=lon, out=skip.layout)
+        return run_block(context, self.up, join(skip, field))
+
+
+def _block(config: UTransformerConfig, channels: int) -> SwinBlock:
+    heads, window = config.num_heads, config.window_size[0]
+    attention = ShiftedWindowAttention(
+        channels,
+        heads,
+        (window, window),
+        qkv=BiasedQueryKeyValue(
+            channels,
+            heads,
+            key_bias=False,
+            trained=config.train_qkv or not config.use_spectral_norm,
+            divided=False,
+        ),
+        bias=OffsetBias(heads, (window, window)),
+        attn_drop=getattr(config, "attn_drop", 0.0),
+        proj_drop=getattr(config, "proj_drop", 0.0),
+    )
+    # No shift along a dim of one window.
+    rows, columns = (
+        0 if size == window else window // 2 for size in config.padded_tokens
+    )
+    hidden, drop_path = EXPANSION * channels, config.drop_path
+    return SwinBlock(attention, hidden, (rows, columns), drop_path=drop_path)
+
+
+class PatchHead(nnx.Module):
+    """Maps each token to the values of all points of its patch."""
+
+    def __init__(self, channel_in: int, channel_out: int) -> None:
+        self.linear = Linear(channel_in, channel_out)
+
+    @jax.named_scope(DECODER)
+    def __call__(self, field: Field, context: Context) -> Field:
+        return field.like(self.linear(field.data))
+
+
+class Film(nnx.Module):
+    """Feature-wise modulation: scale and shift of channels, linear in a vector.
+
+    It has no spectral norm: CREDIT adds the layer after applying it to the others.
+    """
+
+    def __init__(self, size: int, channels: int) -> None:
+        init = torch_uniform(size)
+        self.kernel = parameter(init, (size, 2 * channels), (None, "embed"))
+        self.bias = parameter(init, (2 * channels,), ("embed",))
+
+    @jax.named_scope(EMBEDDING)
+    def __call__(
+        self, field: Field, vector: Float[Array, "batch size"], context: Context
+    ) -> Field:
+        modulation = add_bias(vector @ self.kernel[...], self.bias[...])
+        scale, shift = (
+            part[:, None, None] for part in jnp.split(modulation, 2, axis=-1)
+        )
+        return field.like(scale * field.data + shift)
+
+
+class UTransformerModel(nnx.Module):
+    """Base class of models with a U-Transformer, without the patch embedding."""
+
+    def __init__(self, config: UTransformerConfig) -> None:
+        self.config = config
+        sizes = config.sizes
+        rows, columns = self.patch = config.patch
+        self.u_transformer = UTransformer(config, sizes.dim)
+        self.head = PatchHead(sizes.dim, config.output.channels * rows * columns)
+
+    def predict(self, field: Field, x: Frames, context: Context) -> Prediction:
+        """Predicts from embedded patches."""
+        config = self.config
+        field = self.u_transformer(field, context)
+        field = unpatch_field(run_block(context, self.head, field), self.patch)
+        y = leave(field, config, interpolate=config.interp).astype(x.dtype)
+        return correct(config, x, y, context)
+
 
 # wrf embeds the region and its surroundings apart.
 WRF_EMBEDDINGS = ("cube_embedding_inside", "cube_embedding_outside")
