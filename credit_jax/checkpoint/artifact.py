@@ -59,10 +59,7 @@ _LOG = logging.getLogger("credit_jax")
 
 @dataclass(frozen=True, kw_only=True)
 class Artifact:
-    """A trained model: config, channels, coordinates, weights.
-
-    Subclasses read the files of one kind; arrays are read on access.
-    """
+    """A trained model of one kind of files: config, channels, coordinates, weights."""
 
     files: Base  # what was found, with its model.yml
     path: Path  # the file or folder of the weights
@@ -160,17 +157,8 @@ class Artifact:
         latitude: np.ndarray,
         longitude: np.ndarray,
     ) -> Artifact:
-        """The artifact for the data of forecasts, whose channels and grid are compared.
-
-        Args:
-            schema: channels of x and y.
-            further: channels of the inputs of the model beside x.
-            latitude, longitude: degrees of the rows and columns of the model.
-
-        Raises:
-            ValueError: channels, their order, or the grid differ; those of a run are
-                compared when the weights are read.
-        """
+        """The artifact for the data of forecasts, with its channels and grid."""
+        # Those of a run are compared when the weights are read.
         return self
 
     def compare(self, config: Config | Mapping[str, Any]) -> list[str]:
@@ -185,12 +173,10 @@ class Artifact:
         return self.record.compare(here, forecasts=True)
 
     def like(self, finetune: FinetuneConfig) -> Coordinates | None:
-        """The coordinates at which a run reads its data; None if they are its own.
-
-        The calendar is that of its data, and so are the levels with new channels.
-        """
+        """The coordinates at which a run reads its data; None if they are its own."""
         if finetune.new_grid or self.coordinates is None:
             return None
+        # The calendar is that of its data, and so are the levels with new channels.
         sources = self.coordinates.sources
         if finetune.new_channels is not None:
             sources = {name: axes.grid for name, axes in sources.items()}

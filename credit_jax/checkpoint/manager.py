@@ -49,19 +49,14 @@ class Pin:
 
 
 def pin(checkpoint: Path) -> Pin | None:
-    """Keeps a checkpoint from being removed by the run that saves in its folder.
-
-    The lock is `flock`; where the file system has none, nothing is locked.
-
-    Returns:
-        What to close when the checkpoint has been read; None if it is gone.
-    """
+    """Keeps a checkpoint from removal until what it returns is closed; None if gone."""
     try:
         file = Pin(descriptor := os.open(checkpoint / DIGESTS, os.O_RDONLY))
     except OSError:
         # Checkpoints of elsewhere may have no digests; no run removes them.
         return Pin(None) if checkpoint.is_dir() else None
     try:
+        # Where the file system has no locks, nothing is locked.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return None
@@ -89,11 +84,7 @@ def unpinned(checkpoints: Iterable[Path]) -> Iterator[set[Path]]:
 
 
 class RemovedCheckpoints:
-    """The folder that old checkpoints are renamed into before files are removed.
-
-    Args:
-        folder: folder of the checkpoints.
-    """
+    """The folder that old checkpoints are renamed into before files are removed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / REMOVED
@@ -128,10 +119,7 @@ _PAUSE = 0.01  # seconds between polls of a save in progress
 
 
 class Preservation:
-    """Orbax's policy of which checkpoints to keep: the newest, the best, or all.
-
-    Checkpoints from within an epoch are temporary and are counted separately.
-    """
+    """Orbax's policy of which checkpoints to keep: the newest, the best, or all."""
 
     def __init__(self, num_latest: int, keep_all: bool) -> None:
         self.num_latest = num_latest
@@ -157,12 +145,10 @@ class Preservation:
 
 
 class Manager(ocp.CheckpointManager):
-    """Orbax's manager, but a failed write of this process raises at once.
+    """Orbax's manager, but a failed write of this process raises at once."""
 
-    Orbax's threads wait for those of the other processes before they report an error,
-    and those wait for the failed write.
-    """
-
+    # Orbax's threads wait for those of the other processes before they report an error,
+    # and those wait for the failed write.
     failure: BaseException | None = None
     # Whether checkpoints were to be removed, but somebody reads them.
     has_postponed = False
@@ -195,17 +181,11 @@ def open_manager(
     folder: Path,
     preservation: Preservation,
     *,
-    removed: str,
-    clean: bool,
-    written: Callable[[], None],
+    removed: str,  # subfolder that the others are renamed into
+    clean: bool,  # removes what earlier processes left incomplete
+    written: Callable[[], None],  # before it is renamed
 ) -> Manager:
-    """Opens a folder of checkpoints, which are saved asynchronously.
-
-    Args:
-        removed: subfolder that the others are renamed into.
-        clean: remove what earlier processes left incomplete.
-        written: called when a checkpoint is written, but not renamed yet.
-    """
+    """Opens a folder of checkpoints, which are saved asynchronously."""
     # Makes Orbax write a replicated array from its first replica. By default each
     # replica writes a slice of the array, cut by a separate program that XLA compiles
     # at the first save: 600 of them for the demo on 8 devices.

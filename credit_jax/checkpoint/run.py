@@ -203,19 +203,11 @@ def open_run(
     *,
     verify: bool = True,
 ) -> RunArtifact:
-    """Opens a run at a checkpoint.
-
-    A run that goes on in the folder removes none that is read, until the store is
-    closed.
-
-    Args:
-        folder: folder of the run, or of its checkpoints.
-        step: number of the checkpoint; None is the newest undamaged one.
-        weights: "average", "last", or None for the average if there is one.
-    """
+    """Opens a run at a checkpoint, the newest undamaged one for None."""
     path = Path(folder)
     if path.name == FOLDER and not (path / FOLDER).exists():
         path = path.parent
+    # A run that goes on in the folder removes none that is read, until it is closed.
     store = CheckpointStore(path, verify=verify, pins=True)
     newest = store.newest_whole_step()
     if newest is None and store.steps():
@@ -237,15 +229,9 @@ def check_channels(
     channels: Mapping[str, tuple[str, ...]] | None,
     units: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Compares the channels of a checkpoint with those of data.
-
-    Channels in another order, and variables in another unit, have arrays of the same
-    shapes, so no other check detects them.
-
-    Args:
-        channels: `ChannelSchema.names` of the data; None compares no channels.
-        units: key -> unit of variables of the data.
-    """
+    """Compares the channels and units of a checkpoint with those of data."""
+    # Channels in another order, and variables in another unit, have arrays of the same
+    # shapes, so no other check detects them.
     progress, path = store.progress(step), store.path(step)
     trained, current = (
         {key: (unit, origin) for key, unit in units.items()}

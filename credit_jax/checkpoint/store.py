@@ -38,14 +38,8 @@ MAX_LISTED = 8
 
 
 def as_nested_dict(tree: PyTree) -> Any:
-    """The leaves of a tree in nested dicts, by path; nodes without leaves drop out.
-
-    Stages of an optimizer without state, such as clipping, are therefore not in a
-    checkpoint. Random keys become arrays of integers.
-
-    Args:
-        tree: tree of any nodes; keys are those of `jax.tree_util.keystr(simple=True)`.
-    """
+    """The leaves of a tree in nested dicts, by path; nodes without leaves drop out."""
+    # Stages of an optimizer without state, such as clipping, are not in a checkpoint.
     nested: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         leaf = jax.random.key_data(leaf) if is_key(leaf) else leaf
@@ -74,11 +68,7 @@ def _names(path: tuple[Any, ...]) -> list[str]:
 
 
 def restore_targets(tree: PyTree) -> PyTree:
-    """Shape, dtype and sharding of every leaf; of random keys, those of integers.
-
-    Args:
-        tree: arrays or `ShapeDtypeStruct`s; numpy arrays are returned as they are.
-    """
+    """Shape, dtype and sharding of every leaf; of random keys, those of integers."""
 
     def target(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
         if isinstance(leaf, np.ndarray):
@@ -508,16 +498,7 @@ CHOICES = (AVERAGE, LAST)
 
 
 def takes_average(choice: str | None, *, has_average: bool, origin: object) -> bool:
-    """Returns whether the moving average of the weights is taken.
-
-    >>> takes_average(None, has_average=True, origin="RUN")
-    True
-    >>> takes_average("last", has_average=True, origin="RUN")
-    False
-
-    Args:
-        choice: "average", "last", or None for the average if there is one.
-    """
+    """Returns whether to take the average of the weights: of None, if there is one."""
     if choice not in (None, *CHOICES):
         raise ValueError(
             f"weights is {choice!r}; expected 'average', 'last', or None for the "
@@ -532,9 +513,5 @@ def takes_average(choice: str | None, *, has_average: bool, origin: object) -> b
 
 
 def label_of(*, average: bool) -> str:
-    """What messages call the weights that are taken.
-
-    >>> label_of(average=True), label_of(average=False)
-    ('moving average', 'last weights')
-    """
+    """What messages call the weights that are taken."""
     return "moving average" if average else "last weights"

@@ -67,10 +67,7 @@ def use_platform(name: str | None) -> AbstractContextManager[None]:
 
 
 def platform() -> str | None:
-    """Returns the platform of the current mesh, such as "cpu"; None outside of a mesh.
-
-    Inside of `use_platform` it is the platform given there.
-    """
+    """Returns the platform of the mesh or of `use_platform`, such as "cpu", or None."""
     return _PLATFORM.value or _mesh_platform()
 
 
@@ -88,15 +85,13 @@ def is_amd(device: Any) -> bool:
 
 
 def implementation() -> Implementation:
-    """Returns the implementation with which operations are currently traced.
-
-    `use_platform("gpu")` does not select "gpu", whose kernels compile on GPUs only.
-    Where JAX has no backend for them, "xla" takes the place of "gpu".
-    """
+    """Returns the implementation with which operations are currently traced."""
     chosen = _IMPLEMENTATION.value
     if chosen is None and platform() == "cpu":
         return "cpu"
     if chosen is None:
+        # `use_platform("gpu")` selects no kernels, which compile on GPUs only. Where
+        # JAX has no backend for them, "xla" takes the place of "gpu".
         chosen = "gpu" if _mesh_platform() == "gpu" else "xla"
     return "xla" if chosen == "gpu" and not is_available() else chosen
 
@@ -113,11 +108,9 @@ def kernel_notes(devices: Iterable[Any]) -> list[str]:
 
 
 def fuses(x: Array) -> bool:
-    """Whether to use the kernels of "gpu" for an array, such as `window_attention`.
-
-    On GPUs they are for 16-bit arrays: tensor cores multiply no float32 values, so that
-    XLA's programs are as fast, and compile in seconds where the kernels take minutes.
-    """
+    """Whether to use the kernels of "gpu" for an array, such as `window_attention`."""
+    # Tensor cores multiply no float32 values, so that XLA's programs of 32-bit arrays
+    # are as fast, and compile in seconds where the kernels take minutes.
     narrow = x.dtype.itemsize == 2
     return implementation() == "gpu" and (narrow or platform() != "gpu")
 
@@ -159,12 +152,10 @@ def layer_norm_and_skip(
     *,
     epsilon: float = 1e-5,
 ) -> tuple[Float[Array, "*batch channel"], Float[Array, "*batch channel"]]:
-    """Returns `layer_norm(x, scale, bias)`, and `x` for the residual connection.
-
-    "gpu" computes the sum of both gradients of `x` in one kernel. Few values have the
-    plain definition, which XLA fuses with its neighbors.
-    """
+    """Returns `layer_norm(x, scale, bias)`, and `x` for the residual connection."""
     interprets = platform() != "gpu"
+    # One kernel computes the sum of both gradients of `x`. Few values have the plain
+    # definition, which XLA fuses with its neighbors.
     many = x.size >= gpu_norm.MANY_VALUES and fuses(x)
     # The interpreter takes fewer values.
     many = many or (interprets and math.prod(x.shape[:-1]) >= _FEW_ROWS)

@@ -40,25 +40,16 @@ CONSTANT = 1e-5
 
 @dataclass(frozen=True)
 class KeyEntry:
-    """One PyTorch array and the corresponding array of ours.
-
-    Attributes:
-        key: key of PyTorch's state dict.
-        path: path of our parameter, or of the layer whose state it is.
-        arrangement: arrangement of the array.
-        shape: shape of our array, without the leading dim of stacked layers.
-        layer: index along that leading dim; None if nothing is stacked.
-        collection: PARAMS, or the collection of `credit_jax.nn.parameters`.
-        leaf: name within `path` in that collection, such as "u"; "" for parameters.
-    """
+    """One PyTorch array and the corresponding array of ours."""
 
     key: str
-    path: str
+    path: str  # of our parameter, or of the layer whose state it is
     arrangement: Arrangement
-    shape: Shape
+    shape: Shape  # of our array, without the leading dim of stacked layers
+    # Index along that dim; None if nothing is stacked.
     layer: int | None = None
-    collection: str = PARAMS
-    leaf: str = ""
+    collection: str = PARAMS  # or one of `nn.parameters`
+    leaf: str = ""  # name within `path` there, such as "u"; "" for parameters
 
     @property
     def name(self) -> str:
@@ -68,21 +59,13 @@ class KeyEntry:
 
 @dataclass(frozen=True)
 class KeyMap:
-    """The correspondence of all arrays of one model.
-
-    Attributes:
-        entries: one per PyTorch array, in the order of PyTorch's state dict.
-        renames: keys of older versions of CREDIT and their current names.
-        frozen: paths of parameters that are not trained.
-        lists_frozen: whether CREDIT's optimizer includes these, too.
-        constants: PyTorch arrays that the config determines, by key; they precede the
-            others.
-    """
+    """The correspondence of all arrays of one model."""
 
     entries: tuple[KeyEntry, ...]
     renames: tuple[KeyRename, ...] = ()
-    frozen: frozenset[str] = frozenset()
-    lists_frozen: bool = True
+    frozen: frozenset[str] = frozenset()  # paths of parameters that are not trained
+    lists_frozen: bool = True  # whether CREDIT's optimizer includes these
+    # PyTorch arrays that the config determines, by key; they precede the others.
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -243,20 +226,15 @@ def with_statistics(
 def torch_order(
     templates: Iterable[str],
 ) -> Callable[[str], list[tuple[bool, int, int]]]:
-    """Returns a sort key like PyTorch's: modules as in a table, layers by number.
-
-    The parameters of a module come before those of its submodules. Under spectral norm
-    PyTorch registers a parameter again, so that `weight_orig` comes after the others,
-    followed by the vectors `weight_u` and `weight_v`.
-
-    Args:
-        templates: keys of the table, "layers.{s}.0.convs.{i}.1.weight", in order.
-    """
+    """Returns a sort key like PyTorch's: modules as in a table, layers by number."""
     ranks: dict[tuple[str, str], int] = {}
     for template in templates:
         for step in _steps(template):
             ranks.setdefault(step, len(ranks))
 
+    # The parameters of a module come before those of its submodules. Under spectral
+    # norm PyTorch registers a parameter again, so that `weight_orig` comes after the
+    # others, followed by the vectors `weight_u` and `weight_v`.
     def rank(parent: str, name: str, part: str) -> tuple[int, int]:
         if part.isdigit():
             return 0, int(part)
@@ -289,12 +267,7 @@ def make_key_map(
     param_specs: Mapping[str, ParamSpec],
     normalized: Collection[str] = (),
 ) -> KeyMap:
-    """Applies a key table to a model.
-
-    Args:
-        normalized: paths of the matrices under spectral norm; PyTorch then has
-            `weight_orig`, `weight_u` and `weight_v` in place of `weight`.
-    """
+    """Applies a key table to a model, whose `normalized` paths have spectral norm."""
     rules = [*table]
     by_outline: dict[str, list[Rule]] = {}
     for rule in rules:

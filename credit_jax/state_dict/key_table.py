@@ -37,12 +37,7 @@ def raise_problems(problems: Sequence[str], subject: str) -> None:
 
 
 def raise_non_finite(state: Mapping[str, Any], subject: str) -> None:
-    """Raises one error that names every array with a NaN or an infinity.
-
-    Args:
-        state: arrays, or objects that numpy converts to arrays, by name.
-        subject: what is wrong with them, for the error.
-    """
+    """Raises one error that names every array with a NaN or an infinity."""
     problems = []
     for key, value in state.items():
         flat = np.asarray(value).reshape(-1)
@@ -58,21 +53,16 @@ Groups = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The correspondence of the layouts of one array, an invertible einops pattern.
+    """The correspondence of the layouts of one array, an invertible einops pattern."""
 
-    Its left side is PyTorch's layout, its right side that of credit_jax ("ours" in this
-    package). In "(n h d) i 1 1 -> i n h d", PyTorch's first dim combines n (q, k and
-    v), heads h and head dims d, and the two trailing dims of a 1 x 1 convolution are
-    dropped. Every letter occurs on both sides, so that the pattern is its own inverse,
-    read from right to left.
-
-    Attributes:
-        pattern: "PyTorch's dims -> our dims".
-        torch_out: dim of PyTorch's array that indexes the rows of the matrix in
-            spectral norm: 0, or 1 for transposed convolutions.
-    """
-
+    # Its left side is PyTorch's layout, its right side ours. In
+    # "(n h d) i 1 1 -> i n h d", PyTorch's first dim combines n (q, k and v), heads h
+    # and head dims d, and the two trailing dims of a 1 x 1 convolution are dropped.
+    # Every letter occurs on both sides, so that the pattern is its own inverse, read
+    # from right to left.
     pattern: str
+    # Dim of PyTorch's array that indexes the rows of the matrix in spectral norm: 0, or
+    # 1 for transposed convolutions.
     torch_out: int = 0
 
     def __post_init__(self) -> None:
@@ -110,11 +100,9 @@ class Arrangement:
         return tuple(int(np.prod([sizes[k] for k in group])) for group in groups)
 
     def vectors(self) -> tuple[Arrangement, Arrangement]:
-        """Arrangements of u and v, the vectors of spectral norm.
-
-        PyTorch's vectors are flat, in the order of its dims: u over the rows of the
-        matrix, v over the rest. Ours keep the dims of their parameter.
-        """
+        """Arrangements of u and v, the vectors of spectral norm."""
+        # PyTorch's vectors are flat, in the order of its dims: u over the rows of the
+        # matrix, v over the rest. Ours keep the dims of their parameter.
         groups = _groups(self.pattern)[0]
         rows = groups[self.torch_out]
         remainder = [g for i, g in enumerate(groups) if i != self.torch_out]
@@ -188,21 +176,14 @@ LAYERS = {
 
 @dataclass(frozen=True)
 class Rule:
-    """The names of one kind of parameter in PyTorch and credit_jax.
+    """The names of one kind of parameter in PyTorch and credit_jax."""
 
-    Attributes:
-        torch: PyTorch's key with named indices, "layers.{s}.0.convs.{i}.1.weight";
-            `{d}` is the index along our leading dim.
-        ours: our path with the same indices except `{d}`,
-            "stages/{s}/embed/convs/{i}/kernel".
-        arrangement: arrangement of one PyTorch array.
-        first: PyTorch's index of the first layer that is stacked.
-    """
-
+    # With named indices, "layers.{s}.0.convs.{i}.1.weight"; `{d}` is the index along
+    # our leading dim, and missing in our "stages/{s}/embed/convs/{i}/kernel".
     torch: str
     ours: str
-    arrangement: Arrangement = SAME
-    first: int = 0
+    arrangement: Arrangement = SAME  # of one PyTorch array
+    first: int = 0  # PyTorch's index of the first layer that is stacked
 
     @property
     def is_stacked(self) -> bool:
@@ -225,21 +206,12 @@ def template_regex(template: str) -> re.Pattern[str]:
 
 
 def key_table(rows: str, torch: str = "", path: str = "") -> tuple[Rule, ...]:
-    """Returns the rules of a table of layers and arrays.
-
-    A row has PyTorch's name, our path, and the kind of layer, one of `LAYERS`; or, of
-    one array, its arrangement, nothing if the dims are the same. A name "." is that of
-    the table itself.
-
-    Args:
-        rows: the table, a row each line, in the order of PyTorch's state dict.
-        torch, path: the module of all rows, and its path.
-
-    >>> for rule in key_table("up  dense  linear", "blocks.{d}", "blocks"):
-    ...     print(rule.torch, rule.ours, rule.arrangement.pattern)
-    blocks.{d}.up.weight blocks/dense/kernel o i -> i o
-    blocks.{d}.up.bias blocks/dense/bias c -> c
-    """
+    """Returns the rules of a table of layers and arrays below a module and path."""
+    # A row has PyTorch's name, our path, and the kind of layer, one of `LAYERS`; or, of
+    # one array, its arrangement, nothing if the dims are the same. A name "." is that
+    # of the table itself. The rows are in the order of PyTorch's state dict: "up dense
+    # linear" below "blocks.{d}" and "blocks" has blocks.{d}.up.weight, which is
+    # blocks/dense/kernel.
     rules: list[Rule] = []
     for row in filter(str.strip, rows.splitlines()):
         name, array, *kind = row.split(maxsplit=2)

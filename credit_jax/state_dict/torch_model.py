@@ -18,43 +18,27 @@ from credit_jax.state_dict.key_table import Rule
 
 @dataclass(frozen=True)
 class KeyRename:
-    """Keys of an older version of CREDIT and their current names.
+    """Keys of an older version of CREDIT and their current names."""
 
-    Attributes:
-        pattern: matches a whole key, parallel wrappers removed.
-        replacement: the current key, with the groups of the pattern.
-    """
-
-    pattern: re.Pattern[str]
-    replacement: str
+    pattern: re.Pattern[str]  # matches a whole key, parallel wrappers removed
+    replacement: str  # the current key, with the groups of the pattern
 
 
 @dataclass(frozen=True)
 class RemovedLayer:
-    """Keys of a layer that current CREDIT lacks, so that they cannot be converted.
+    """Keys of a layer that current CREDIT lacks, so that they cannot be converted."""
 
-    Attributes:
-        pattern: matches a whole key, parallel wrappers removed.
-        reason: reason that the error gives.
-    """
-
-    pattern: re.Pattern[str]
-    reason: str
+    pattern: re.Pattern[str]  # matches a whole key, parallel wrappers removed
+    reason: str  # for the error
 
 
 @dataclass(frozen=True)
 class Upgrade:
-    """Converts state dicts of an older version whose arrays differ, too.
+    """Converts state dicts of an older version whose arrays differ, too."""
 
-    Attributes:
-        is_older: (key, array) -> whether only the older version has this entry.
-        entries: (key, array) -> the entries of the current version.
-        note: a message to users about the upgrade.
-    """
-
-    is_older: Callable[[str, Any], bool]
-    entries: Callable[[str, Any], Mapping[str, Any]]
-    note: str
+    is_older: Callable[[str, Any], bool]  # whether only the older one has (key, array)
+    entries: Callable[[str, Any], Mapping[str, Any]]  # (key, array) -> current entries
+    note: str  # a message to users about the upgrade
 
     def applied(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
         """Returns the current state dict; None if this one has no older entry."""
@@ -69,35 +53,27 @@ class Upgrade:
 
 @dataclass(frozen=True)
 class TorchModel:
-    """CREDIT's names of a model. `config` is its validated `model:` section.
+    """CREDIT's names of a model, functions of its validated `model:` section."""
 
-    Attributes:
-        key_table: key table of the parameters, in the order in which CREDIT's
-            constructor creates its layers. One table holds all variants of a model.
-        block_names: config -> the modules whose outputs are those that
-            `capture_intermediates` receives, in the same order.
-        idle_modules: config -> modules that no output depends on, whose parameters
-            therefore never get a gradient.
-        renames: keys of older versions of CREDIT and their current names.
-        removed: layers of older versions that cannot be converted.
-        upgrade: converts state dicts of an older version; None if renames suffice.
-        lists_frozen: whether CREDIT's optimizer includes the parameters that are not
-            trained; it omits those without `requires_grad`.
-        constants: config -> arrays of the state dict that the config determines.
-        signature: matches part of a key of this model and of no other model, to
-            recognize weights that are given with another `model.type`.
-        extra_keys: keys of the `model:` section that CREDIT's class does not accept.
-    """
-
+    # In the order in which CREDIT's constructor creates its layers, of all variants.
     key_table: tuple[Rule, ...]
+    # The modules whose outputs are those that `capture_intermediates` receives, in the
+    # same order.
     block_names: Callable[[Any], list[str]]
+    # Modules that no output depends on, whose parameters never get a gradient.
     idle_modules: Callable[[Any], list[str]] = lambda _: []
     renames: tuple[KeyRename, ...] = ()
     removed: tuple[RemovedLayer, ...] = ()
     upgrade: Upgrade | None = None
+    # Whether CREDIT's optimizer includes the parameters that are not trained; it omits
+    # those without `requires_grad`.
     lists_frozen: bool = True
+    # Arrays of the state dict that the config determines.
     constants: Callable[[Any], Mapping[str, np.ndarray]] = lambda _: {}
+    # Matches part of a key of this model and of no other model, to recognize weights
+    # that are given with another `model.type`.
     signature: re.Pattern[str] | None = None
+    # Keys of the `model:` section that CREDIT's class does not accept.
     extra_keys: tuple[str, ...] = ()
 
 
@@ -116,32 +92,21 @@ WRAPPER, DOMAIN, OLD_LAYOUT = "wrapper removed", "domain layer", "older layout"
 
 @dataclass(frozen=True)
 class RenamedKey:
-    """A key of a file and its name in the key table.
+    """A key of a file and its name in the key table."""
 
-    Attributes:
-        file_key: the key in the file.
-        name: the key in the table.
-        steps: what was changed, in order.
-    """
-
-    file_key: str
-    name: str
-    steps: tuple[str, ...] = ()
+    file_key: str  # of the file
+    name: str  # in the table
+    steps: tuple[str, ...] = ()  # what was changed, in order
 
 
 def current_names(
     keys: Iterable[str], available: Collection[str], renames: Iterable[KeyRename] = ()
 ) -> list[RenamedKey]:
-    """Maps the keys of a file to names in the key table.
-
-    Wrappers are removed first. If the result is not in the table, it is tried without
-    the `.conv` of domain-parallel layers and under the renames of the model. A key that
-    remains unknown is kept, and is reported when the table is applied.
-
-    Args:
-        available: keys of the table.
-    """
+    """Maps the keys of a file to available names in the key table."""
     available, renames = set(available), tuple(renames)
+    # Wrappers are removed first. If the result is not in the table, it is tried without
+    # the `.conv` of domain-parallel layers and under the renames of the model. A key
+    # that remains unknown is kept, and is reported when the table is applied.
     renamed = [_renamed(key, available, renames) for key in keys]
     first: dict[str, str] = {}
     for key in renamed:

@@ -113,11 +113,8 @@ def kernel_gradient(
     padding: Pads,
     dilation: Sizes,
 ) -> Array:
-    """Returns the gradient of the kernel: a convolution with channels as samples.
-
-    Args:
-        padding: see `direct_conv`. The field is padded first: up to 2.5 times faster.
-    """
+    """Returns the gradient of the kernel: a convolution with channels as samples."""
+    # Up to 2.5 times faster than a padded convolution.
     x = pad_spatial(x, padding)
     num = len(taps)
     sizes, points = x.shape[1:-1], cotangent.shape[1:-1]

@@ -26,29 +26,17 @@ _TILE_PER_TAP = 6
 
 @dataclass(frozen=True)
 class Tiles:
-    """Partition of the output columns into tiles.
-
-    Attributes:
-        count: number of tiles.
-        width: number of output columns that a tile computes.
-        taps: number of columns of the kernel, divided by the stride.
-        size: number of points of a transform, even.
-        frequencies: number of frequencies of a transform.
-    """
+    """Partition of the output columns into tiles."""
 
     count: int
-    width: int
-    taps: int
-    size: int
-    frequencies: int
+    width: int  # number of its output columns
+    taps: int  # number of columns of the kernel, divided by the stride
+    size: int  # number of points of a transform, even
+    frequencies: int  # number of them, of a transform
 
     @classmethod
     def of(cls, width: int, taps: int) -> Tiles:
-        """Returns the tiles for `width` output columns.
-
-        >>> Tiles.of(192, 16)
-        Tiles(count=2, width=96, taps=16, size=112, frequencies=57)
-        """
+        """Returns the tiles for `width` output columns."""
         count = max(1, round(width / (_TILE_PER_TAP * taps)))
         each = -(-width // count)
         size = each + taps - 1 + (each + taps - 1) % 2
@@ -65,12 +53,7 @@ def fourier_conv(
     kernel: Float[Array, "kernel_h kernel_w channel_in channel_out"],
     stride: tuple[int, int],
 ) -> Float[Array, "batch height_out width_out channel_out"]:
-    """Cross-correlation without padding, as `ops.conv2d`.
-
-    Args:
-        kernel: (kernel_h, kernel_w, channel_in, channel_out), with height and width
-            multiples of the stride.
-    """
+    """Cross-correlation without padding, of sizes that are multiples of the stride."""
     (sh, sw), (kh, kw, channel_in, channel_out) = stride, kernel.shape
     height, width = (x.shape[1] - kh) // sh + 1, (x.shape[2] - kw) // sw + 1
     taps, (high, wide) = split_taps(kernel, stride)

@@ -50,13 +50,7 @@ def call_kernel(
     num_warps: int = 8,
     interpret: bool = False,
 ) -> Sequence[Array]:
-    """Runs a Pallas kernel on arrays without blocking.
-
-    Args:
-        kernel: function of the refs of all arrays, then of all results.
-        results: shape and dtype of each result.
-        flops: floating-point operations of the matrix products, without padding.
-    """
+    """Runs a Pallas kernel of the refs of arrays, then of results (shape, dtype)."""
     varying = jax.typeof(arrays[0]).manual_axis_type
     shapes = [
         jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying)

@@ -46,12 +46,7 @@ def conv2d(
     dilation: IntPair = (1, 1),
     groups: int = 1,
 ) -> Float[Array, "batch height_out width_out channel_out"]:
-    """`ops.conv2d`, with as many channels as tensor cores like.
-
-    With few output channels a tile holds those of several neighboring points, whose
-    kernels are shifted and padded with zeros; the convolution is then one of stride 1
-    whose input channels are the phases of the field.
-    """
+    """`ops.conv2d`, with as many channels as tensor cores like."""
     kernel = row_major(kernel)
     conv = partial(ops.conv2d, dilation=dilation, groups=groups)
     if groups != 1:
@@ -70,6 +65,9 @@ def conv2d(
     if counts == (1, 1):
         y = conv(x, kernel, stride=stride, padding=(pads[0], pads[1]))
     else:
+        # With few output channels a tile holds those of several neighboring points,
+        # whose kernels are shifted and padded with zeros; the convolution is then one
+        # of stride 1 whose input channels are the phases of the field.
         y = points_together(x, kernel, stride, pads, counts, _at_stride_one)
     return y[..., :out]
 
@@ -102,15 +100,7 @@ def _at_stride_one(
 
 
 def best_counts(kernel: Sequence[int], stride: IntPair, points: int) -> IntPair:
-    """Returns the rows and columns of output points that are best computed together.
-
-    Fields of few points fill the device once either way, and stay as they are.
-
-    >>> best_counts((32, 32, 80, 16), (2, 2), 400 * 720)
-    (2, 4)
-    >>> best_counts((32, 32, 80, 16), (2, 2), 100 * 100)
-    (1, 1)
-    """
+    """Returns the rows and columns of output points that are best computed together."""
     *taps, _, out = kernel
 
     def work(counts: IntPair) -> int:
@@ -120,5 +110,6 @@ def best_counts(kernel: Sequence[int], stride: IntPair, points: int) -> IntPair:
         return prod(grown) * -(-tiles // TILES)
 
     numbers = [2**i for i in range(_MOST.bit_length())]
+    # Fields of few points fill the device once either way, and stay as they are.
     best = min(itertools.product(numbers, numbers), key=work)
     return best if work(best) <= _WORTH * work((1, 1)) else (1, 1)

@@ -88,16 +88,10 @@ def num_groups(
     itemsize: int,
     candidates: Iterable[int] | None = None,
 ) -> int:
-    """Returns the number of groups whose gradient takes least time.
-
-    Args:
-        candidates: numbers to choose from; by default up to two waves of tiles.
-
-    >>> num_groups(288000, 128, 512, itemsize=2)
-    33
-    """
+    """Returns the number of groups whose gradient takes least time."""
     tiles = math.ceil(channels / TILE) * math.ceil(out / TILE)
     if candidates is None:
+        # Up to two waves of tiles.
         candidates = range(1, 2 * math.ceil(TILES / tiles) + 1)
 
     def seconds(groups: int) -> float:
@@ -115,12 +109,10 @@ def num_groups(
 
 
 def row_major(x: Array) -> Array:
-    """Returns the array with its last dim contiguous in memory, and so its gradient.
-
-    XLA lets a product or a convolution choose, which costs others more. On an H200:
-    (4500, 4096) in columns, whose length of 9,000 bytes is no multiple of 16, took
-    three times as long in the next product; kernel gradients in the order of a
-    convolution were transposed in float32 within the optimizer's update, which took
-    three times as long.
-    """
+    """Returns the array with its last dim contiguous in memory, and so its gradient."""
+    # XLA lets a product or a convolution choose, which costs others more. On an H200:
+    # (4500, 4096) in columns, whose length of 9,000 bytes is no multiple of 16, took
+    # three times as long in the next product; kernel gradients in the order of a
+    # convolution were transposed in float32 within the optimizer's update, which took
+    # three times as long.
     return with_layout_constraint(jnp.asarray(x), Layout(tuple(range(x.ndim))))

@@ -37,11 +37,7 @@ def layer_norm_and_skip(
     epsilon: float = 1e-5,
     interpret: bool = False,
 ) -> tuple[Float[Array, "*batch channel"], Float[Array, "*batch channel"]]:
-    """Returns the normalized array, and `x` itself; one kernel adds their gradients.
-
-    Args:
-        interpret: whether to run the kernels as XLA operations, on any device.
-    """
+    """Returns the normalized array, and `x` itself; one kernel adds their gradients."""
     flat = x.reshape(-1, x.shape[-1])
     both: Any = _norm(*match_vma(flat, scale, bias), epsilon, interpret)
     normal, skip = both

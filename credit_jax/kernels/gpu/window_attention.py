@@ -40,25 +40,16 @@ _PROGRAMS = 264
 
 @dataclass(frozen=True)
 class Tiling:
-    """Partition of all windows into tiles, which programs process one at a time.
-
-    A tile has as many windows as fit into `_TOKENS` tokens, at least one, and is padded
-    to a power of two; the bias masks pairs of tokens of different windows.
-
-    Attributes:
-        grid: the windows of the field.
-        windows: number of windows of a tile.
-        tokens, size: number of tokens of a tile without padding, and with it.
-        num: number of tiles.
-        queries: number of tokens whose logits are computed at once.
-    """
+    """Partition of all windows into tiles, which programs process one at a time."""
 
     grid: WindowGrid
+    # A tile has as many windows as fit into `_TOKENS` tokens, at least one, and is
+    # padded to a power of two; the bias masks pairs of tokens of different windows.
     windows: int
-    tokens: int
-    size: int
-    num: int
-    queries: int
+    tokens: int  # of a tile without padding
+    size: int  # number of tokens with it
+    num: int  # number of tiles
+    queries: int  # number of tokens whose logits are computed at once
 
     @classmethod
     def of(cls, grid: WindowGrid) -> Tiling:
@@ -81,17 +72,11 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Heads:
-    """Heads of q, k and v, consecutive along the channels of a field.
-
-    Attributes:
-        num: number of local heads.
-        channels: number of channels of a head.
-        width: number of channels that a program loads: a power of two, at least 16.
-    """
+    """Heads of q, k and v, consecutive along the channels of a field."""
 
     num: int
-    channels: int
-    width: int
+    channels: int  # of a head
+    width: int  # that a program loads: a power of two, at least 16
 
 
 def window_attention(
@@ -101,14 +86,7 @@ def window_attention(
     *,
     interpret: bool = False,
 ) -> Float[Array, "batch rows columns heads head_dim"]:
-    """Returns softmax(q k' / sqrt(head_dim) + bias) v within every window of a field.
-
-    Products of 16-bit arrays are summed in float32; logits, softmax and the gradient of
-    the bias are float32 or wider.
-
-    Args:
-        interpret: whether to run the kernels as XLA operations, on any device.
-    """
+    """Returns softmax(q k' / sqrt(head_dim) + bias) v within every window."""
     *points, _, num, channels = qkv.shape
     width = max(next_power_of_2(channels), 16)
     heads, tiling = Heads(num, channels, width), Tiling.of(grid)
@@ -119,6 +97,8 @@ def window_attention(
     padding = (0, tiling.size - tiling.tokens)
     tile = jnp.pad(every, padding, constant_values=_APART)
     flat, tile = match_vma(qkv.reshape(grid.points, -1), tile)
+    # Products of 16-bit arrays are summed in float32; logits, softmax and the gradient
+    # of the bias are float32 or wider.
     out: Array = jnp.asarray(_attention(flat, tile, tiling, heads, interpret))
     return out.reshape(*points, num, channels)
 
