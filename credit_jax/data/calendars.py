@@ -27,12 +27,7 @@ ROUNDING = np.timedelta64(60, "s")
 
 
 def calendar_of(times: np.ndarray, origin: str) -> str:
-    """Returns the calendar of a decoded time coordinate.
-
-    Args:
-        times: (time,) datetime64 or cftime objects, as xarray decodes them.
-        origin: origin of the times, for the error.
-    """
+    """Returns the calendar of a time coordinate, as xarray decodes it."""
     if np.issubdtype(times.dtype, np.datetime64):
         return STANDARD
     name = getattr(times[0], "calendar", None) if times.size else STANDARD
@@ -138,11 +133,7 @@ def to_cycle_year(labels: np.ndarray, year: int, calendar: str) -> np.ndarray:
 
 
 def most_restrictive(calendars: Iterable[str]) -> str:
-    """Returns the calendar of a clock that several sources share.
-
-    Raises:
-        ValueError: two calendars differ, and neither is the standard one.
-    """
+    """Returns the calendar of a clock that several sources share."""
     others = sorted({name for name in calendars if name != STANDARD})
     if len(others) > 1:
         raise ValueError(
@@ -177,23 +168,10 @@ def _to_cftime(label: pd.Timestamp, calendar: str) -> cftime.datetime:
 def near_times(
     requested: np.ndarray, available: np.ndarray, origin: str
 ) -> Int[np.ndarray, " requested"]:
-    """Positions of times in a time axis whose rounding may be up to a minute.
-
-    Axes in days or hours of float32 are off by seconds. A time is the nearest one of
-    the axis, if that is less than `ROUNDING`, and a quarter of the smallest step of
-    the axis, away.
-
-    Args:
-        requested: (requested,) labels.
-        available: (available,) labels of the axis.
-        origin: file of the axis, for the error.
-
-    Returns:
-        Positions; -1 for a time that is not there.
-
-    Raises:
-        ValueError: a time occurs twice in the axis.
-    """
+    """Positions of times in an axis, whose rounding may be a minute; -1 for none."""
+    # Axes in days or hours of float32 are off by seconds. A time is the nearest one of
+    # the axis, if that is less than `ROUNDING`, and a quarter of the smallest step of
+    # the axis, away.
     available = available.astype("datetime64[ns]")
     order = np.argsort(available, kind="stable")
     ordered = available[order]

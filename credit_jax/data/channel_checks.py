@@ -51,23 +51,11 @@ class ChannelChecks:
         self,
         x: Shaped[np.ndarray, "batch channel time lat lon"],
         y: Shaped[np.ndarray, "batch channel_out time_out lat lon"] | None,
-        times: np.ndarray,
-        check_raw: Callable[[], None],
-        names: Sequence[str] | None = None,
+        times: np.ndarray,  # (batch,) last input times
+        check_raw: Callable[[], None],  # raises an error for fill values in files
+        names: Sequence[str] | None = None,  # in errors; by default the times
     ) -> None:
-        """Checks x and y; errors name variables as the files do.
-
-        Args:
-            x: input of the model.
-            y: target; None in a forecast.
-            times: (batch,) last input times.
-            check_raw: raises an error if the fields have fill values as they are read.
-            names: (batch,) names in errors; by default the times.
-
-        Raises:
-            BadValuesError: a value is not finite, a fill value, or an outlier where
-                these are errors.
-        """
+        """Checks x and y (None in a forecast); errors name variables as files do."""
         origins, schema = self.pipeline.origins, self.schema
         try:
             suspects = check_finite(x, y, times, schema, self._normalized, names)
@@ -156,24 +144,7 @@ def further_arrays(
     noted: bool,
     thorough: bool = False,
 ) -> dict[str, np.ndarray]:
-    """Returns the inputs other than x of one sample, with its steps concatenated.
-
-    Args:
-        data: the opened inputs.
-        starts: last time of x in each step.
-        pipeline: the transforms, whose preblocks are applied as for x.
-        noted: whether outliers are notes, otherwise they are errors.
-        thorough: whether to check for fill values, which is done in any case where
-            fields look like it.
-
-    Returns:
-        Fields (1, channel, step x time, lat, lon) and vectors (1, step x size), by name
-        of the input.
-
-    Raises:
-        ValueError: a time is missing, a value is not finite or a fill value, or an
-            outlier is an error.
-    """
+    """Returns the inputs other than x of one sample, with its steps concatenated."""
 
     def field(name: str, start: np.datetime64) -> Float[np.ndarray, "_ _ lat lon"]:
         read, raw = (
@@ -197,6 +168,7 @@ def further_arrays(
         {name: field(name, start) for name in data.further} | data.vectors(start)
         for start in starts
     ]
+    # Fields (1, channel, step x time, lat, lon), vectors (1, step x size).
     return {
         name: np.concatenate([arrays[name] for arrays in steps], axis=x.ndim // 4)[None]
         for name, x in steps[0].items()

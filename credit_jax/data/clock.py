@@ -29,20 +29,7 @@ Coverage = tuple[pd.Timestamp, pd.Timestamp]
 
 @dataclasses.dataclass(frozen=True)
 class SourceClock:
-    """Dates and steps of one source.
-
-    A start is a time of the master clock, which all sources share. The times that are
-    read for it depend on the mode:
-
-    - "exact": start + k step, in the calendar of the master clock;
-    - "persist": last + k step, where last is the last time of this source at or before
-      start;
-    - "cyclic": start + k step, each moved into `cycle_year` and replaced by the last
-      time of this source at or before it; times before the first one of the year are
-      replaced by the last one of the year;
-    - "next": next + k step, k = ..., -1, 0, where next is the first multiple of `step`
-      in a day after the target, which is `master_step` after start.
-    """
+    """Dates and steps of one source, for starts of the clock that all sources share."""
 
     # (first, last) time that may be read, one pair per range of dates.
     ranges: tuple[tuple[pd.Timestamp, pd.Timestamp], ...]
@@ -50,6 +37,12 @@ class SourceClock:
     history_len: int  # number of input times of a sample
     forecast_len: int  # number of target times of a sample
     calendar: str  # calendar of the times of the source
+    # "exact": start + k step, in the calendar of the master clock; "persist": last + k
+    # step, where last is the last time of this source at or before start; "cyclic":
+    # start + k step, each moved into `cycle_year` and replaced by the last time of this
+    # source at or before it (before the first one of the year, the last one of the
+    # year); "next": next + k step, k = ..., -1, 0, where next is the first multiple of
+    # `step` in a day after the target, which is `master_step` after start.
     mode: str = "exact"  # "exact", "persist", "cyclic" or "next"
     cycle_year: int | None = None  # the year of a cyclic source
     master: str = STANDARD  # calendar of the starts
@@ -58,11 +51,7 @@ class SourceClock:
 
     @functools.cached_property
     def starts(self) -> np.ndarray:
-        """Times, as datetime64[ns], whose whole window is in a date range.
-
-        For each range, they are first + (history_len - 1) step, ..., last -
-        forecast_len step, `step` apart.
-        """
+        """Times, as datetime64[ns], whose whole window is in a date range."""
         parts = []
         for first, last in self.ranges:
             start = shift(first, (self.history_len - 1) * self.step, self.calendar)
@@ -145,23 +134,7 @@ def source_clock(
     calendar: str,
     coverage: Coverage | None = None,
 ) -> SourceClock:
-    """Builds the clock of a source from its own keys, or else those of `data`.
-
-    A source's own start_datetime, end_datetime or date_ranges replace those of `data`.
-
-    Args:
-        data: the data section.
-        source: the section of the source.
-        calendar: calendar of the source's times.
-        coverage: first and last time of its first file, for a cyclic source whose
-            config has neither dates nor `cycle_year`.
-
-    Raises:
-        ValueError: dates or `cycle_year` are missing, or no time is left.
-
-    Differs from CREDIT: with no date in `cycle_year` of a cyclic source it fails as it
-    reads a file, or takes one time for all.
-    """
+    """Builds the clock of a source from its own keys, or else those of `data`."""
     forecast_len = source.forecast_len
     year, ranges = None, None
     if source.temporal_mode == "cyclic":
@@ -172,6 +145,9 @@ def source_clock(
                 "temporal_mode: cyclic needs start_datetime and end_datetime of its "
                 "year"
             )
+        # Dates of its first file (`coverage`). Differs from CREDIT: with no date in
+        # `cycle_year` of a cyclic source it fails as it reads a file, or takes one time
+        # for all.
         begin, end = coverage or (None, None)
         start, stop = date_label(first or begin), date_label(last or end)
         year = source.cycle_year
@@ -216,13 +192,9 @@ def probe_times(data: DataConfig, source: SourceConfig) -> tuple[np.datetime64, 
 
 
 def common_calendar(data: DataConfig, clocks: Mapping[str, SourceClock]) -> str:
-    """Returns the calendar in which the steps of a model are counted.
-
-    Returns:
-        `data.calendar`, or else the most restrictive one of all sources that are not
-        cyclic.
-    """
+    """Returns the calendar in which the steps of a model are counted."""
     bound = {k: c.calendar for k, c in clocks.items() if c.mode != "cyclic"}
+    # Years of a cyclic source are not those of the steps.
     calendar = data.calendar or most_restrictive(bound.values())
     for name, bound_calendar in bound.items():
         if bound_calendar not in (STANDARD, calendar):
@@ -237,16 +209,7 @@ def common_calendar(data: DataConfig, clocks: Mapping[str, SourceClock]) -> str:
 def common_starts(
     data: DataConfig, clocks: Mapping[str, SourceClock], calendar: str
 ) -> np.ndarray:
-    """Returns the start times for which every source has fields.
-
-    Args:
-        data: the data section, whose dates and time step define the clock.
-        clocks: clock of each source, whose starts are in `calendar`.
-        calendar: see `common_calendar`.
-
-    Returns:
-        (samples,) datetime64[ns].
-    """
+    """Returns the start times, datetime64[ns], for which every source has fields."""
     master = SourceClock(
         ranges=_ranges(data, data),
         step=data.time_step,

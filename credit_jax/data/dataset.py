@@ -25,31 +25,21 @@ from credit_jax.transforms import Grid
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One step of a training sample, in physical units.
+    """One step of a training sample, in physical units."""
 
-    Attributes:
-        input: source -> key -> field (level, history_len, lat, lon); for steps after
-            the first, only forcing, (level, 1, lat, lon).
-        target: source -> key -> field (level, 1, lat, lon).
-        input_time: last input time, datetime64[ns].
-        target_time: time of the target, datetime64[ns].
-    """
-
+    # By source and key, field (level, history_len, lat, lon) in the input of the first
+    # step, (level, 1, lat, lon) in the forcing of later ones and in the target.
     input: dict[str, SourceFields]
     target: dict[str, SourceFields]
-    input_time: np.datetime64
+    input_time: np.datetime64  # the last one
     target_time: np.datetime64
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset(InputData):
-    """The samples of a data section, in order of time; fields are read on access.
+    """The samples of a data section, in order of time; fields are read on access."""
 
-    Attributes:
-        starts: (samples,) datetime64[ns], the last input time of each sample.
-    """
-
-    starts: np.ndarray
+    starts: np.ndarray  # (samples,) datetime64[ns], the last input time of each
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -141,21 +131,8 @@ class Dataset(InputData):
     def check(
         self, grid: tuple[int, int] | None = None, *, shared_grid: bool = True
     ) -> list[str]:
-        """Checks times, grids and variables of all files against each other.
-
-        Args:
-            grid: (latitudes, longitudes) of the model; None skips the comparison.
-            shared_grid: whether all files must have one grid; False if preblocks
-                regrid.
-
-        Returns:
-            The notes of the sources; for a data set that skips bad samples, also one
-            line for each problem of a source that makes samples bad.
-
-        Raises:
-            ValueError: a check failed; names the file, its content and the expected
-                one.
-        """
+        """Checks times, grids, variables of all files; notes, also of bad samples."""
+        # Preblocks that regrid allow grids that differ.
         if shared_grid:
             self.check_grid(grid)
         lines = []
@@ -208,12 +185,7 @@ def regridded_axes(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
 
 
 def collate(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Stacks samples to a nested batch.
-
-    Returns:
-        {"input": {source: {key: field}}, "target": ..., "input_times", "target_times"},
-        where fields are (batch, level, time, lat, lon), and times (batch,).
-    """
+    """Stacks samples to a nested batch: fields (batch, level, time, lat, lon)."""
 
     def join(arrays: list[np.ndarray]) -> np.ndarray:
         return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)

@@ -51,11 +51,9 @@ PROGNOSTIC, DIAGNOSTIC = "prognostic", "diagnostic"
 
 @dataclass(frozen=True)
 class ForecastData(InputData):
-    """The sources of a data section, opened for forecasts; fields are read on access.
+    """The sources of a data section, opened for forecasts and read on access."""
 
-    Later values of predicted variables are not read, nor are diagnostic variables.
-    """
-
+    # Later values of predicted variables are not read, nor are diagnostic variables.
     left_out: DataConfig  # the data section with those variables that are not read
     open_files: OpenFiles | None  # cache of open files
 
@@ -78,15 +76,8 @@ class ForecastData(InputData):
     def problems(
         self, starts: np.ndarray, num_steps: int, states: np.ndarray | None = None
     ) -> list[str]:
-        """Lists what the forecasts need and the data lack, one line each.
-
-        Args:
-            starts: (start,) dates.
-            num_steps: number of steps of each forecast; forcing is read at all but the
-                last.
-            states: (state,) dates of the prognostic variables that are read; None is
-                all start dates.
-        """
+        """Lists what the forecasts need and the data lack, one line each."""
+        # Forcing is read at all but the last step, prognostic variables at the states.
         later = [self.shifted(starts, step) for step in range(1, num_steps)]
         lines = list[str | None]()
         for name, source in self.sources.items():
@@ -128,13 +119,11 @@ class ForecastData(InputData):
         return lines
 
     def attributes(self) -> dict[str, dict[str, str]]:
-        """Key -> standard_name, long_name and units, those that the files have.
-
-        Variables that are not read are described, too, if their files can be opened.
-        """
+        """Key -> standard_name, long_name and units, those that the files have."""
         attributes: dict[str, dict[str, str]] = {}
         for source in self.x.values():
             attributes |= source.attributes()
+        # Variables that are not read, too, if their files can be opened.
         for name in self.left_out.sources_of():
             with suppress(OSError, ValueError):
                 source = open_source(name, self.left_out, self.open_files)
@@ -218,26 +207,13 @@ def open_forecast_data(
     open_files: OpenFiles | None = None,
     *,
     unread: Sequence[str] = (DIAGNOSTIC,),
+    # Source -> levels of its 3-D variables, if no section or file determines them.
     num_levels: Mapping[str, int] = MappingProxyType({}),
     like: Coordinates | None = None,
     shared_grid: bool = True,
 ) -> ForecastData:
-    """Opens the files of a data section for forecasts, without reading fields.
-
-    Args:
-        data: the section. Its dates, if there are any, are those that a source with
-            `temporal_mode: persist` may take its fields from; by default they reach
-            from the first start date to the end of the last forecast.
-        starts: start dates.
-        num_steps: number of steps of each forecast.
-        open_files: files that are open already.
-        unread: field types whose files are not opened.
-        num_levels: source -> number of levels of its 3-D variables, where neither the
-            section nor an opened file determines it.
-        like: coordinates of the run, at which fields are read; None takes those of the
-            first file.
-        shared_grid: whether the sources of x have one grid.
-    """
+    """Opens the files of a data section for forecasts, without reading fields."""
+    # A source with `temporal_mode: persist` takes its fields from these dates.
     if data.date_ranges is None and not (data.start_datetime and data.end_datetime):
         first, last = (pd.Timestamp(starts[i]) for i in (0, -1))
         dates = {
@@ -354,12 +330,7 @@ class ForecastReader:
         return self.forcing_at(self._starts(tasks), step)
 
     def forcing_at(self, starts: Sequence[np.datetime64], step: int) -> FieldTree:
-        """Reads the input of the step after `step` for forecasts from some dates.
-
-        Returns:
-            "forcing", the dynamic forcing at the end of the step, and the further
-            inputs of the model by name.
-        """
+        """Reads the input of the step after `step`, for forecasts from some dates."""
         forcing = self._dynamic_forcing(starts, step)
         return {FORCING: forcing, **self._further(starts, step)}
 
@@ -405,17 +376,9 @@ class ForecastReader:
         mesh: Mesh,
         ranks: Sequence[int] | None = None,
     ) -> Iterator[Any]:
-        """Yields the input of every step of some groups, in order, placed on the mesh.
-
-        For each group these are a `FirstStep`, then the forcing at the end of every
-        step but the last.
-
-        Args:
-            groups: the tasks of this process's data-parallel ranks, rank after rank.
-            num_steps: number of steps of each forecast.
-            mesh: mesh of all processes.
-            ranks: these ranks; None for all.
-        """
+        """Yields the input of every step of groups of tasks, placed on the mesh."""
+        # Of each group a `FirstStep`, then the forcing at the end of every step but the
+        # last; tasks are those of this process's ranks, rank after rank.
         for tasks in groups:
             first = self.first(tasks)
             placed = place_batch(first.arrays, mesh, local_dp_ranks=ranks)

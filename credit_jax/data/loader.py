@@ -40,35 +40,23 @@ BAD = (ValueError, OSError)
 
 @dataclasses.dataclass(frozen=True)
 class Loader:
-    """Reads the batches of one split.
-
-    Attributes:
-        dataset: the samples.
-        sampler: selects the samples of each batch.
-        pipeline: the transforms, whose preblocks make x and y from samples.
-        num_threads: number of threads that prefetch; 0 reads on demand.
-        prefetch: number of batches to prefetch, raised to `num_threads` if smaller.
-        notes: notes about the data for the user, one line each.
-        bad: index of each sample found to be unusable -> the reason.
-        good: indices of samples found to be usable, where there was a doubt.
-        rows: latitude rows of the batches; None for all.
-        is_raw: whether what a step can do of the preblocks, and of the checks, is left
-            to it (`preparation`).
-        shapes: shapes and dtypes of the arrays of a batch of one sample; None if no
-            sample was read yet.
-    """
+    """Reads the batches of one split."""
 
     dataset: Dataset
     sampler: Sampler
     pipeline: Pipeline
     num_threads: int
+    # Number of batches, raised to the number of threads if smaller; with 0 threads
+    # batches are read on demand.
     prefetch: int
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # about the data, for the user
+    # Indices of samples that are unusable, with the reason; usable ones, if in doubt.
     bad: dict[int, str] = dataclasses.field(default_factory=dict)
     good: set[int] = dataclasses.field(default_factory=set)
-    rows: slice | None = None
+    rows: slice | None = None  # latitude rows of the batches; None for all
+    # Whether what a step can do of the preblocks, and of the checks, is left to it.
     is_raw: bool = False
-    shapes: Mapping[str, Any] | None = None
+    shapes: Mapping[str, Any] | None = None  # of one sample, after the first is read
 
     @cached_property
     def samples(self) -> SampleReader:
@@ -132,10 +120,7 @@ class Loader:
         return dataclasses.replace(self, sampler=sampler)
 
     def for_step(self) -> "Loader":
-        """Returns a loader whose batches are raw, if a step can make x and y of them.
-
-        The step needs its `preparation` (`Rollout.prepare`).
-        """
+        """Returns a loader of raw batches, if a step's `preparation` can take them."""
         raw = dataclasses.replace(self, is_raw=True)
         if raw.preparation is None:
             return self
@@ -143,22 +128,17 @@ class Loader:
         return dataclasses.replace(raw, shapes=shapes or None)
 
     def for_rows(self, rows: slice | None) -> "Loader":
-        """Returns a loader for some latitude rows, if preblocks work on single rows.
-
-        If a preblock of the host needs the whole grid, or there are inputs other than
-        x, whose grid may differ, it reads all rows.
-        """
+        """Returns a loader for some latitude rows, if preblocks work on single rows."""
         host = self.preparation.host if self.preparation else self.pipeline
         if host.needs_grid or self.dataset.further_names:
+            # The grids of other inputs may differ.
             return self
         return dataclasses.replace(self, rows=rows)
 
     def epoch(self, epoch: int, done: int = 0) -> Iterator[Batch]:
-        """Iterates over the batches of an epoch.
-
-        A batch depends only on the seed, the epoch and the samples before it, not on
-        the number of threads.
-        """
+        """Iterates over the batches of an epoch."""
+        # A batch depends only on the seed, the epoch and the samples before it, not on
+        # the number of threads.
         chosen = self.sampler.batches(epoch, done)
         if not chosen:
             return iter(())
@@ -170,16 +150,7 @@ class Loader:
         return iter(batches.to_iter_dataset(options))
 
     def read(self, indices: Int[np.ndarray, "b"] | Sequence[int]) -> Batch:
-        """Reads the samples of one batch and applies the preblocks.
-
-        If the data set skips bad samples, each is replaced by the next good one in
-        time, which is the same in every epoch and for any number of threads.
-
-        Raises:
-            ValueError, OSError: a value is NaN, infinite or a fill value, a time is
-                missing, or a file cannot be read; for a data set that skips bad
-                samples, all samples are bad.
-        """
+        """Reads the samples of one batch and applies the preblocks."""
         numbers = [int(index) for index in indices]
         try:
             if self.bad.keys().isdisjoint(numbers):
@@ -187,6 +158,8 @@ class Loader:
         except BAD as error:
             if not self._skips(error):
                 raise
+        # Each bad sample is replaced by the next good one in time, which is the same in
+        # every epoch and for any number of threads.
         return self._replaced(numbers)
 
     def _replaced(self, indices: Sequence[int]) -> Batch:
@@ -244,11 +217,7 @@ class Loader:
         )
 
     def probe(self) -> "Loader":
-        """Checks the first, the middle and the last sample.
-
-        Returns:
-            The loader with notes about the data, and with `shapes`.
-        """
+        """Checks the first, middle, last sample; has notes about data, and `shapes`."""
         notes, last, shapes = list(self.notes), len(self.dataset) - 1, None
         for index in sorted({0, last // 2, last}):
             try:
@@ -291,30 +260,7 @@ def build_loader(
     grid: tuple[int, int] | None = None,
     like: Coordinates | None = None,
 ) -> Loader:
-    """Builds the loader of a split; checks its files, times, grids and some samples.
-
-    Args:
-        config: the whole config; its model section is not read.
-        split: "train" (shuffled) or "valid" (in order of time).
-        local_dp_ranks: dp ranks whose devices belong to this process, increasing. Peers
-            along tp and domain are one dp rank and get the same samples.
-        dp_size: number of dp ranks of the whole mesh.
-        keep_partial: whether an epoch ends with a smaller batch if samples are left
-            over; by default only in validation, so that training compiles one program.
-        pipeline: transforms of `build_pipeline`; None builds those of the config.
-        open_files: cache of open files, shared with other loaders.
-        grid: (latitudes, longitudes) of the model; None skips the comparison.
-        like: coordinates of a run, at which fields are read; None takes those of the
-            first file.
-
-    Raises:
-        FileNotFoundError: files are missing.
-        ValueError: the data or the transforms have problems, see `Dataset.check`,
-            `Sampler`, `build_pipeline`.
-
-    Differs from CREDIT: training drops samples that do not fill a batch; CREDIT ends
-    the epoch with a smaller one.
-    """
+    """Builds the loader of a split; checks its files, times, grids and some samples."""
     train = split == "train"
     if pipeline is None:
         pipeline = build_pipeline(config.preblocks, config.postblocks)
@@ -350,6 +296,8 @@ def build_loader(
         dp_size=dp_size,
         seed=config.seed,
         shuffle=train,
+        # Differs from CREDIT: training drops samples that do not fill a batch, so that
+        # it compiles one program; CREDIT ends the epoch with a smaller one.
         keep_partial=not train if keep_partial is None else keep_partial,
         window=length.to_timedelta64() if train and length is not None else None,
         starts=dataset.starts,

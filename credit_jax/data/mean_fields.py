@@ -28,25 +28,12 @@ from credit_jax.named_fields.tree import by_key
 
 def read_fields(
     path: str | Path,
-    key: str,
+    key: str,  # dotted, of the config, for errors
     open_files: OpenFiles,
     data: GridCoordinates = UNKNOWN,
-    levels: Mapping[str, CoordinateValues | None] = MappingProxyType({}),
+    levels: Mapping[str, CoordinateValues | None] = MappingProxyType({}),  # by variable
 ) -> dict[str, np.ndarray]:
-    """Reads all variables of a NetCDF or Zarr file, in float32, by name.
-
-    They are in the order of the data, where the file has coordinates.
-
-    Args:
-        path: path of the file; environment variables are expanded.
-        key: dotted config key of the path, for errors.
-        open_files: cache of open files.
-        data: latitudes and longitudes of the data.
-        levels: name of a variable -> values of its levels in the data.
-
-    Returns:
-        (lat, lon) or (level, lat, lon) fields.
-    """
+    """Reads variables of a file, float32, in the order of the data, by name."""
     file = Path(os.path.expandvars(str(path)))
     if not file.exists():
         raise ValueError(f"{key}: {file} does not exist")

@@ -69,22 +69,14 @@ class OpenedData:
 
     def read(
         self,
-        kinds: Sequence[str],
+        kinds: Sequence[str],  # in the order of the fields
         times: Times,
         rows: slice | None = None,
-        out: SourceFields | None = None,
+        out: SourceFields | None = None,  # key -> array that the field is read to
         *,
         input_name: str = MAIN_INPUT,
     ) -> dict[str, SourceFields]:
-        """Reads an input: source -> key -> field (level, time, lat, lon).
-
-        Args:
-            kinds: field types, in the order of the fields.
-            times: the times to read.
-            rows: latitude rows to read; None reads all.
-            out: key -> array that the field is read to.
-            input_name: the input of the model.
-        """
+        """Reads an input: source -> key -> field (level, time, lat, lon)."""
         return {
             name: {
                 key: field
@@ -114,13 +106,7 @@ class OpenedData:
         )
 
     def path_of(self, key: str, time: np.datetime64, step: int = 0) -> str | None:
-        """The file of a field; None if it is unknown.
-
-        Args:
-            key: key of the field; preblocks may have made fields of no file.
-            time: a time in the calendar of the starts.
-            step: number of steps from `time` to the field.
-        """
+        """The file of a field; None if it is unknown, as of those of preblocks."""
         name, field_type, _, variable = key.split("/")
         if name not in self.sources:
             return None
@@ -206,17 +192,9 @@ class InputData(OpenedData):
 
 
 def encode_times(times: np.ndarray) -> Float[np.ndarray, " size"]:
-    """Encodes times as sines and cosines of hour of day and day of year, in float32.
-
-    All sines of hours come first, then their cosines, then sines and cosines of days;
-    1 January is day 1 of 365.25. CREDIT's `encode_datetime64` (data.py).
-
-    Returns:
-        (4 time,).
-
-    >>> encode_times(np.array(["2000-01-01T06"], "datetime64[ns]"))[:2].round(6)
-    array([1., 0.], dtype=float32)
-    """
+    """Sines and cosines of hour of day and day of year (4 time,), float32."""
+    # All sines of hours come first, then their cosines, then sines and cosines of days;
+    # 1 January is day 1 of 365.25. CREDIT's `encode_datetime64` (data.py).
     seconds = times.astype("datetime64[s]")
     days, years = seconds.astype("datetime64[D]"), seconds.astype("datetime64[Y]")
     hour = (seconds - days).astype(np.int64) / 3600.0
@@ -251,22 +229,15 @@ def open_data(
     like: Coordinates | None = None,
     shared_grid: bool = True,
 ) -> OpenedData:
-    """Opens all sources of a data section, without reading fields.
-
-    Args:
-        data: the data section.
-        open_files: cache of open files, shared with other data.
-        like: coordinates of a run, at which fields are read; None takes those of the
-            first file.
-        shared_grid: whether the sources of x have one grid; False if preblocks regrid.
-            Each further input has its own.
-    """
+    """Opens all sources of a data section, without reading fields."""
     opened = {name: open_source(name, data, open_files) for name in data.source}
     x = {
         name: source
         for name, source in opened.items()
         if source.config.input == MAIN_INPUT
     }
+    # Preblocks that regrid allow sources of x with grids of their own, as further
+    # inputs have.
     grid = GridCoordinates() if like is None or not shared_grid else like.grid
     sources, clocks = dict[str, Source](), dict[str, SourceClock]()
     for name, source in (x | opened).items():
@@ -316,17 +287,10 @@ def schemas_of(
     num_levels: Mapping[str, int] = MappingProxyType({}),
     like: Coordinates | None = None,
 ) -> tuple[ChannelSchema, dict[str, ChannelSchema]]:
-    """The channels of x and y, and those of each further input, before preblocks.
-
-    Args:
-        data: the section; it may have variables that are not read.
-        opened: its sources.
-        num_levels: source -> number of levels of its 3-D variables, where neither the
-            section nor an opened file determines it.
-        like: coordinates of sources that are not opened.
-    """
+    """The channels of x and y, and those of each further input, before preblocks."""
     axes = {} if like is None else dict(like.sources)
     axes |= {name: source.axes() for name, source in opened.sources.items()}
+    # The section may have variables that are not read.
     levels = {
         name: (opened.sources[name].num_levels if name in opened.sources else 0)
         or len(section.level_values or ())

@@ -88,12 +88,7 @@ class Perturbation(StrictModel, abc.ABC):
     def problems(
         self, schedule: ForecastSchedule, frames: int, draws_noise: bool
     ) -> list[str]:
-        """Why the members of a schedule cannot be perturbed, a line each.
-
-        Args:
-            schedule: start dates, length and members of the forecasts.
-            frames, draws_noise: those of the model.
-        """
+        """Why the members of a schedule cannot be perturbed, a line each."""
         return []
 
     def cost(self, starts: str = "each start date") -> str:
@@ -145,13 +140,7 @@ class Scaled(Perturbation):
     def deviation(
         self, key: str, initial: np.ndarray, latitude: np.ndarray
     ) -> np.ndarray | None:
-        """(level, 1, 1) standard deviation of the perturbation; None for none.
-
-        Args:
-            key: key of the variable; only prognostic ones are perturbed.
-            initial: (level, lat, lon) its unperturbed state.
-            latitude: (lat,) or (y, x) degrees, for means over the globe.
-        """
+        """(level, 1, 1) standard deviation of the perturbation; None for none."""
         _, kind, _, name = key.split("/")[:4]
         std = self.std.get(name) if isinstance(self.std, dict) else self.std
         if kind != PROGNOSTIC or not std:
@@ -217,16 +206,10 @@ class Spherical(_Noise):
 def spherical_noise(
     latitude: np.ndarray, longitude: np.ndarray, length_scale: float
 ) -> Draw:
-    """Isotropic Gaussian fields of variance 1, independent for each level.
-
-    The correlation of two points at an angle t is close to exp(-(t / scale)^2 / 2). It
-    is a sum of spherical harmonics whose variance falls as exp(-l (l + 1) scale^2 / 2)
-    with the degree l, so that it has neither a seam nor a singularity at the poles.
-
-    Args:
-        latitude, longitude: (lat,) and (lon,) degrees.
-        length_scale: degrees.
-    """
+    """Isotropic Gaussian fields of variance 1, independent for each level."""
+    # The correlation of two points at an angle t is close to exp(-(t / scale)^2 / 2).
+    # It is a sum of spherical harmonics whose variance falls with the degree l as
+    # exp(-l (l + 1) scale^2 / 2): no seam, and no singularity at the poles.
     scale = np.deg2rad(length_scale)
     last = int(np.ceil(np.sqrt(-2 * np.log(_SMALLEST)) / scale))
     degree = np.arange(last + 1)
@@ -361,13 +344,7 @@ def add(
     fields: FieldTree,
     change: Callable[[str, int, np.ndarray], np.ndarray | None],
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Adds a change to the newest time of fields, which are copied.
-
-    Args:
-        fields: {source: {key: (batch, level, time, lat, lon)}}.
-        change: (key, index of the sample, its newest field (level, lat, lon)) -> change
-            of the same shape, or None.
-    """
+    """Adds changes to the newest time of fields (batch, level, time, lat, lon)."""
     new: dict[str, dict[str, np.ndarray]] = {}
     for source, source_fields in fields.items():
         new[source] = dict(source_fields)
@@ -393,13 +370,9 @@ def add_changes(
 
 
 def member_keys(seed: int, schedule: ForecastSchedule) -> np.ndarray:
-    """(start, member, 2) uint32: the key of every member of every start date.
-
-    Noise inside a model is drawn with the same keys, by another function of them.
-
-    The key is that of the seed, with the minutes since 1970 of the start date and then
-    the number of the member folded in.
-    """
+    """(start, member, 2) uint32: the key of every member of every start date."""
+    # The key of the seed, with the minutes since 1970 of the start date and then the
+    # number of the member folded in; noise inside a model is another function of it.
     minutes = schedule.starts.astype("datetime64[m]").astype(np.int64)
     words = (minutes & 0xFFFFFFFF).astype(np.uint32)
 

@@ -61,11 +61,7 @@ class Preparation:
 
     @classmethod
     def of(cls, dataset: Dataset, pipeline: Pipeline) -> Preparation | None:
-        """The preparation of the samples of a data set.
-
-        Returns:
-            None if the host makes x and y, as a preblock after `concat` needs it.
-        """
+        """The preparation of samples; None if the host makes x and y."""
         host, step = pipeline.divided(dataset.num_steps)
         if not any(block.type == "concat" for block in step.blocks):
             return None
@@ -87,12 +83,7 @@ class Preparation:
         )
 
     def direct(self, read: TreeSchema) -> Mapping[str, Mapping[str, slice]] | None:
-        """Channels into which fields can be read, as the host does not change them.
-
-        Returns:
-            Entry -> key of a variable as it is read -> channels; None if the host
-            changes values.
-        """
+        """Entry -> key -> channels to read to; None if the host changes values."""
         if any(not block.transform.effects.renames for block in self.host.blocks):
             return None
         both = Pipeline((*self.host.blocks, *self.step.blocks))
@@ -101,17 +92,7 @@ class Preparation:
     def __call__(
         self, batch: FieldTree, context: FieldContext
     ) -> tuple[dict[str, Any], Int[Array, ""]]:
-        """Returns the batch with x and y, and how suspicious it is.
-
-        Args:
-            batch: has "x_raw" and "y_raw", and "forcing" in forecasts.
-            context: context of the step.
-
-        Returns:
-            The batch, with x and y instead of these, and 0, 1 if it has an outlier to
-            name, or 2 if the host has to look at it before an update counts; the same
-            on all devices.
-        """
+        """Returns the batch with x and y, and how suspicious it is."""
         new = {k: v for k, v in batch.items() if k not in RAW.values()}
         tree: dict[str, Any] = {
             "input_channel_map": dict(self.channels["input"]),
@@ -143,6 +124,8 @@ class Preparation:
         bad, outliers = sum_parts(counts.astype(jnp.int32), context.reducer.axes.batch)
         if self.refuses_outliers:
             bad = bad + outliers
+        # On all devices: 1 if there is an outlier to name, 2 if the host has to look at
+        # the batch before an update counts.
         return new, jnp.where(bad > 0, 2, jnp.where(outliers > 0, 1, 0))
 
 
@@ -151,13 +134,7 @@ def channel_parts(
     schema: TreeSchema,
     channels: Mapping[str, Mapping[str, slice]],
 ) -> dict[str, dict[str, slice]]:
-    """Entry -> key before preblocks that change fields one by one -> its channels.
-
-    Args:
-        pipeline: these preblocks.
-        schema: the variables before them.
-        channels: entry -> key after them -> channels.
-    """
+    """Entry -> key before preblocks that change fields one by one -> its channels."""
 
     def key_after(entry: str, group: ChannelGroup) -> str:
         (after,) = pipeline.schema_after({entry: [group]})[entry]
@@ -178,14 +155,8 @@ def _suspects(
     scaled: Bool[np.ndarray, " channel"],
     context: FieldContext,
 ) -> tuple[Array, Array]:
-    """Whether values are not finite or seem fill values; whether some are outliers.
-
-    Args:
-        x: fields after the preblocks.
-        raw: the same before them; None where fill values are looked for in x.
-        scaled: channels in which outliers are looked for.
-        context: context of the step.
-    """
+    """Whether values are not finite or seem fill values; whether some are outliers."""
+    # Fill values are looked for before the preblocks, if there are raw values.
     rows = context.reducer.rows
     space = (2, 3, 4)
 

@@ -29,35 +29,23 @@ from credit_jax.transforms.rollout import RAW
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The part of a batch that this process provides for one training step.
+    """The part of a batch that this process provides for one training step."""
 
-    Attributes:
-        x: (b, channel, time, lat, lon) model input of the first step, in CREDIT's
-            layout; b = batch size x local dp ranks, with the samples of one rank after
-            those of another.
-        y: (b, channel, step, lat, lon) target of each step.
-        indices: (b,) index of each sample in the data set.
-        input_times: (b,) datetime64[ns], the last input time of each sample.
-        target_times: (b, step) datetime64[ns].
-        fields: further named fields in physical units that the steps need,
-            {source: {key: (b, level, time, lat, lon)}} each: "x_physical", the input of
-            the first step; "ic_raw", its static fields before any preblock; and for
-            forecasts of several steps "forcing", the forcing of the later steps, and
-            "static", the input that does not change.
-        replaced: one line for each bad sample that was replaced.
-        further: inputs of the model other than x, by name, see `further_arrays`.
-        is_raw: whether x and y are as before the preblocks that the step runs.
-    """
-
+    # In CREDIT's layout, the input of the first step, and the target of each; b is
+    # batch size x local dp ranks, with the samples of one rank after those of another.
     x: Float[np.ndarray, "b channel time lat lon"]
     y: Float[np.ndarray, "b channel_out step lat lon"]
     indices: np.ndarray
-    input_times: np.ndarray
-    target_times: np.ndarray
+    input_times: np.ndarray  # (b,) datetime64[ns], the last ones
+    target_times: np.ndarray  # (b, step) datetime64[ns]
+    # Further named fields in physical units that the steps need: "x_physical", the
+    # input of the first step; "ic_raw", its static fields before any preblock; and for
+    # forecasts of several steps "forcing", the forcing of the later steps, and
+    # "static", the input that does not change.
     fields: Mapping[str, FieldTree] = dataclasses.field(default_factory=dict)
-    replaced: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()  # one line for each bad sample
     further: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    is_raw: bool = False
+    is_raw: bool = False  # before the preblocks that the step runs
 
     @property
     def arrays(self) -> dict[str, Any]:
@@ -91,13 +79,7 @@ class SampleReader:
     def read(
         self, indices: Int[np.ndarray, "b"] | Sequence[int], *, thorough: bool = False
     ) -> Batch:
-        """Reads the samples of one batch and applies the preblocks.
-
-        Args:
-            indices: indices of the samples.
-            thorough: whether to check all values as they are read; otherwise only those
-                of batches that look wrong.
-        """
+        """Reads the samples of one batch and applies the preblocks."""
         num_samples = len(indices)
         history = self.schema.input[0].n_time
         times = history, self.dataset.num_steps
@@ -109,6 +91,7 @@ class SampleReader:
         x, y = arrays[0], arrays[1]
         with files_named(self.dataset.path_of):
             samples = [
+                # Otherwise only batches that look wrong are checked as they are read.
                 self._sample(int(i), x[n : n + 1], y[n : n + 1], thorough=thorough)
                 for n, i in enumerate(indices)
             ]

@@ -18,11 +18,9 @@ _RUN = 4
 def epoch_order(
     num_samples: int, *, dp_size: int, seed: int, epoch: int, shuffle: bool
 ) -> Int[np.ndarray, "padded"]:
-    """Returns sample indices of an epoch for all dp ranks; rank r has `[r::dp_size]`.
-
-    As in torch's DistributedSampler, it is a permutation from seed + epoch (or 0, 1, 2,
-    ... without shuffle), extended from its own start to a multiple of dp_size.
-    """
+    """Returns sample indices of an epoch for all dp ranks; rank r has [r::dp_size]."""
+    # As torch's DistributedSampler: a permutation from seed + epoch, extended from its
+    # own start to a multiple of dp_size.
     if shuffle:
         order = torch_randperm(num_samples, seed + epoch)
     else:
@@ -37,12 +35,7 @@ def window_order(
     seed: int,
     epoch: int,
 ) -> Int[np.ndarray, " sample"]:
-    """Returns sample indices of an epoch, permuted within windows of time.
-
-    Runs of neighboring windows are permuted, and windows of a run in order of time, so
-    that both samples that have a field are near each other, also across windows. Where
-    windows begin differs from epoch to epoch. It depends on nothing but the arguments.
-    """
+    """Returns sample indices of an epoch, permuted within windows of time."""
     sequence = np.random.SeedSequence([seed & 0xFFFFFFFF, epoch])
     rng = np.random.RandomState(np.random.MT19937(sequence))
     length = window.astype("timedelta64[s]").astype(np.int64)
@@ -51,6 +44,8 @@ def window_order(
     in_time = np.argsort(numbers, kind="stable")
     ends = np.flatnonzero(np.diff(numbers[in_time])) + 1
     windows = np.split(in_time, ends)
+    # Runs of neighboring windows are permuted, and windows of a run in order of time,
+    # so that both samples that have a field are near each other, also across windows.
     runs = (numbers[[w[0] for w in windows]] + rng.randint(_RUN)) // _RUN
     return np.concatenate(
         [
@@ -63,42 +58,22 @@ def window_order(
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """The batches of every epoch, for the dp ranks of this process.
-
-    Attributes:
-        num_samples: number of samples of the data set.
-        batch_size: number of samples of one dp rank in one batch.
-        local_dp_ranks: dp ranks whose devices belong to this process, increasing.
-        dp_size: number of dp ranks of the whole mesh.
-        batch_ranks: number of dp ranks whose samples make a batch, which those of the
-            mesh share; 0 for `dp_size`. A run that goes on keeps that of its start.
-        seed: seed of the order, the same in all processes.
-        shuffle: whether to permute the samples, differently in every epoch.
-        keep_partial: whether an epoch ends with a smaller batch if samples are left
-            over.
-        window: length of the windows of time within which samples are permuted; None
-            permutes all of them.
-        starts: (samples,) datetime64, their times, which windows need.
-
-    Raises:
-        ValueError: the ranks are not increasing or not below dp_size, or there is no
-            full batch.
-
-    Differs from CREDIT: epochs after epoch 0 have other orders. CREDIT's trainer is
-    meant to reshuffle in every epoch (seed + epoch), but sets the epoch of the loader's
-    `sampler` instead of its `batch_sampler`, so that every epoch has the order of
-    epoch 0. `window` is another order, which CREDIT does not have.
-    """
+    """The batches of every epoch, for the dp ranks of this process."""
 
     num_samples: int
-    batch_size: int
-    local_dp_ranks: tuple[int, ...]
-    dp_size: int
-    seed: int
+    batch_size: int  # of one dp rank
+    local_dp_ranks: tuple[int, ...]  # of this process's devices, increasing
+    dp_size: int  # of the whole mesh
+    seed: int  # the same in all processes
+    # Differs from CREDIT, which is meant to reshuffle in every epoch (seed + epoch),
+    # but sets the epoch of the loader's `sampler` instead of its `batch_sampler`: every
+    # epoch has the order of epoch 0.
     shuffle: bool
-    keep_partial: bool
+    keep_partial: bool  # an epoch may end with a smaller batch
+    # Number of dp ranks whose samples make a batch, which those of the mesh share; 0
+    # for `dp_size`. A run that goes on keeps that of its start.
     batch_ranks: int = 0
-    window: np.timedelta64 | None = None
+    window: np.timedelta64 | None = None  # of time, to permute within
     starts: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -149,15 +124,9 @@ class Sampler:
         return full + (1 if left and self.keep_partial else 0)
 
     def batches(self, epoch: int, done: int = 0) -> list[Int[np.ndarray, "batch"]]:
-        """Returns the sample indices of each batch for the local ranks, in rank order.
-
-        A batch of all ranks is the next part of the order of the epoch, whatever the
-        batch size and the number of ranks, so that an epoch can go on with others.
-
-        Returns:
-            One array of batch_size x len(local_dp_ranks) indices per batch; the last
-            one may be smaller.
-        """
+        """Returns the sample indices of the batches of local ranks, in rank order."""
+        # A batch of all ranks is the next part of the order of the epoch, whatever the
+        # batch size and the number of ranks, so that an epoch can go on with others.
         seeds = {"seed": self.seed, "epoch": epoch}
         if self.window is None:
             shuffle = self.shuffle
@@ -178,24 +147,16 @@ class Sampler:
 
 
 def torch_randperm(num_items: int, seed: int) -> np.ndarray:
-    """Returns the permutation of torch.randperm on the CPU for a seed.
-
-    torch draws 32-bit numbers r_0, r_1, ... from the Mersenne Twister mt19937, seeded
-    with the low 32 bits of the seed, and shuffles forward: for i = 0 .. n - 2, it swaps
-    items i and i + r_i mod (n - i) (aten/src/ATen/native/TensorFactories.cpp,
-    randperm_cpu). numpy's RandomState is the same generator with the same seeding.
-
-    Args:
-        num_items: n, below 2^32 / 20 (above it torch draws 64-bit numbers).
-        seed: the seed of torch.Generator().manual_seed.
-
-    >>> torch_randperm(5, 1).tolist()
-    [0, 4, 2, 3, 1]
-    """
+    """Returns the permutation of torch.randperm on the CPU for a `manual_seed`."""
     if not 0 <= num_items < (2**32 - 1) // 20:
         raise ValueError(
             f"num_items must be from 0 to {(2**32 - 1) // 20 - 1}, got {num_items}"
         )
+    # torch draws 32-bit numbers r_0, r_1, ... from the Mersenne Twister mt19937 (from
+    # 2^32 / 20 items 64-bit ones), seeded with the low 32 bits of the seed, and
+    # shuffles forward: for i = 0 .. n - 2, it swaps items i and i + r_i mod (n - i)
+    # (aten/src/ATen/native/TensorFactories.cpp, randperm_cpu). numpy's RandomState is
+    # the same generator with the same seeding.
     draws = np.random.RandomState(seed & 0xFFFFFFFF).bytes(4 * max(num_items - 1, 0))
     left = num_items - np.arange(max(num_items - 1, 0))
     jumps = (np.frombuffer(draws, "<u4") % left).tolist()

@@ -74,16 +74,10 @@ class ForecastSchedule:
         return np.unique(np.concatenate(moved))
 
     def groups(self, size: int, shard: tuple[int, int] = (1, 1)) -> list[list[Task]]:
-        """The tasks that run together in a batch.
-
-        The groups depend neither on the shard nor on which forecasts are done, so that
-        a forecast has the same values whenever it runs.
-
-        Args:
-            size: size of a group; the last one may be smaller.
-            shard: (number, count): every count-th group, from the number-th on.
-        """
+        """The tasks that run together in a batch, of every count-th group."""
         tasks = self.tasks
+        # They depend neither on the shard nor on which forecasts are done, so that a
+        # forecast has the same values whenever it runs.
         groups = [[*tasks[i : i + size]] for i in range(0, len(tasks), size)]
         number, count = shard
         return groups[number - 1 :: count]
@@ -98,25 +92,12 @@ def make_schedule(
     num_steps: int | None = None,
     length: str | None = None,
 ) -> ForecastSchedule:
-    """Builds the schedule from the `inference:` section or the command line.
-
-    Args:
-        inference: the section.
-        timestep: time step of the model.
-        calendar: calendar of the start dates.
-        init_times: replace the start dates of the section.
-        num_steps: replaces the length of the section.
-        length: the same as a duration.
-
-    Raises:
-        ValueError: there are no start dates, a date is invalid, the length is below one
-            step, `length` is no whole number of steps, or no step would be written.
-            (The length of the section is rounded down, as in CREDIT.)
-    """
+    """Builds the schedule from the `inference:` section or the command line."""
     starts = _starts(inference, calendar, init_times)
     if num_steps is None:
         full = length or forecast_length(inference)
         try:
+            # The length of the section is rounded down, as in CREDIT.
             num_steps = int(duration(full) / timestep)
         except ValueError:
             raise ValueError(f"--length: {full!r} is no duration such as 10d") from None

@@ -26,13 +26,7 @@ PathOf = Callable[[str, np.datetime64, int], str | None]
 
 
 class BadValuesError(ValueError):
-    """An error for values of a field of a sample.
-
-    Attributes:
-        key: key of the field.
-        time: a time of the master clock.
-        step: number of steps of the data from `time` to the field.
-    """
+    """An error for values of a field of a sample."""
 
     def __init__(
         self, message: str, key: str, time: np.datetime64, step: int = 0
@@ -60,12 +54,7 @@ def files_named(path_of: PathOf) -> Iterator[None]:
 
 
 def check_sample(sample: Sample) -> None:
-    """Checks that no field of a sample has a fill value or an infinity.
-
-    Raises:
-        BadValuesError: a field has such values; names the variable, the time, the value
-            and its count.
-    """
+    """Checks that no field of a sample has a fill value or an infinity."""
     for part, time in (
         (sample.input, sample.input_time),
         (sample.target, sample.target_time),
@@ -86,12 +75,7 @@ def check_fields(
     fields: Mapping[str, Mapping[str, np.ndarray]],
     times: Sequence[np.datetime64] | np.ndarray,
 ) -> None:
-    """Checks that no field has a fill value.
-
-    Args:
-        fields: source -> key -> field (batch, ...).
-        times: (batch,) times of the fields, for the error.
-    """
+    """Checks that no field has a fill value."""
     for number, time in enumerate(times):
         for key, field in by_key(fields).items():
             _check_fill_value(key, field[number], time)
@@ -151,21 +135,12 @@ class Suspects(NamedTuple):
 def check_finite(
     x: Shaped[np.ndarray, "batch channel time lat lon"],
     y: Shaped[np.ndarray, "batch channel_out time_out lat lon"] | None,
-    times: np.ndarray,
+    times: np.ndarray,  # (batch,) last input times
     schema: ChannelSchema,
-    normalized: Collection[str] = (),
-    samples: Sequence[str] | None = None,
+    normalized: Collection[str] = (),  # to find outliers in
+    samples: Sequence[str] | None = None,  # in errors; by default their times
 ) -> Suspects:
-    """Checks that a batch has no NaN and no infinity.
-
-    Args:
-        x: input.
-        y: target; None in a forecast.
-        times: (batch,) last input time of each sample.
-        schema: the channels of x and y.
-        normalized: keys of the variables in which outliers are looked for.
-        samples: (batch,) names of the samples in errors; by default by their times.
-    """
+    """Checks that a batch has no NaN and no infinity."""
     plateau, outliers = False, list[Outlier]()
     for which, array in (("input", x), ("target", y)):
         if array is None:
@@ -212,26 +187,15 @@ def scale_notes(
     times: np.ndarray,
     schema: ChannelSchema,
 ) -> dict[str, str]:
-    """Returns a text for each variable of a normalized sample that is far from 0.
-
-    Such a variable is not normalized, its unit in the files is not that of its mean and
-    deviation, or its deviation is 0 where the field varies.
-
-    Args:
-        x: input after preblocks that normalize.
-        y: target after them.
-        times: (batch,) last input time of each sample.
-        schema: the channels of x and y.
-
-    Returns:
-        Key of the variable -> text.
-    """
+    """Returns a text for each variable of a normalized sample that is far from 0."""
     notes: dict[str, str] = {}
     for part, array, slices in (
         ("input", x, schema.input_slices()),
         ("target", y, schema.target_slices()),
     ):
         for key, point in slices.items():
+            # Such a variable is not normalized, its unit in the files is not that of
+            # its mean and deviation, or its deviation is 0 where the field varies.
             size = np.sqrt(np.square(array[:, point], dtype=float).mean((0, 2, 3, 4)))
             worst = int(np.argmax(size))
             if key in notes or size[worst] <= OUTSTANDING:

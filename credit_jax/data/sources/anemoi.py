@@ -120,10 +120,7 @@ class AnemoiSource(Source):
 def open_anemoi(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> AnemoiSource:
-    """Opens the source; reads its times and cells, and no field.
-
-    The arguments are those of `registry.open_source`.
-    """
+    """Opens the source; reads its times and cells, and no field."""
     config = data.source[name]
     assert isinstance(config, AnemoiConfig)
     store = open_anemoi_store(config.store)

@@ -127,10 +127,8 @@ class FileVariable:
 
     @property
     def _coordinate_dims(self) -> tuple[str, ...]:
-        """The dims of rows and columns whose coordinates the file has, if it has both.
-
-        By these the dims of a variable may be in any order.
-        """
+        """The dims of rows and columns, if the file has coordinates of both."""
+        # By these the dims of a variable may be in any order.
         axes = self.opened.latitude, self.opened.longitude
         dims = [str(axis.dims[0]) for axis in axes if axis is not None]
         return tuple(dims) if len({*dims}) == 2 and not self.is_unstructured else ()
@@ -162,12 +160,7 @@ class FileVariable:
         return FileGrid(origin, shape, latitude, longitude)
 
     def order(self) -> Order:
-        """Returns the positions of the rows and columns to read.
-
-        Raises:
-            ValueError: the file has other coordinates than requested, or none, and no
-                grid_type says that it is in their order.
-        """
+        """Returns the positions of the rows and columns to read."""
         if not self._has_axes:
             return None, None
         origin = f"{self.opened.path}: {self.name}"
@@ -192,10 +185,8 @@ class FileVariable:
 
     @property
     def _has_axes(self) -> bool:
-        """Whether coordinates of the file say which rows and columns are read.
-
-        Those of points do not, and with an extent they are of the whole grid.
-        """
+        """Whether coordinates of the file say which rows and columns are read."""
+        # Those of points do not, and with an extent they are of the whole grid.
         return not self.is_unstructured and self.conventions.extent is None
 
     @property
@@ -219,10 +210,7 @@ class FileVariable:
 
     @property
     def level_values(self) -> LevelValues | None:
-        """Values of all levels of the file; None if they have no values.
-
-        They are in the unit in which the config lists them, see `as_listed`.
-        """
+        """Values of all levels of the file, as the config lists them, or None."""
         by_position = self.conventions.levels == "position"
         if by_position or self.level_dim not in self.opened.dataset.coords:
             return None
@@ -263,12 +251,7 @@ class FileVariable:
         return level_indices(stored, values, how, self._where, origin)
 
     def read_levels(self) -> LevelValues | None:
-        """Returns the values of the levels to read; None if they have no values.
-
-        Raises:
-            ValueError: those of the config are meant in the unit of the file, or in
-                hPa, and it has both.
-        """
+        """Returns the values of the levels to read; None if they have no values."""
         if self._listed is not None and self.level_values is not None:
             levels = level_values(self.opened.dataset[self.level_dim], "")
             if as_listed(levels, self._listed)[1]:
@@ -301,18 +284,14 @@ class FileVariable:
     def part(
         self, rows: slice | None, order: Order
     ) -> tuple[dict[str, Any], tuple[int, ...]]:
-        """Returns what is read of each dim but time, and its shape (level, *space).
-
-        Args:
-            rows: rows to read, of those in requested order; None reads all.
-            order: see `order`.
-        """
+        """Returns what is read of each dim but time, and its shape (level, *space)."""
         array, space, parts = self.array, self.space, [*self.extent]
         row_indices, columns = order
         if rows is not None and len(space) != 2:
             raise ValueError(f"{self.opened.path}: an unstructured grid has no rows")
         chosen: dict[str, Any] = dict(zip(space, parts, strict=True))
         if row_indices is not None:
+            # Rows are counted in the requested order.
             chosen[space[0]] = row_indices[slice(None) if rows is None else rows]
         elif rows is not None:
             part = range(array.sizes[space[0]])[parts[0]][rows]
@@ -331,19 +310,12 @@ class FileVariable:
 
     def load(
         self,
-        times: range,
-        index: int,
+        times: range,  # indices; a single one without time dim
+        index: int,  # that of the requested time, for errors
         chosen: Mapping[str, Any],
         out: Float[np.ndarray, "time level *space"],
     ) -> None:
-        """Reads some times of the variable.
-
-        Args:
-            times: indices of the times; a single one for a variable without time dim.
-            index: index of the time for which they are read, for errors.
-            chosen: see `part`.
-            out: the destination.
-        """
+        """Reads some times of the variable."""
         to, dims = out if self.dims == "3d" else out[:, 0], [*chosen]
         if self.has_time_dim:
             time = self.opened.time_coord
@@ -359,15 +331,7 @@ class FileVariable:
             to += offset
 
     def check(self, *, is_dated: bool) -> int:
-        """Checks that it holds numbers, with dims in order and the requested levels.
-
-        Args:
-            is_dated: whether the names of its files say their times; otherwise it must
-                have times, if it is predicted.
-
-        Returns:
-            Number of levels to read; 0 for a 2-D variable.
-        """
+        """Checks that it holds numbers, with dims in order and the requested levels."""
         array = self.array
         if array.dtype.kind not in _NUMBERS:
             raise ValueError(
@@ -412,6 +376,7 @@ class FileVariable:
                     "coordinate its values, or choose levels by "
                     f"data.source.{self.source}.levels"
                 )
+        # The names of files may say their times.
         is_timed = self.has_time_dim or is_dated
         if self.field_type in OUTPUT_TYPES and not is_timed:
             raise ValueError(
@@ -420,6 +385,7 @@ class FileVariable:
                 "(time_coord names their dim), or make it static in "
                 f"data.source.{self.source}"
             )
+        # Number of levels to read; 0 for a 2-D variable.
         return count
 
     @property

@@ -32,11 +32,7 @@ _PERIODS = (("%S", "s"), ("%M", "min"), ("%H", "h"), ("%j", "D"), ("%d", "D"))
 
 
 class Files(abc.ABC):
-    """The files of some variables; hashable.
-
-    Attributes:
-        template: path template of the config, or another name of the files for errors.
-    """
+    """The files of some variables, a template or another name for errors; hashable."""
 
     template: str
 
@@ -163,23 +159,14 @@ class TimedFiles(Files):
 
 
 def discover(template: str, origin: str) -> FileSet:
-    """Finds the files of a template, in which strftime codes are wildcards.
-
-    A single file has all times, whatever its name. If there are several, the codes in
-    the name of each give its period: a year, month, day, hour, minute or second. It
-    lasts to the next file where no file follows at once, as of files of five days.
-
-    Args:
-        template: path such as "data/era5_%Y.zarr", which may have wildcards * and ?, or
-            the URL of one Zarr store.
-        origin: dotted path of the config key, for errors.
-    """
+    """Finds the files of a template, in which strftime codes are wildcards."""
     if is_url(template) and not time_format(template):
         return FileSet(template, (template,))
     pattern = _glob_pattern(template)
     paths = sorted(glob(pattern))
     if not paths:
         raise FileNotFoundError(_no_match(template, pattern, origin))
+    # A single file has all times, whatever its name.
     if len(paths) == 1:
         return FileSet(template, tuple(paths))
     periods = sorted((*_period(template, path, origin), path) for path in paths)
@@ -201,11 +188,7 @@ def discover(template: str, origin: str) -> FileSet:
 
 
 def matches(template: str, path: str) -> bool:
-    """Whether a path, which need not exist, matches a template.
-
-    >>> matches("data/era5_%Y.zarr", "data/era5_1999.zarr")
-    True
-    """
+    """Whether a path, which need not exist, matches a template."""
     return fnmatch(path, _glob_pattern(template))
 
 
@@ -250,11 +233,7 @@ def _period(
 
 
 def time_format(template: str) -> str:
-    """Returns the part of a template from its first to its last strftime code.
-
-    >>> time_format("data/%Y/%m/era5_*.nc")
-    '%Y/%m'
-    """
+    """Returns a template from its first to its last strftime code, such as "%Y/%m"."""
     ends = [(m.start(), m.end()) for m in re.finditer(_CODE, template)]
     return template[ends[0][0] : ends[-1][1]] if ends else ""
 

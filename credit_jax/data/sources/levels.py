@@ -17,11 +17,7 @@ NOTED_DISTANCE = 0.01
 
 
 def as_listed(levels: LevelValues, listed: Sequence[float]) -> tuple[LevelValues, bool]:
-    """Levels of a file in the unit in which a config lists them, its own or hPa.
-
-    Returns:
-        The levels, and whether both units fit.
-    """
+    """Levels in the unit in which a config lists them, or hPa; and whether both fit."""
     factor = (*readings(LevelValues(listed, "hPa"), levels), 1.0)[0]
     if factor == 1.0:
         return levels, False
@@ -41,20 +37,7 @@ def level_indices(
     of: str,
     origin: str,
 ) -> list[int]:
-    """Returns the indices of the levels at which a variable of a file is read.
-
-    Args:
-        levels: those of the file.
-        requested: levels of the config.
-        how: "nearest" or "exact", see `FileConventions.levels`.
-        of: the file and its variable, for errors.
-        origin: dotted path of the source, for errors.
-
-    Raises:
-        ValueError: a level is missing (for "nearest", it is further outside of the
-            levels of the file than half their spacing), the file has one twice, or two
-            levels of the config select the same level.
-    """
+    """Returns the indices of the levels at which a variable of a file is read."""
     values, available = (np.asarray(x, np.float64) for x in (requested, levels))
     text = f"{available[:20].tolist()}{' ...' if available.size > 20 else ''}"
     if not np.isfinite(available).all():
@@ -69,6 +52,7 @@ def level_indices(
     gaps = np.diff(ordered) if available.size > 1 else np.full(1, np.inf)
     inside = (values >= ordered[0]) & (values <= ordered[-1])
     gap = np.where(values < ordered[0], gaps[0], gaps[-1])
+    # For "nearest", half the spacing of the levels outside of them.
     limit = np.where(inside, np.inf, LEVEL_TOLERANCE * gap)
     limit = np.zeros(values.size) if how == "exact" else limit
     distance = np.abs(available[indices] - values)
@@ -102,11 +86,7 @@ def level_positions(
 
 
 def common_count(counts: Mapping[str, int], origin: str) -> int:
-    """Returns the number of levels that all 3-D variables of a source have.
-
-    Returns:
-        The number; 0 without variables.
-    """
+    """Returns the number of levels that all 3-D variables of a source have."""
     if len(set(counts.values())) > 1:
         raise ValueError(
             f"{origin}: expected the same number of levels of all 3-D variables, got "

@@ -27,15 +27,11 @@ def open_local(
     open_files: OpenFiles | None = None,
     conventions: FileConventions = _LOCAL,
 ) -> FileSource:
-    """Finds the files of a source, and reads the metadata of the first ones.
-
-    The arguments are those of `registry.open_source`, and the conventions of the files.
-
-    Differs from CREDIT: a template without files is an error; CREDIT leaves out its
-    variables. Levels that are far from all levels of the file, or select the same one
-    twice, are errors, too.
-    """
+    """Finds the files of a source, and reads the metadata of the first ones."""
     config = data.source[name]
+    # Differs from CREDIT: a template without files is an error; CREDIT leaves out its
+    # variables. Levels that are far from all levels of the file, or select the same one
+    # twice, are errors, too.
     sets = {
         kind: discover(template, f"data.source.{name}.variables.{kind}.path")
         for kind, template in config.file_templates.items()
@@ -48,15 +44,11 @@ def open_local(
 def open_arco(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> FileSource:
-    """Opens ERA5 of the ARCO stores, with 3-D variables on pressure or model levels.
-
-    2-D variables are in the store of pressure levels. A static variable that has a time
-    dim is read at the time of the other variables.
-
-    The arguments are those of `registry.open_source`.
-    """
+    """Opens ERA5 of the ARCO stores, with 3-D variables on pressure or model levels."""
     config = data.source[name]
     assert isinstance(config, ArcoConfig)
+    # 2-D variables are in the store of pressure levels. A static variable that has a
+    # time dim is read at the time of the other variables.
     flat = FileSet(config.store, (config.store,))
     deep = flat
     if config.level_coord == "hybrid":
@@ -70,10 +62,7 @@ def open_arco(
 def open_weatherbench(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> FileSource:
-    """Opens ERA5 of WeatherBench 2, whose stores are (longitude, latitude).
-
-    The arguments are those of `registry.open_source`.
-    """
+    """Opens ERA5 of WeatherBench 2, whose stores are (longitude, latitude)."""
     config = data.source[name]
     assert isinstance(config, WeatherBenchConfig)
     index = config.store or WB2_STORES[config.resolution]

@@ -64,17 +64,10 @@ class OpenFile:
         self,
         name: str,
         chosen: Mapping[str, Any],
-        index: int | None,
+        index: int | None,  # of the requested time, for the error
         out: Float[np.ndarray, "..."],
     ) -> None:
-        """Reads a part of a variable.
-
-        Args:
-            name: name of the variable.
-            chosen: dim -> slice or indices.
-            index: index of the requested time, for the error; None without time.
-            out: the destination, with the dims of the variable.
-        """
+        """Reads slices or indices, by dim, of a variable to `out` with its dims."""
         try:
             read = functools.partial(self._read, name, chosen, out)
             retried(read, f"{self.path}: variable {name!r}")
@@ -135,16 +128,7 @@ class OpenFile:
 
 
 class Reader:
-    """A cache of open files and recently read fields, for the threads of a loader.
-
-    Args:
-        time_coord: name of the time coordinate.
-        engine: xarray's engine; None chooses it by the file's content.
-        cache_bytes: size of the cache of fields; CACHE_BYTES by default.
-        open_files: cache of open files, shared with other readers.
-        num_fields: number of fields at one time that the cache keeps instead, always
-            the last ones; None for cache_bytes.
-    """
+    """A cache of open files and recently read fields, for the threads of a loader."""
 
     def __init__(
         self,
@@ -152,7 +136,7 @@ class Reader:
         engine: str | None,
         cache_bytes: int | None = None,
         open_files: OpenFiles | None = None,
-        num_fields: int | None = None,
+        num_fields: int | None = None,  # at one time, the last ones, not cache_bytes
     ) -> None:
         self._time_coord = time_coord
         self._engine = engine
@@ -194,10 +178,7 @@ class Reader:
             return self._files[path]
 
     def chunk_times(self, opened: OpenFile, name: str, index: int) -> range:
-        """Indices of the times that are decoded together with one time.
-
-        It is only that time if the chunk would fill too much of the cache.
-        """
+        """Indices of the times that are decoded together with one time."""
         variable, array = opened.variable(name), opened.stored(name)
         dim = variable.dims.index(self._time_coord)
         chunks = variable.encoding.get("chunks") or variable.encoding.get("chunksizes")
@@ -205,34 +186,25 @@ class Reader:
         is_decoded = array is None or array.is_compressed
         taken = size if self._keeps_last else size * variable.nbytes // length
         if not is_decoded or taken > self._at_once:
+            # The chunk would fill too much of the cache.
             size = 1
         start = index - index % size
         return range(start, min(start + size, length))
 
     def field(
         self,
-        key: tuple,
-        times: range,
+        key: tuple,  # the file, the variable, and the part of it
+        times: range,  # indices of what is read together
         index: int,
         shape: tuple[int, ...],
-        load: Callable[[range, np.ndarray], None],
+        load: Callable[[range, np.ndarray], None],  # to (time, *shape)
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Returns a field at one time, from the cache or by reading it.
-
-        The cache takes fields until it is full, so that small data sets are read once
-        and large ones not copied to it for nothing. Fields that are decoded together
-        displace the least recently used ones. Threads that ask for a field that another
-        one is reading wait for it.
-
-        Args:
-            key: identifies the file, the variable, and the part of it.
-            times: indices of the times that are read together.
-            index: index of the time in the file.
-            shape: shape of the field.
-            load: reads times to an array (time, *shape).
-            out: array for the field; None returns a read-only one.
-        """
+        """Returns a field at one time, from the cache or by reading it."""
+        # The cache takes fields until it is full, so that small data sets are read once
+        # and large ones not copied to it for nothing. Fields that are decoded together
+        # displace the least recently used ones. Threads that ask for a field that
+        # another one is reading wait for it.
         cached = key, times.start
         taken = len(times) * (1 if self._keeps_last else 4 * math.prod(shape))
         displaces = self._keeps_last or len(times) > 1

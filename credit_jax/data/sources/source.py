@@ -24,18 +24,11 @@ SourceFields: TypeAlias = dict[str, Float[np.ndarray, "_ _ *space"]]
 
 @dataclasses.dataclass(frozen=True)
 class FileGrid:
-    """The grid of a field.
+    """The grid of a field."""
 
-    Attributes:
-        where: the file or other origin of the grid, and the variable, for errors.
-        shape: (latitudes, longitudes), or (points,) on unstructured grids.
-        latitude, longitude: (lat,) and (lon,) degrees; None if they are unknown or
-            vary along rows or columns.
-    """
-
-    where: str
-    shape: tuple[int, ...]
-    latitude: np.ndarray | None
+    where: str  # the file or other origin, and the variable, for errors
+    shape: tuple[int, ...]  # (latitudes, longitudes), or (points,)
+    latitude: np.ndarray | None  # degrees; None if unknown or varying in rows
     longitude: np.ndarray | None
 
     @property
@@ -187,23 +180,15 @@ class Source(abc.ABC):
 def join_times(
     steps: Sequence[Float[np.ndarray, "level *space"]],
 ) -> Float[np.ndarray, "level time *space"]:
-    """Stacks fields of one time each along a new time dim.
-
-    A single time is a view, so that large samples are copied only once, into x.
-    """
+    """Stacks fields of one time each along a new time dim."""
+    # A single time is a view, so that large samples are copied only once, into x.
     return steps[0][:, None] if len(steps) == 1 else np.stack(steps, axis=1)
 
 
 def read_times(
     read: Callable[[np.datetime64], SourceFields], field_type: str, times: np.ndarray
 ) -> SourceFields:
-    """Reads the fields of several times; static ones once, at the last time.
-
-    Args:
-        read: reads all variables of the field type at one time, (level, *space).
-        field_type: see `Source.read`.
-        times: (time,) labels.
-    """
+    """Reads fields (level, *space) of several times; static ones once, at the last."""
     static = field_type == "static"
     steps = [read(times[-1])] * len(times) if static else [read(t) for t in times]
     return {key: join_times([step[key] for step in steps]) for key in steps[0]}

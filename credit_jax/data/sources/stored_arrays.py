@@ -49,26 +49,17 @@ class Chunk(NamedTuple):
 
 
 class StoredArray:
-    """A variable whose values are read from the chunks of files; thread-safe.
-
-    Args:
-        variable: xarray's variable, whose encoding says what values mean.
-        dtype: dtype of the stored values.
-        chunks: shape of a chunk.
-        find: returns a chunk by its numbers; None if it has the fill value.
-        fill: the fill value, as stored.
-        is_compressed: whether a chunk is decoded as a whole, even for one value.
-    """
+    """A variable whose values are read from the chunks of files; thread-safe."""
 
     def __init__(
         self,
         variable: xr.Variable,
         dtype: np.dtype,
         chunks: Sequence[int],
-        find: Callable[[tuple[int, ...]], Chunk | None],
-        fill: Any,
+        find: Callable[[tuple[int, ...]], Chunk | None],  # None: it is fill
+        fill: Any,  # as stored
         *,
-        is_compressed: bool,
+        is_compressed: bool,  # a chunk is decoded as a whole, even for one value
     ) -> None:
         self.is_compressed = is_compressed
         encoding = variable.encoding
@@ -84,12 +75,7 @@ class StoredArray:
         self._find, self._fill = find, fill
 
     def read(self, index: Index, out: Float[np.ndarray, ...]) -> None:
-        """Reads values by outer indexing.
-
-        Args:
-            index: a slice or a list of positions for each dim.
-            out: the destination, of any strides.
-        """
+        """Reads values by outer indexing, to a destination of any strides."""
         dims = zip(index, self._shape, self._chunks, strict=True)
         for parts in itertools.product(*(_parts(*dim) for dim in dims)):
             numbers, inside, outside = zip(*parts, strict=True)
@@ -176,11 +162,9 @@ class StoredArray:
             yield index, behind + sum(int(offset[n]) for offset, n in leading)
 
     def _first_of_plane(self, inside: tuple[Any, ...]) -> int:
-        """The first dim of what is converted at once, in the cache of the processor.
-
-        These are rows, where they are neighbors, and as many planes as fit. Of values
-        that are not neighbors, those between them are not read.
-        """
+        """The first dim of what is converted at once, in the cache of the processor."""
+        # These are rows, where they are neighbors, and as many planes as fit. Of values
+        # that are not neighbors, those between them are not read.
         first = max(0, len(inside) - 2)
         if not _is_dense(inside[first]):
             return len(inside) - 1
@@ -365,10 +349,8 @@ def _from_lz4(path: str, content: np.ndarray, out: np.ndarray) -> None:
 
 
 def _from_zstd(path: str, content: np.ndarray, out: np.ndarray) -> None:
-    """Frames may leave out the size of what they hold, which must then be that of out.
-
-    The header is that of RFC 8878, 3.1.1.1.
-    """
+    """Decodes Zstandard to `out`, whose size frames must have if they state it."""
+    # RFC 8878, 3.1.1.1.
     header = content[:18].tobytes().ljust(18, b"\0")
     has_window = not header[4] & 32
     size = (int(not has_window), 2, 4, 8)[header[4] >> 6]

@@ -30,18 +30,11 @@ _ABSENT = 2**64 - 1
 def open_hdf5_array(
     file: str, name: str, variable: xr.Variable, owner: object
 ) -> StoredArray | None:
-    """Opens a variable of a file; None if xarray has to read it.
-
-    Args:
-        file: path of the file.
-        name: name of the variable.
-        variable: xarray's variable.
-        owner: an object that lives as long as the array; arrays with the same owner
-            share an open file.
-    """
+    """Opens a variable of a file; None if xarray has to read it."""
     if not (os.path.isfile(file) and h5py.is_hdf5(file)):
         return None
     # xarray, which keeps 128 files open, may close the file at any read.
+    # Arrays with the same owner, which lives as long as they do, share an open file.
     manager = CachingFileManager(h5py.File, file, mode="r", manager_id=id(owner))
     with HDF5_LOCK:
         handle = manager.acquire(needs_lock=False)
@@ -147,12 +140,7 @@ def open_zarr_array(store: str, name: str, variable: xr.Variable) -> StoredArray
 
 
 class _Shards:
-    """Files of several chunks, with an index of them.
-
-    Args:
-        shape: shape of a shard.
-        section: configuration of the codec of shards.
-    """
+    """Files of several chunks, with an index of them."""
 
     def __init__(self, shape: Sequence[int], section: Mapping[str, Any]) -> None:
         pairs = zip(shape, section["chunk_shape"], strict=True)

@@ -96,14 +96,7 @@ class TisrSource(Source):
 def open_tisr(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> TisrSource:
-    """Opens the source on the grid of its config.
-
-    Args:
-        name: name of the source.
-        data: the data section that it is in, whose time step is the period of the
-            integral if the source has none.
-        open_files: cache of open files.
-    """
+    """Opens the source on the grid of its config."""
     config = data.source[name]
     assert isinstance(config, TisrConfig)
     period: Any = config.time_step or data.time_step
@@ -176,20 +169,9 @@ def integrated_radiation(
     latitude: Float[np.ndarray, "lat lon"],
     longitude: Float[np.ndarray, "lat lon"],
 ) -> Float[np.ndarray, "lat lon"]:
-    """Integrates radiation from time - period to time by the trapezoidal rule.
-
-    The integrand is max(0, cos(zenith)) x irradiance, at `num_steps` + 1 times. Times
-    that are equal in float32 are computed once.
-
-    Args:
-        time: end of the period, UTC.
-        period: length of the period.
-        num_steps: number of intervals.
-        latitude, longitude: degrees, float32.
-
-    Returns:
-        (lat, lon) J m-2, float32.
-    """
+    """Integrates radiation from time - period to time (UTC), J m-2."""
+    # By the trapezoidal rule of max(0, cos(zenith)) x irradiance, at `num_steps` + 1
+    # times. Times that are equal in float32 are computed once.
     sun = sun_at(time, period, num_steps)
     out = np.empty(latitude.shape, dtype=np.float32)
     weight = sun.weight * sun.flux
