@@ -38,21 +38,15 @@ BLURRED = 10.0
 
 @dataclass(frozen=True)
 class MeshVerdict:
-    """The comparison of one mesh with one device.
-
-    Attributes:
-        mesh: name of the mesh.
-        checks: the checks in float32, or as the certificate says; empty if it does not
-            run, or where float32 says nothing (`Judge`).
-        in_float64: the same in float64, where a bound in float32 is broken or float32
-            says nothing; else empty.
-        place: the first place that differs; "" if nothing does.
-    """
+    """The comparison of one mesh with one device."""
 
     mesh: str
+    # In float32, or as the certificate says; empty if the mesh does not run, or where
+    # float32 says nothing (`Judge`).
     checks: tuple[Check, ...] = ()
+    # Where a bound in float32 is broken, or float32 says nothing.
     in_float64: tuple[Check, ...] = ()
-    place: str = ""
+    place: str = ""  # first that differs; "" if nothing does
 
     @property
     def passed(self) -> bool:
@@ -194,14 +188,11 @@ def certify_model(
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked of one mesh, beside that which others are compared with.
-
-    `folder` has the checkpoints of all meshes.
-    """
+    """What is asked of one mesh, beside that which others are compared with."""
 
     mesh: str
     reference: str
-    folder: Path
+    folder: Path  # of the checkpoints of all meshes
     x64: bool = False
     parts: tuple[str, ...] = PARTS
 
@@ -240,20 +231,13 @@ class Job:
 
 
 class Judge:
-    """Compares meshes with the reference, in float64 where float32 does not decide.
-
-    Where an error in float32 is beyond `BLURRED` bounds and float64 finds none, float32
-    says nothing about the model: the meshes that follow are compared in float64 alone,
-    as all are if the job of the reference is in float64.
-
-    Args:
-        run: (job, a method of `Job`, numbers) -> what the method gives for the subject
-            and the devices that `run` knows.
-        job: the job of the reference.
-    """
+    """Compares meshes with the reference, in float64 where float32 does not decide."""
 
     def __init__(self, run: Callable[..., Any], job: Job) -> None:
         self._run, self._job = run, job
+        # Whether an error in float32 was beyond `BLURRED` bounds and float64 found
+        # none: float32 says nothing about the model, and later meshes are compared in
+        # float64 alone.
         self._is_blurred = False
         self._lock = threading.Lock()
         # Of the reference alone: those of all meshes together can fill the memory.

@@ -257,10 +257,7 @@ def _certified(
 
 
 def _against_credit(config: Path, run_folder: Path) -> tuple[str, ...]:
-    """The exit code, then the lines, of the bridge's comparison with serial CREDIT.
-
-    Where nothing can be compared, the lines say why: the meshes were compared before.
-    """
+    """The exit code, then the lines, of the bridge's comparison with serial CREDIT."""
     command = [sys.executable, "-m", "credit_torch_bridge", "compare"]
     command += ["--config", str(config), "--checkpoint", str(run_folder)]
     ended = subprocess.run(

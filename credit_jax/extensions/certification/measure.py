@@ -62,52 +62,45 @@ _FACTORS, _RATE = (1.0, -0.5, 0.25), 0.1
 
 @dataclass(frozen=True)
 class Measured:
-    """The numbers of one mesh, whole arrays on the host; see `states` for their names.
-
-    Without training there are neither losses nor gradients, nor what follows from them.
-
-    Attributes:
-        mesh: its name.
-        start: weights and model state of the reference before the first update, which
-            all meshes take; empty for the others.
-        initial: weights as this mesh itself draws or reads them.
-        forecast: prediction of each step, (batch, channel, time, lat, lon), samples in
-            the order of one device; by "prediction" for one step, "step 2", ...
-        sensitivity: gradient of the first x of the forecast.
-        losses: (update,), those after the first one after restoring; of a config, which
-            logs these, of the first update of each stage.
-        gradients: gradients of the first update by path, before clipping.
-        state: state of the model after this update, and its average: running statistics
-            and vectors of spectral norm.
-        optimized: weights, their average and the state of the optimizer after updates
-            by the gradient of the reference.
-        trained: the same after the last update of a run, which goes on from the first
-            checkpoint of the reference.
-        saved: the weights in a checkpoint, with the counts of micro-batches and
-            updates, and digests of all else that it has: of the reference in the one
-            that other meshes go on from.
-        written: the same, read back from that checkpoint without the mesh.
-        restored: `saved` of the reference, restored on this mesh; empty on the former.
-        logged: what a run of the config logs, see `runs`; empty without a config.
-        logged_in_dtype: the same in the dtype of the config, if it has 16 bits.
-        opened: weights of the run of the reference, as a forecast here has them.
-    """
+    """The numbers of one mesh, full arrays on the host, named as in `states`."""
 
     mesh: str
+    # Weights and model state of the reference before the first update, which all meshes
+    # take; empty for the others.
     start: Arrays = field(default_factory=dict)
+    # Weights as this mesh itself draws or reads them.
     initial: Arrays = field(default_factory=dict)
+    # By step, "prediction" if it is the only one, else "step 2", ...: (batch, channel,
+    # time, lat, lon), samples in the order of one device.
     forecast: Arrays = field(default_factory=dict)
+    # Gradient of the first x of the forecast.
     sensitivity: Arrays = field(default_factory=dict)
+    # By update, those after the first one after restoring; of a config, which logs
+    # these, of the first update of each stage.
     losses: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    # Of the first update by path, before clipping.
     gradients: Arrays = field(default_factory=dict)
+    # Running statistics and vectors of spectral norm after this update, and their
+    # average.
     state: Arrays = field(default_factory=dict)
+    # Weights, average and state of the optimizer after updates by the gradient of the
+    # reference.
     optimized: Arrays = field(default_factory=dict)
+    # The same after the last update of a run, which goes on from the first checkpoint
+    # of the reference.
     trained: Arrays = field(default_factory=dict)
+    # The weights in a checkpoint, counts, and digests of all else: of the reference in
+    # the one that other meshes go on from.
     saved: Arrays = field(default_factory=dict)
+    # The same, read back without the mesh.
     written: Arrays = field(default_factory=dict)
+    # `saved` of the reference, restored on this mesh; empty on the former.
     restored: Arrays = field(default_factory=dict)
+    # What a run of the config logs, see `runs`; empty without a config.
     logged: Arrays = field(default_factory=dict)
+    # The same in the dtype of the config, if it has 16 bits.
     logged_in_dtype: Arrays = field(default_factory=dict)
+    # Weights of the run of the reference, as a forecast here has them.
     opened: Arrays = field(default_factory=dict)
 
 
@@ -129,22 +122,11 @@ def measure(
     devices: Sequence[Any],
     *,
     folder: Path,
-    reference: Path | None = None,
+    reference: Path | None = None,  # None on one device
     expected: Measured | None = None,
     parts: Sequence[str] = PARTS,
 ) -> Measured:
-    """Runs the forecast and the training of a subject on a mesh.
-
-    Three programs are compiled: a step of the forecast with the gradient of its input,
-    the training step, whose optimizer records the gradient, and an update alone. The
-    run of a config compiles its validation, too, and again what it does in 16 bits.
-
-    Args:
-        subject, mesh, devices: what to run, and where.
-        folder: empty, for the checkpoints of this mesh.
-        reference, expected: folder and numbers of one device; None on one device.
-        parts: what is measured, of `PARTS`.
-    """
+    """Runs the forecast and the training of a subject on a mesh."""
     model = build_model(subject, mesh, devices)
     order = samples_of_mesh(subject.num_samples, model, subject)
     weights = _drawn_weights(subject, model)
@@ -185,11 +167,7 @@ def _train(
     folder: Path,
     reference: Path | None,
 ) -> dict[str, Any]:
-    """Fields of `Measured` of an update with each batch of a subject.
-
-    As in the run of a config, other meshes than the reference make the first update,
-    then go on from the checkpoint that the reference wrote after it.
-    """
+    """Fields of `Measured` of an update with each batch of a subject."""
     optimizer = recorded(subject.optimizer)
     train = make_train_step(
         model,
@@ -212,6 +190,8 @@ def _train(
     losses, begun = [loss], None
     numbers: dict[str, Any] = of_first_update(state)
     with run_store(folder, model) as store:
+        # As in the run of a config, other meshes make the first update, then go on from
+        # the checkpoint that the reference wrote after it.
         if reference is None:
             store.save(1, state, Progress())
         else:
@@ -259,11 +239,9 @@ def _optimized(
 
 
 def compiled(function: Callable[..., Any], model: ParallelModel) -> Callable[..., Any]:
-    """A program of a certificate, which runs a few times.
-
-    With many weights these runs take longer than to compile it well: the U-Net's in
-    float64 a third of the time at level 1.
-    """
+    """A program of a certificate, which runs a few times."""
+    # With many weights runs take longer than compiling well: the U-Net's in float64 a
+    # third of the time at level 1.
     level = int(model.model_def.num_parameters > _MANY_WEIGHTS)
     return compile_program(function, model.mesh, level=level)
 
@@ -284,13 +262,11 @@ def _drawn_weights(subject: Subject, model: ParallelModel) -> tuple[Any, Any]:
 def _without_zeros(
     subject: Subject, model: ParallelModel, weights: tuple[Any, Any]
 ) -> tuple[Any, Any]:
-    """Weights of no run with random numbers in the place of those that begin as zeros.
-
-    Zeros would hide what is wrong with them, such as a bias that is added twice, and a
-    model that begins as no change forecasts the same however it is sharded.
-    """
+    """Weights of no run with random numbers for those that begin as zeros."""
     if subject.weights is not None:
         return weights
+    # Zeros would hide what is wrong with them, such as a bias that is added twice, and
+    # a model that begins as no change forecasts the same however it is sharded.
     params, model_state = jax.device_get(weights)
     specs, rng = model.model_def.param_specs, np.random.default_rng(subject.seed)
     drawn = {
@@ -304,11 +280,8 @@ def _without_zeros(
 def samples_of_mesh(
     num_samples: int, model: ParallelModel, subject: Subject
 ) -> np.ndarray:
-    """The samples of one device in the order of this mesh's ranks.
-
-    Rank r of n has samples r, r + n, ..., as the sampler gives them: dropout and noise
-    go by these numbers.
-    """
+    """The samples of one device in the order of this mesh's ranks."""
+    # As the sampler gives them: dropout and noise go by these numbers.
     ranks = 1 if subject.shared else model.axes.num_data
     return np.concatenate([np.arange(r, num_samples, ranks) for r in range(ranks)])
 
@@ -367,13 +340,7 @@ def _forecast(
 def forecast_step(
     subject: Subject, model: ParallelModel, names: tuple[str, ...]
 ) -> Callable[..., tuple[dict[str, Any], Any]]:
-    """Compiles one step of a forecast, of batches with some entries.
-
-    It is (params, model_state, (batch, fed-back fields, index of the step, noise)) ->
-    (fed-back fields of the next step, prediction, gradient of x for half the sum of its
-    squares). A second program, without the gradient, would compile for longer than the
-    gradients of later steps take.
-    """
+    """A program of one step: (next fed-back fields, prediction, its pullback to x)."""
     rollout = subject.forecast
     context = FieldContext(model.reducer, num_members=rollout.num_members)
 
@@ -389,6 +356,8 @@ def forecast_step(
             )
             return tree["y_pred"], tree
 
+        # A second program, without the gradient of half the sum of squares, would
+        # compile for longer than the gradients of later steps take.
         y, pullback, tree = jax.vjp(predicted, fields["x"], has_aux=True)
         carry = rollout.next_carry(batch, fields, tree, now[1], context)
         return carry, y, pullback(y)[0]

@@ -66,12 +66,6 @@ CANDIDATES = (
 def dims_of(name: str) -> ParallelDims:
     """Returns the degrees of the mesh of a name; "1" is one device.
 
-    `ddp` replicates parameters, `fsdp` shards them; `ep` and `etp` are of experts,
-    `ulysses` trades heads for rows.
-
-    Raises:
-        ValueError: the name is not that of a mesh.
-
     >>> dims_of("fsdp2xdomain4").axis_degrees
     {'dp_shard': 2, 'domain': 4}
     """
@@ -93,11 +87,7 @@ def dims_of(name: str) -> ParallelDims:
 
 
 def name_of(dims: ParallelDims) -> str:
-    """Returns the name of a mesh: the inverse of `dims_of`.
-
-    >>> name_of(dims_of("fsdp2xdomain4xulysses2"))
-    'fsdp2xdomain4xulysses2'
-    """
+    """Returns the name of a mesh: the inverse of `dims_of`."""
     degrees = {kind: getattr(dims, degree) or 1 for kind, degree in _DEGREES.items()}
     plain = {"etp": dims.tp}
     factors = [f"{k}{n}" for k, n in degrees.items() if n != plain.get(k, 1)]
@@ -122,18 +112,7 @@ def chosen_meshes(
     num_samples: int,
     num_ranks: int | None = None,
 ) -> list[str]:
-    """Returns the meshes to compare; all that fit, or those asked for.
-
-    Args:
-        model_def: the model.
-        names: names of the meshes; None for all of `CANDIDATES` that fit.
-        num_devices: number of devices.
-        num_samples: samples of a batch, which the data-parallel ranks share equally.
-        num_ranks: number of data-parallel ranks; None for any that divide the samples.
-
-    Raises:
-        ValueError: one that was asked for does not fit.
-    """
+    """Returns the meshes to compare; all that fit, or those asked for."""
     chosen = []
     for name in CANDIDATES if names is None else names:
         ranks = dims_of(name).batch_size

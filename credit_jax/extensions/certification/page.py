@@ -16,11 +16,7 @@ from credit_jax.extensions.plots.html import (
 
 
 def page_of(certificate: Certificate) -> str:
-    """Returns the text of the page.
-
-    Args:
-        certificate: what was compared.
-    """
+    """Returns the text of the page."""
     # Those of any mesh that runs; all in a dtype have the same quantities, bounds.
     checks = max((v.checks for v in certificate.verdicts), key=len, default=())
     quantities = [check.quantity for check in checks]

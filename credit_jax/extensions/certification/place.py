@@ -39,12 +39,7 @@ def first_difference(
     bounds: Bounds,
     references: BlockOutputs,
 ) -> str:
-    """Says where a mesh differs from one device first, given `block_outputs` of that.
-
-    In the order of computation: initial weights, the output of each block of the
-    network in evaluation, then, from the output back to the input, the gradient of each
-    block.
-    """
+    """Where a mesh first differs from one device, as it computes; "" if nowhere."""
     for path, weights in expected.initial.items():
         if relative_error(actual.initial[path], weights):
             return f"initial weights: {path}"
@@ -71,11 +66,7 @@ def first_difference(
 def block_outputs(
     subject: Subject, mesh: str, devices: Sequence[Any], start: Arrays
 ) -> BlockOutputs:
-    """Names and outputs of the blocks of the network, in evaluation, from `start`.
-
-    The names are those of CREDIT's modules; of a model without a key table numbers. The
-    outputs are (samples, rows, lon, channel), in the order of one device.
-    """
+    """Names and outputs (samples, rows, lon, channel) of the network's blocks."""
     model, sizes = build_model(subject, mesh, devices), list[int]()
     definition = model.model_def
     names = tuple(definition.network_inputs)
@@ -114,6 +105,7 @@ def block_outputs(
     placed = placed_batch(batch, model, subject, order)
     weights = placed_weights(model, start)
     outputs = jax.device_get(run(*weights, (placed, noise)))
+    # The order of one device.
     back = np.argsort(order)
     fields = [field[back, :size] for field, size in zip(outputs, sizes, strict=True)]
     return _block_names(definition, len(fields)), fields

@@ -32,21 +32,7 @@ from credit_jax.parallel.mesh.devices import ensure_devices
 
 
 class Processes:
-    """What a `Judge` runs jobs of a config with; `close` ends its processes.
-
-    A process does one mesh after the other: importing JAX and planning the config take
-    as long as a small model. One that ends, as XLA may do at a wrong program, takes no
-    other with it.
-
-    Args:
-        settings: the config, the folder of a run whose weights are taken, None for
-            random ones, and that of compiled programs.
-        folder: folder of the logs of the processes.
-        num_devices: largest number of devices of a mesh.
-        at_once: number of processes.
-        cwd: working directory of the processes, which relative paths of the config
-            refer to; None for that of this one.
-    """
+    """What a `Judge` runs jobs of a config with; `close` ends its processes."""
 
     def __init__(
         self,
@@ -59,6 +45,9 @@ class Processes:
     ) -> None:
         self._settings, self._folder = settings, folder
         self._process, self._at_once = (num_devices, cwd), at_once
+        # A process does one mesh after the other: importing JAX and planning the config
+        # take as long as a small model. One that ends, as XLA may do at a wrong
+        # program, takes no other with it.
         self._idle = queue.SimpleQueue[tuple[ProcessPoolExecutor, Path]]()
         for _ in range(at_once):
             self._idle.put(self._new_process())

@@ -65,17 +65,10 @@ def train_config(
     is_wide: bool = False,
     in_dtype: bool | None = None,
 ) -> dict[str, Any]:
-    """Trains a config on a mesh; returns fields of `Measured`.
-
-    Args:
-        path, mesh, devices: the YAML file, and where it runs.
-        start: weights to begin with; None for random ones.
-        folder, reference: folders of its runs and of those of one device, or None.
-        is_wide: compute in float64; needs `jax_enable_x64`.
-        in_dtype: compute in the dtype of the config, instead of float32, of which the
-            logs alone are measured; None for a run of each, if that has 16 bits.
-    """
+    """Trains a config on a mesh; returns fields of `Measured`."""
     mapping = read_yaml(path)
+    # A run in float32 or float64, and one in the dtype of the config if that has 16
+    # bits, of which the logs alone are measured.
     if in_dtype is None:
         trainer = build_config(mapping).trainer
         is_narrow = trainer.fp8 or trainer.mp_policy is not None

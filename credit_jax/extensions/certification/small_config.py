@@ -55,13 +55,7 @@ _STORES = ("store", "model_level_store")
 def make_small(
     mapping: Mapping[str, Any], folder: Path, num_samples: int = SAMPLES
 ) -> dict[str, Any]:
-    """Returns a small config like a given one, of which two steps take seconds.
-
-    Its sources, variables, levels, blocks, loss, metrics, schedule, parallelism and
-    numbers of steps stay. Its paths point below `folder`; dates, grid, padding, widths,
-    depths and batches are small. Of registered `custom_objects`, a model keeps its
-    sizes, and a source becomes files with its variables. Each period has `num_samples`.
-    """
+    """A small config like another, of which two steps take seconds, in `folder`."""
     config = _moved(copy.deepcopy(dict(mapping)), str(folder))
     if SECTION in mapping:
         config[SECTION] = absolute_paths(mapping[SECTION])
@@ -208,10 +202,7 @@ def certified_mapping(
 def for_any_mesh(
     mapping: Mapping[str, Any], *, num_samples: int, num_updates: int
 ) -> dict[str, Any]:
-    """Returns a config with batches of so many samples, on no mesh of its own.
-
-    Its `num_devices` are the data-parallel ranks that its loss needs; None for any.
-    """
+    """A config with batches of so many samples, on no mesh of its own."""
     trainer, ranks = mapping["trainer"], _num_ranks(mapping)
     accumulated = min(trainer.get("grad_accum_every", 1), MAX_ACCUMULATED)
     trainer = {
@@ -221,6 +212,7 @@ def for_any_mesh(
         "grad_accum_every": accumulated,
         "batches_per_epoch": num_updates * accumulated,
         "valid_batches_per_epoch": 1,
+        # The data-parallel ranks that its loss needs; None for any.
         "num_devices": ranks,
         "parallelism": {"data": "ddp" if (ranks or 1) > 1 else "none"},
     }

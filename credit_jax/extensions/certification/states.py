@@ -67,10 +67,7 @@ def first_state(
     seed: int,
     **options: Any,
 ) -> TrainState:
-    """The state before the first update; `options` as for `state_of`.
-
-    No program is compiled for it, as for `init_state`.
-    """
+    """The state before the first update; no program is compiled for it."""
     state = state_of(model, *weights, optimizer, jax.random.key(seed), **options)
     return place_state(state, state_specs(model, optimizer, **options), model.mesh)
 
@@ -121,16 +118,10 @@ def of_first_update(state: TrainState) -> dict[str, Arrays]:
 def of_run(
     state: TrainState, model: ParallelModel, folder: Path, begun: Arrays | None
 ) -> dict[str, Arrays]:
-    """Fields of `Measured` of a run that ended with a state.
-
-    Args:
-        state: the last state.
-        model: the model on its mesh.
-        folder: folder of the checkpoints.
-        begun: what `checkpointed` gave of the state that it went on with from the first
-            checkpoint of the reference; None of the reference.
-    """
+    """Fields of `Measured` of a run that ended with a state."""
     with run_store(folder, model) as store:
+        # `begun` is None of the reference alone, from whose first checkpoint others go
+        # on.
         steps = store.checkpoints.steps()
         written = read_back(store, steps[0 if begun is None else -1], state)
     saved = written if begun is None else checkpointed(state)
@@ -149,13 +140,11 @@ def run_store(folder: Path, model: ParallelModel) -> Iterator[RunStore]:
 
 
 def checkpointed(state: TrainState) -> Arrays:
-    """The weights of a state, its position in the training, and digests of the rest.
-
-    A digest in the place of an array, such as a moment, costs no memory.
-    """
+    """The weights of a state, its position in the training, and digests of the rest."""
     counts = {name: getattr(state, name) for name in _COUNTS}
     loss = None if state.loss_state is None else vars(state.loss_state)
     digested = state.opt_state, state.ema, state.model_state, state.ema_stats, loss
+    # A digest in the place of an array, such as a moment, costs no memory.
     return _digested({**state.params, **counts}, digested)
 
 

@@ -35,41 +35,26 @@ NUM_STEPS = 3
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, its training and its forecast, and batches of all ranks.
-
-    Attributes:
-        model_def: the model.
-        optimizer: optimizer of the weights, with elementwise state.
-        batches: batches of the updates: arrays of `num_samples` samples by name; with a
-            config the first one, as a run reads its own.
-        first: start of the forecast and what its steps need, as a batch; None for no
-            forecast.
-        forecast: the forecast of `first`.
-        accumulate: micro-batches of an update, without a config.
-        ema_decay: decay of the averaged weights; None for no average.
-        options: further arguments of `build_parallel_model`.
-        precision: dtypes of the model.
-        shared: whether every data-parallel rank has all samples, as the members of one
-            ensemble.
-        seed: seed of the weights, of dropout and of noise.
-        weights: those of a run, before the first update; None for random ones.
-        config: the YAML file of a config that is trained; None for a model that is
-            trained on `batches`, for the least mean square.
-    """
+    """A model, its training and its forecast, and batches of all ranks."""
 
     model_def: ModelDef
-    optimizer: optax.GradientTransformation
+    optimizer: optax.GradientTransformation  # with elementwise state
+    # Arrays of `num_samples` samples by name; with a config the first batch alone, as a
+    # run reads its own.
     batches: tuple[Mapping[str, Any], ...]
+    # Start of the forecast and what its steps need, as a batch; None for no forecast.
     first: Mapping[str, Any] | None = None
     forecast: Rollout = ONE_STEP
-    accumulate: int = 1
+    accumulate: int = 1  # micro-batches of an update, without a config
     ema_decay: float | None = None
+    # Of `build_parallel_model`.
     options: Mapping[str, Any] = field(default_factory=dict)
     precision: Precision = field(default_factory=Precision)
+    # Whether every data-parallel rank has all samples, as the members of one ensemble.
     shared: bool = False
     seed: int = 0
-    weights: Artifact | None = None
-    config: Path | None = None
+    weights: Artifact | None = None  # of a run; None for random ones
+    config: Path | None = None  # None: trained on `batches` for the least mean square
 
     @property
     def num_samples(self) -> int:
@@ -83,10 +68,8 @@ class Subject:
 
 
 def mean_square(tree: FieldTree, context: FieldContext) -> Any:
-    """The mean of (y_pred - y)^2 over all samples, channels and points.
-
-    Rows weigh as those of a global grid, the cosine of their latitude.
-    """
+    """The mean of (y_pred - y)^2 over all samples, channels and points."""
+    # Rows weigh as those of a global grid, the cosine of their latitude.
     rows = context.reducer.rows.size
     latitude = np.deg2rad(90 - 180 * (np.arange(rows) + 0.5) / rows)
     weights = np.cos(latitude) / np.cos(latitude).mean()
@@ -122,11 +105,7 @@ def subject_of_model(
 def subject_of_config(
     config: Config, path: Path, *, x64: bool = False, weights: Artifact | None = None
 ) -> Subject:
-    """Returns the model, the optimizer and the data of a config and of its file.
-
-    Every mesh reads the same samples, on all of whose rows the first rank's loader
-    works as one of a single rank.
-    """
+    """The model, the optimizer and the data of a config and of its file."""
     plan = plan_run(config, num_devices=ranks_of(config) or 1, begins=False)
     objective, trainer = plan.objective, config.trainer
     assert objective is not None, "a plan without problems has losses"
@@ -137,6 +116,8 @@ def subject_of_config(
         model_def = replace(model_def, low_rank=low_rank)
 
     def first_batch(split: Any) -> Mapping[str, Any]:
+        # Every mesh reads the same samples, on all of whose rows the first rank's
+        # loader works as one of a single rank.
         batches = plan.loaders[split].for_ranks((0,), 1).epoch(0)
         (batch,) = itertools.islice(batches, 1)
         return wide(batch.arrays) if x64 else batch.arrays

@@ -27,18 +27,16 @@ _PREDICTION = "prediction"
 
 @dataclass(frozen=True)
 class Bounds:
-    """The largest relative errors that pass, and a sentence on their origin.
-
-    `parameter` is that of the gradient of one, relative to its norm and a thousandth of
-    that of all; `change` is without parameters whose gradient vanishes (`VANISHING`).
-    """
+    """The largest relative errors that pass, and a sentence on their origin."""
 
     origin: str
     forecast: float
     sensitivity: float
     loss: float
     gradient: float
+    # Of the gradient of one, relative to its norm and a thousandth of that of all.
     parameter: float
+    # Without parameters whose gradient vanishes (`VANISHING`).
     change: float
     run: float
     update: float
@@ -188,11 +186,7 @@ def _of_parts(
     bound: float,
     start: Arrays | None = None,
 ) -> Check:
-    """The part of a training state with the largest error, in the L2 norm.
-
-    Weights and their average are compared by their change since `start`, if there is
-    one.
-    """
+    """The part of a training state with the largest error, in the L2 norm."""
     differences: dict[str, Arrays] = {}
     sizes: dict[str, Arrays] = {}
     for key, difference in _difference(actual, expected).items():

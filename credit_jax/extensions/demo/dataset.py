@@ -66,20 +66,7 @@ SETTINGS = {
 
 
 def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
-    """Generates the data set unless its folder already has it.
-
-    Args:
-        demo: the data set and its folder.
-        console: console that shows progress; None is stderr.
-
-    Returns:
-        The folder, with demo_{year}.zarr, static.nc, mean.nc, std.nc, demo.json.
-
-    Raises:
-        ValueError: the folder exists with other content, which is never overwritten, or
-            dinosaur is not installed.
-        RuntimeError: the climate model became unstable.
-    """
+    """Generates the data set unless its folder already has it."""
     folder = Path(demo.out)
     expected = manifest(demo)
     if folder.exists():
@@ -116,11 +103,9 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
 
 
 def manifest(demo: DemoConfig) -> dict[str, Any]:
-    """The content of demo.json, which identifies a data set without its folder.
-
-    The default forcing is not named, as before there were others.
-    """
+    """The content of demo.json, which identifies a data set without its folder."""
     settings = demo.model_dump(exclude={"out", "forcing"})
+    # The default is not named, as before there were others.
     if demo.forcing != ForcingConfig():
         settings["forcing"] = demo.forcing.model_dump()
     return {"layout": LAYOUT, **settings}
@@ -220,11 +205,7 @@ def is_spun_up(demo: DemoConfig) -> bool:
 
 
 def read_spun_up(climate: "Climate") -> tuple[Any, Float[np.ndarray, "lat lon"]]:
-    """Returns the state at the first time of the data set, and the rain before it.
-
-    Args:
-        climate: the climate of the settings `SETTINGS`.
-    """
+    """Returns the state at the first time of the data set, and the rain before it."""
     leaves, structure = jax.tree.flatten(climate.initial)
     with np.load(FILE, allow_pickle=False) as arrays:
         state = [arrays[f"state_{number}"] for number in range(len(leaves))]
@@ -232,13 +213,7 @@ def read_spun_up(climate: "Climate") -> tuple[Any, Float[np.ndarray, "lat lon"]]
 
 
 def write_spun_up(state: Any, rain: Float[Array, "lat lon"], file: Path = FILE) -> None:
-    """Writes the file that `read_spun_up` reads.
-
-    Args:
-        state: spectral coefficients at the first time of the data set.
-        rain: (lat, lon) in m of water since 6 hours before.
-        file: path of the file, which is replaced.
-    """
+    """Writes the file that `read_spun_up` reads; rain is in m of water, of 6 hours."""
     leaves = enumerate(jax.tree.leaves(state))
     arrays: dict[str, Any] = {"layout": LAYOUT, "rain": np.asarray(rain)}
     arrays |= {f"state_{number}": np.asarray(leaf) for number, leaf in leaves}

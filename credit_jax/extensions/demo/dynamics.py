@@ -40,40 +40,24 @@ PERTURBATION = 5e3  # Pa, amplitude of the initial pressure wave
 
 @dataclasses.dataclass(frozen=True)
 class Climate:
-    """The functions and constant fields of the demo climate.
+    """The functions and constant fields of the demo climate."""
 
-    Attributes:
-        advance: jitted `(state, day) -> (state, rain)` over one output interval; day is
-            in days since 1 January 00 UTC, rain (lat, lon) in m of water since the last
-            output.
-        fields: jitted `state -> fields` by name, see `diagnostics.fields_of`.
-        initial: initial state, an atmosphere at rest with a pressure wave.
-        latitude: (lat,) degrees north, from north to south.
-        longitude: (lon,) degrees east.
-        sigma: (level,) centers of the levels, top first.
-        static: "Z_GDS4_SFC" (surface geopotential, m2 s-2) and "LSM" (1 on land),
-            (lat, lon).
-    """
-
+    # (state, days since 1 January 00 UTC) -> (state, rain in m of water since the last
+    # output) over one output interval.
     advance: Callable[[SpectralState, float], tuple[SpectralState, Array]]
-    fields: Callable[[SpectralState], dict[str, Array]]
-    initial: SpectralState
-    latitude: Float[np.ndarray, " lat"]
+    fields: Callable[[SpectralState], dict[str, Array]]  # by name, see `fields_of`
+    initial: SpectralState  # at rest, with a pressure wave
+    latitude: Float[np.ndarray, " lat"]  # degrees, from north to south
     longitude: Float[np.ndarray, " lon"]
-    sigma: Float[np.ndarray, " level"]
+    sigma: Float[np.ndarray, " level"]  # centers, top first
+    # "Z_GDS4_SFC" (surface geopotential, m2 s-2) and "LSM" (1 on land).
     static: dict[str, Float[np.ndarray, "lat lon"]]
 
 
 def build_climate(
     truncation: str, seed: int, forcing: ForcingConfig | None = None
 ) -> Climate:
-    """Builds the climate, without running it.
-
-    Args:
-        truncation: "T21" (32 x 64 points) or "T42" (64 x 128).
-        seed: seed of the position of the initial pressure wave.
-        forcing: its forcing; None for the default.
-    """
+    """Builds the climate, without running it, of "T21" (32 x 64 points) or "T42"."""
     forcing = forcing or ForcingConfig()
     disc = discretize(truncation)
     # Dry, isothermal and at rest, with a pressure wave at a random position.
@@ -134,11 +118,7 @@ def _advance(disc: Discretization, seconds: float, forcing: ForcingConfig) -> Ca
 
 
 def fields_of(disc: Discretization, state: SpectralState) -> dict[str, Array]:
-    """Computes U, V, T, Q (level, lat, lon) and SP, V500, Z500 (lat, lon), north first.
-
-    Units are m s-1 (U, V, V500), K, kg kg-1, Pa and m2 s-2 (Z500). Negative Q, which
-    results from spectral truncation, is set to 0.
-    """
+    """U, V, T, Q (level, lat, lon), SP, V500, Z500 (lat, lon), SI, north first."""
     nodal, speed = disc.grid.to_nodal, disc.meter / disc.second
     u, v = spherical_harmonic.vor_div_to_uv_nodal(
         disc.grid, state.vorticity, state.divergence
@@ -150,6 +130,7 @@ def fields_of(disc: Discretization, state: SpectralState) -> dict[str, Array]:
         "U": u / speed,
         "V": v / speed,
         "T": temperature,
+        # Spectral truncation makes negative ones.
         "Q": jnp.maximum(nodal(state.tracers["q"]), 0.0),
         "SP": surface,
         "V500": at_500_hpa(disc, v / speed, surface),
@@ -161,17 +142,11 @@ def fields_of(disc: Discretization, state: SpectralState) -> dict[str, Array]:
 def geopotential(
     disc: Discretization, temperature: Float[Array, "level lon lat"]
 ) -> Float[Array, "level lon lat"]:
-    """Computes the geopotential of the levels in m2 s-2, by hydrostatic balance.
-
-    It is g z + R T_N ln(1 / sigma_N) at the lowest level N, and increases from level
-    k + 1 to k by R (T_k + T_k+1) / 2 ln(sigma_k+1 / sigma_k).
-
-    Args:
-        disc: grid, levels and units.
-        temperature: K.
-    """
+    """Computes the geopotential of the levels in m2 s-2, by hydrostatic balance."""
     log_sigma = np.log(disc.levels.centers)
     gas = physics.DRY_AIR_GAS
+    # g z + R T_N ln(1 / sigma_N) at the lowest level N; from level k + 1 to k it
+    # increases by R (T_k + T_k+1) / 2 ln(sigma_k+1 / sigma_k).
     lowest = physics.GRAVITY * disc.height - gas * temperature[-1] * log_sigma[-1]
     between = 0.5 * (temperature[1:] + temperature[:-1])
     steps = gas * between * np.diff(log_sigma)[:, None, None]
@@ -184,15 +159,7 @@ def at_500_hpa(
     field: Float[Array, "level lon lat"],
     surface_pressure: Float[Array, "lon lat"],
 ) -> Float[Array, "lon lat"]:
-    """Interpolates a field to 500 hPa, linearly in log(pressure).
-
-    It is constant beyond the first and last level.
-
-    Args:
-        disc: grid, levels and units.
-        field: any quantity on sigma levels.
-        surface_pressure: Pa.
-    """
+    """Interpolates to 500 hPa, linearly in log(pressure), constant beyond levels."""
     log_sigma = np.log(disc.levels.centers)
     gaps = np.diff(log_sigma)
     below = np.append(gaps, np.inf)[:, None, None]

@@ -37,46 +37,29 @@ REFERENCE_TEMPERATURE = 288.0  # K, of the semi-implicit scheme; the state holds
 
 @dataclasses.dataclass(frozen=True)
 class Discretization:
-    """Grid, levels, unit scales and constant fields.
-
-    Arrays are in dinosaur's order (level, lon, lat), with latitudes from south to
-    north. dinosaur computes in nondimensional units.
-
-    Attributes:
-        coords: spherical harmonics and sigma levels.
-        levels: the sigma levels of `coords`, top first.
-        specs: nondimensional physical constants.
-        kelvin, pascal, second, meter: one SI unit in nondimensional units.
-        longitude, latitude: (lon, lat) radians.
-        land: (lon, lat), 1 on land and 0 on sea.
-        height: (lon, lat) height of the surface in m, spectrally truncated.
-        sigma: pressure over surface pressure at the centers of the levels.
-        thickness: thickness of the levels in sigma, with sum 1.
-        grid: transforms between grid points ("nodal") and harmonics ("modal").
-    """
+    """Grid, levels, unit scales and constant fields; arrays are in dinosaur's order."""
 
     coords: coordinate_systems.CoordinateSystem
+    # Of `coords`, top first.
     levels: sigma_coordinates.SigmaCoordinates
     specs: Any
+    # One SI unit in dinosaur's nondimensional units.
     kelvin: float
     pascal: float
     second: float
     meter: float
+    # Radians, latitudes from south to north.
     longitude: Float[np.ndarray, "lon lat"]
     latitude: Float[np.ndarray, "lon lat"]
-    land: Float[np.ndarray, "lon lat"]
-    height: Float[np.ndarray, "lon lat"]
-    sigma: Float[np.ndarray, "level 1 1"]
-    thickness: Float[np.ndarray, "level 1 1"]
+    land: Float[np.ndarray, "lon lat"]  # 1 on land, 0 on sea
+    height: Float[np.ndarray, "lon lat"]  # m, spectrally truncated
+    sigma: Float[np.ndarray, "level 1 1"]  # centers of the levels, p / surface p
+    thickness: Float[np.ndarray, "level 1 1"]  # in sigma, with sum 1
     grid: spherical_harmonic.Grid
 
 
 def discretize(truncation: str) -> Discretization:
-    """Builds the discretization of a spectral truncation.
-
-    Args:
-        truncation: "T21" (32 x 64 points) or "T42" (64 x 128), on a Gaussian grid.
-    """
+    """The discretization of "T21" (32 x 64 Gaussian points) or "T42" (64 x 128)."""
     specs = units.SimUnits.from_si()
     grid = getattr(spherical_harmonic.Grid, truncation)(
         radius=specs.radius,
@@ -122,17 +105,8 @@ ForcedStep = Callable[
 def forcing_step(
     disc: Discretization, seconds: float, forcing: ForcingConfig
 ) -> ForcedStep:
-    """Builds one time step of the forcing, by the backward Euler method.
-
-    Args:
-        disc: grid, levels and units.
-        seconds: length of the step.
-        forcing: contrasts of the equilibrium temperature.
-
-    Returns:
-        `(state, day) -> (state, rain)`; day is in days since 1 January 00 UTC, rain in
-        m of water.
-    """
+    """One time step of the forcing, (state, day) -> (state, rain in m of water)."""
+    # Backward Euler.
     drag = 1.0 / (1.0 + seconds / (DRAG_DAYS * DAY) * boundary_layer(disc))
     weight = seconds / DAY * _relaxation_rate(disc)
     reference = REFERENCE_TEMPERATURE * disc.kelvin
@@ -172,19 +146,10 @@ def equilibrium_temperature(
     day: Float[Array, ""],
     forcing: ForcingConfig,
 ) -> Float[Array, "level lon lat"]:
-    """Equilibrium temperature in K of Held and Suarez, with season and heated land.
-
-    It is max(200, (p/p0)^kappa (315 - d (sin lat - s)^2 - 10 ln(p/p0) cos(lat)^2 + h))
-    with d = equator_to_pole, s = season sin(declination), and h = land_heating times
-    land times `boundary_layer` times (cos(zenith) - 1/4), where 1/4 is the global mean
-    of cos(zenith).
-
-    Args:
-        disc: grid, levels and units.
-        pressure: Pa.
-        day: days since 1 January 00 UTC.
-        forcing: d, s / sin(declination), and the amplitude of h.
-    """
+    """Equilibrium temperature in K of Held and Suarez, with season and heated land."""
+    # max(200, (p/p0)^kappa (315 - d (sin lat - s)^2 - 10 ln(p/p0) cos(lat)^2 + h)) with
+    # d = equator_to_pole, s = season sin(declination), and h = land_heating times land
+    # times `boundary_layer` times (cos(zenith) - 1/4), where 1/4 is the global mean.
     lat, ratio = disc.latitude[None], pressure / REFERENCE_PRESSURE
     shift = forcing.season * jnp.sin(physics.declination(day, jnp))
     sun = physics.cos_zenith(day, disc.latitude, disc.longitude, jnp)

@@ -25,13 +25,8 @@ WATER_DENSITY = 1000.0  # of liquid water, kg m-3
 
 
 def declination(day: Days, xp: ModuleType = np) -> Field:
-    """Angle between the Sun and the equator, radians: asin(sin eps sin L).
-
-    Args:
-        day: days since 1 January 00 UTC of any year; L is the mean longitude of the
-            Sun counted from the March equinox.
-        xp: numpy or jax.numpy.
-    """
+    """Angle between the Sun and the equator, radians: asin(sin eps sin L)."""
+    # Of the mean Sun, counted from the March equinox.
     longitude = 2.0 * np.pi * (day - EQUINOX_DAY) / YEAR_DAYS
     return xp.arcsin(np.sin(np.radians(OBLIQUITY)) * xp.sin(longitude))
 
@@ -39,17 +34,9 @@ def declination(day: Days, xp: ModuleType = np) -> Field:
 def cos_zenith(
     day: Days, latitude: Field, longitude: Field, xp: ModuleType = np
 ) -> Field:
-    """Cosine of the solar zenith angle, zero at night.
-
-    mu = sin(lat) sin(decl) + cos(lat) cos(decl) cos(hour angle); Hartmann (1994),
-    Global Physical Climatology, eq. 2.15. The hour angle is 0 at local noon.
-
-    Args:
-        day: days since 1 January 00 UTC, with the time of day as fraction.
-        latitude: radians, broadcastable with longitude.
-        longitude: radians.
-        xp: numpy or jax.numpy.
-    """
+    """Cosine of the solar zenith angle, zero at night, of days and radians."""
+    # Hartmann (1994), Global Physical Climatology, eq. 2.15. The hour angle is 0 at
+    # local noon.
     sun = declination(day, xp)
     hour_angle = 2.0 * np.pi * (day % 1.0) + longitude - np.pi
     mu = xp.sin(latitude) * xp.sin(sun)
@@ -60,16 +47,9 @@ def cos_zenith(
 def solar_irradiance(
     day: Days, latitude: np.ndarray, longitude: np.ndarray
 ) -> np.ndarray:
-    """Incoming solar radiation at the top of the atmosphere, W m-2 (`tsi`).
-
-    S0 (1 + 2 e cos(2 pi (day - perihelion) / year)) mu: the inverse square of the
-    distance to first order in the eccentricity e (Hartmann 1994, section 2.6).
-
-    Args:
-        day: days since 1 January 00 UTC, with the time of day as fraction.
-        latitude: radians, broadcastable with longitude and day.
-        longitude: radians.
-    """
+    """Incoming solar radiation at the top of the atmosphere, W m-2 (`tsi`)."""
+    # The inverse square of the distance to first order in the eccentricity (Hartmann
+    # 1994, section 2.6).
     orbit = np.cos(2.0 * np.pi * (day - PERIHELION_DAY) / YEAR_DAYS)
     distance = 1.0 + 2.0 * ECCENTRICITY * orbit
     return SOLAR_CONSTANT * distance * cos_zenith(day, latitude, longitude)
@@ -78,16 +58,9 @@ def solar_irradiance(
 def saturation_specific_humidity(
     temperature: Float[Array, "..."], pressure: Float[Array, "..."]
 ) -> Float[Array, "..."]:
-    """Specific humidity at saturation over water, kg kg-1.
-
-    e_s = 611.2 exp(17.67 (T - 273.15) / (T - 29.65)) Pa (Bolton 1980, eq. 10);
-    q_s = 0.622 e_s / (p - 0.378 e_s).
-
-    Args:
-        temperature: K.
-        pressure: Pa.
-    """
+    """Specific humidity at saturation over water, kg kg-1, of K and Pa."""
     celsius = temperature - 273.15
+    # Bolton (1980), eq. 10.
     vapor = 611.2 * jnp.exp(17.67 * celsius / (temperature - 29.65))
     return 0.622 * vapor / jnp.maximum(pressure - 0.378 * vapor, vapor)
 
@@ -105,28 +78,15 @@ def _bump(
 
 
 def mountain_height(latitude: np.ndarray, longitude: np.ndarray) -> np.ndarray:
-    """Height in m of two smooth, low ranges where the Rockies and Tibet are.
-
-    They are low so that weather, not orography, dominates surface pressure.
-
-    Args:
-        latitude: radians, broadcastable with longitude.
-        longitude: radians.
-    """
+    """Height in m of two smooth ranges where the Rockies and Tibet are, of radians."""
+    # They are low so that weather, not orography, dominates surface pressure.
     rockies = 500.0 * _bump(latitude, longitude, (45.0, 250.0), (18.0, 16.0))
     tibet = 800.0 * _bump(latitude, longitude, (35.0, 90.0), (14.0, 22.0))
     return rockies + tibet
 
 
 def land_mask(latitude: np.ndarray, longitude: np.ndarray) -> np.ndarray:
-    """Mask with 1 on three idealized continents and 0 on sea.
-
-    Two of the continents have one of the mountain ranges of `mountain_height`.
-
-    Args:
-        latitude: radians, broadcastable with longitude.
-        longitude: radians.
-    """
+    """Mask with 1 on three idealized continents and 0 on sea, of radians."""
     centers = [
         ((45.0, 255.0), (25.0, 35.0)),
         ((45.0, 80.0), (28.0, 60.0)),

@@ -57,24 +57,14 @@ Times: TypeAlias = Any  # pd.DatetimeIndex, some fields of which type stubs lack
 
 @dataclasses.dataclass(frozen=True)
 class DemoCoordinates:
-    """Coordinates of the data set.
-
-    Attributes:
-        level: sigma at the centers of the levels, top first.
-        latitude: degrees north, from north to south.
-        longitude: degrees east, from 0.
-    """
+    """Coordinates of the data set: levels top first, latitudes from north to south."""
 
     level: Float[np.ndarray, " level"]
     latitude: Float[np.ndarray, " lat"]
     longitude: Float[np.ndarray, " lon"]
 
     def coordinates(self, times: Times) -> dict[str, Any]:
-        """Returns coordinates with CF attributes, for `xr.Dataset`.
-
-        Args:
-            times: None for static fields, which have neither time nor level.
-        """
+        """CF coordinates for `xr.Dataset`; without times those of static fields."""
         coordinates: dict[str, Any] = {
             name: (name, getattr(self, name), dict(attributes))
             for name, attributes in DEGREES.items()
@@ -97,18 +87,14 @@ class LevelStatistics:
         self._sums: dict[str, tuple[int, np.ndarray, np.ndarray]] = {}
 
     def add(self, name: str, fields: np.ndarray) -> None:
-        """Adds fields (time, level, lat, lon) or (time, lat, lon) of one variable.
-
-        Chan et al. (1979): with counts n, m, means a, b and sums of squares S, R about
-        them, the union has mean a + (b - a) m / (n + m) and sum of squares
-        S + R + (b - a)^2 n m / (n + m).
-        """
+        """Adds fields (time, level, lat, lon) or (time, lat, lon) of one variable."""
         fields = fields.astype(np.float64)
         axes = (0, 2, 3) if fields.ndim == 4 else (0, 1, 2)
         count = fields.size // (fields.shape[1] if fields.ndim == 4 else 1)
         mean = fields.mean(axis=axes)
         squares = fields.var(axis=axes) * count
         previous, old_mean, old = self._sums.get(name, (0, mean * 0, mean * 0))
+        # Chan et al. (1979).
         gap, total = mean - old_mean, previous + count
         self._sums[name] = (
             total,
@@ -198,12 +184,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def new_dataset(folder: Path, manifest: dict[str, Any]) -> Iterator[Path]:
-    """Yields a temporary folder, which is synced to disk and renamed to `folder`.
-
-    Args:
-        folder: path of a folder that does not exist.
-        manifest: content of the manifest, which is written last.
-    """
+    """Yields a temporary folder, which is synced to disk and renamed to `folder`."""
     with new_folder(folder) as partial:
         yield partial
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")

@@ -9,32 +9,19 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Accelerator:
-    """An accelerator and its links.
-
-    Attributes:
-        name: its full name.
-        platform: what JAX lowers for.
-        peak: FLOP/s of dense bfloat16 products.
-        bandwidth: bytes per second of its memory.
-        launch: seconds of a kernel besides its work.
-        link: bytes per second that a device sends to others of its node, in each
-            direction.
-        network: bytes per second that a device sends to other nodes.
-        message: seconds of a collective besides its bytes.
-        memory: bytes of its memory.
-        achieved: share of `peak` and `bandwidth` that the kernels of a step reached; 1
-            where no step was timed.
-    """
+    """An accelerator and its links."""
 
     name: str
-    platform: str
-    peak: float
-    bandwidth: float
-    launch: float
-    link: float
-    network: float
-    message: float
-    memory: float
+    platform: str  # that JAX lowers for
+    peak: float  # FLOP/s of dense bfloat16 products
+    bandwidth: float  # bytes/s of its memory
+    launch: float  # seconds of a kernel besides its work
+    link: float  # bytes/s to others of its node, in each direction
+    network: float  # bytes/s of a device to other nodes
+    message: float  # seconds of a collective besides its bytes
+    memory: float  # bytes
+    # Share of `peak` and `bandwidth` that the kernels of a step reached; 1 where no
+    # step was timed.
     achieved: float = 1.0
 
 

@@ -73,20 +73,12 @@ _PART = re.compile(rf"\b({'|'.join(PARTS)})\b")
 
 
 class Work(NamedTuple):
-    """Kernels and transfers of a part of a program, on one device.
+    """Kernels and transfers of a part of a program, on one device."""
 
-    Attributes:
-        kernels: number of kernel launches.
-        seconds: time of the kernels, without launches: at the roofline, or as slower as
-            a step was measured to be.
-        messages: number of transfers to other devices, without sums of gradients.
-        sent: bytes of these transfers.
-    """
-
-    kernels: float = 0.0
-    seconds: float = 0.0
-    messages: float = 0.0
-    sent: float = 0.0
+    kernels: float = 0.0  # launches
+    seconds: float = 0.0  # without launches, at the roofline or as slow as measured
+    messages: float = 0.0  # transfers to other devices, but sums of gradients
+    sent: float = 0.0  # bytes
 
     def plus(self, other: Work, times: float = 1.0) -> Work:
         """The sum with a multiple of other work."""
@@ -94,23 +86,15 @@ class Work(NamedTuple):
 
 
 class ReplicaWork(NamedTuple):
-    """The work of the gradient of a micro-batch.
+    """The work of the gradient of a micro-batch."""
 
-    Attributes:
-        one, two: the work of one and of two samples: what is done to weights does not
-            grow with samples.
-        stored: what is done to stored shards of weights besides: spectral norm.
-    """
-
+    # Of one and of two samples: work on weights does not grow with samples.
     one: Work
     two: Work
-    stored: Work
+    stored: Work  # on stored shards of weights besides: spectral norm
 
     def of_samples(self, samples: float) -> Work:
-        """The work of a micro-batch of some samples, without that on stored shards.
-
-        It launches the kernels of one.
-        """
+        """The work of a micro-batch of some samples, without that on stored shards."""
         work = self.one.plus(self.two.plus(self.one, -1), samples - 1)
         return work._replace(kernels=self.one.kernels)
 
@@ -121,17 +105,10 @@ def replica_work(
     accelerator: Accelerator,
     **options: Any,
 ) -> ReplicaWork:
-    """Counts the work of the gradient of samples on one device of a replica.
-
-    Args:
-        model_def: the model.
-        dims: degrees of the replica; with dp_replicate 2, what replicas send each
-            other inside of the model counts, such as sums of batch norms. With dp_shard
-            2 weights are gathered, and again in the backward pass, so that XLA writes
-            all that the backward pass needs; the gathers do not count.
-        accelerator: the device.
-        **options: keyword arguments of `build_parallel_model`.
-    """
+    """Counts the work of the gradient of samples on one device of a replica."""
+    # With dp_replicate 2, what replicas send each other inside of the model counts,
+    # such as sums of batch norms. With dp_shard 2 weights are gathered, and again in
+    # the backward pass, so that XLA writes all that this needs; gathers do not count.
     devices = jax.devices()[: dims.world_size]
     model = build_parallel_model(model_def, dims, devices=devices, **options)
     is_gpu = accelerator.platform == "cuda"
@@ -187,13 +164,7 @@ def _arguments(model: ParallelModel, samples: int) -> tuple[Any, ...]:
 def traced_work(
     jaxpr: Any, degrees: Mapping[str, int], accelerator: Accelerator
 ) -> tuple[Work, Work]:
-    """Returns the work of a program, and that on stored shards of weights.
-
-    Args:
-        jaxpr: the program.
-        degrees: degree of each mesh axis.
-        accelerator: the device.
-    """
+    """Returns the work of a program, and that on stored shards of weights."""
     program = _Program(degrees, accelerator)
     program.read_body(needed_part(jaxpr), "", 1)
     return program.work()
@@ -205,20 +176,14 @@ _Group: TypeAlias = tuple[int, int, str]
 
 @dataclass(eq=False)
 class _Array:
-    """An array of a program.
-
-    Attributes:
-        elements, bytes: sizes.
-        depth: number of products and reductions that it depends on.
-        group: its elementwise equation or reduction; None if another one wrote it.
-        stored: whether it is in memory.
-    """
+    """An array of a program."""
 
     elements: int
     bytes: float
-    depth: int = 0
+    depth: int = 0  # products and reductions that it depends on
+    # Its elementwise equation or reduction; None if another one wrote it.
     group: _Group | None = None
-    stored: bool = False
+    stored: bool = False  # in memory
 
 
 class _Program:

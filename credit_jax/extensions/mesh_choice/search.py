@@ -62,23 +62,14 @@ Program: TypeAlias = tuple[ParallelDims, str]
 
 @dataclass(frozen=True)
 class MeshChoice:
-    """A mesh, and how a run uses it.
-
-    Attributes:
-        dims: degrees of the mesh.
-        remat: activation checkpointing.
-        over_domain: whether parameters are sharded over domain, too.
-        reshard: whether parameters are gathered again in the backward pass.
-        micro_batch: samples of a data-parallel rank at a time.
-        accumulate: micro-batches of an update.
-    """
+    """A mesh, and how a run uses it."""
 
     dims: ParallelDims
     remat: str = "none"
-    over_domain: bool = False
-    reshard: bool = True
-    micro_batch: int = 1
-    accumulate: int = 1
+    over_domain: bool = False  # whether parameters are sharded over domain, too
+    reshard: bool = True  # whether the backward pass gathers parameters again
+    micro_batch: int = 1  # samples of a data-parallel rank at a time
+    accumulate: int = 1  # micro-batches of an update
 
     @property
     def name(self) -> str:
@@ -95,11 +86,7 @@ class MeshChoice:
         return "x".join(f"{k}{n}" for k, n in degrees.items() if n > 1) or "1"
 
     def trainer(self, config: Config) -> dict[str, Any]:
-        """The keys of the `trainer:` section that it decides, for a config.
-
-        The dtypes of the config are among them, as CREDIT's depend on the mesh; so are
-        the lengths that count micro-batches, for as many updates as in the config.
-        """
+        """The keys of the `trainer:` section that it decides, for a config."""
         dims, trainer = self.dims, config.trainer
         data = "fsdp2" if dims.dp_shard > 1 else "ddp"
         parallelism: dict[str, Any] = {
@@ -125,11 +112,13 @@ class MeshChoice:
                 "reshard_after_forward": self.reshard,
             },
         }
+        # CREDIT's dtypes depend on the mesh.
         if trainer.mp_policy is not None:
             section["fsdp2_mp_policy"] = trainer.mp_policy.model_dump(mode="json")
         each = trainer.grad_accum_every
         if self.accumulate == each:
             return section
+        # Lengths that count micro-batches, for as many updates as in the config.
         if trainer.batches_per_epoch:
             updates = -(-trainer.batches_per_epoch // each)
             section["batches_per_epoch"] = updates * self.accumulate
@@ -143,24 +132,15 @@ class MeshChoice:
 
 @dataclass(frozen=True)
 class UpdateTimes:
-    """Seconds of an update, by what they are spent on.
+    """Seconds of an update, by what they are spent on."""
 
-    Attributes:
-        work: kernels at the roofline, if samples were shared evenly.
-        idle: the further work of the busiest device: uneven rows, halos, and what
-            devices repeat.
-        recomputation: activations computed again.
-        launches: launches of kernels.
-        transfers: transfers that no kernels hide, and what FSDP's gathers write.
-        update: the optimizer.
-    """
-
-    work: float
+    work: float  # kernels at the roofline, if samples were shared evenly
+    # Further work of the busiest device: uneven rows, halos, and what devices repeat.
     idle: float
-    recomputation: float
-    launches: float
-    transfers: float
-    update: float
+    recomputation: float  # activations computed again
+    launches: float  # of kernels
+    transfers: float  # that no kernels hide, and what FSDP's gathers write
+    update: float  # the optimizer
 
     @property
     def total(self) -> float:
@@ -170,21 +150,13 @@ class UpdateTimes:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A choice, and its derived rate.
-
-    Attributes:
-        choice: the mesh and how it is used.
-        memory: estimated bytes of a device.
-        times: seconds of an update; None where it does not run.
-        rate: samples per second; 0 where it does not run.
-        loses: why it is not the first, in one word; "" for the first.
-    """
+    """A choice, and its derived rate."""
 
     choice: MeshChoice
-    memory: float
-    times: UpdateTimes | None = None
-    rate: float = 0.0
-    loses: str = ""
+    memory: float  # estimated bytes of a device
+    times: UpdateTimes | None = None  # None where it does not run
+    rate: float = 0.0  # samples per second
+    loses: str = ""  # why it is not the first, in one word
 
     def to_json(self, config: Config) -> dict[str, Any]:
         """JSON values, for a config."""
@@ -200,19 +172,12 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Devices of one kind in nodes.
-
-    Attributes:
-        accelerator: the device.
-        num_devices: number of devices.
-        node: devices of a node.
-        memory: bytes of a device.
-    """
+    """Devices of one kind in nodes."""
 
     accelerator: Accelerator
     num_devices: int
-    node: int
-    memory: float
+    node: int  # devices of a node
+    memory: float  # bytes of a device
 
     def link(self, span: int) -> float:
         """Bytes per second between devices among `span` consecutive ones."""
@@ -230,15 +195,7 @@ def batch_of(config: Config, num_devices: int) -> int:
 
 
 def replicas(model_def: ModelDef, num_devices: int, largest: int) -> list[ParallelDims]:
-    """Returns the degrees of a replica that a model runs on: ep, tp, domain, Ulysses.
-
-    Of Ulysses there is the largest degree that divides the heads, beside none.
-
-    Args:
-        model_def: the model.
-        num_devices: number of devices, which the devices of a replica divide.
-        largest: largest number of devices of a replica.
-    """
+    """The degrees of a replica that a model runs on: ep, tp, domain, Ulysses."""
     fitting = []
     has_experts = model_def.config.routing is not None
     sizes = [size for size in _divisors(num_devices) if size <= largest]
@@ -261,6 +218,7 @@ def replicas(model_def: ModelDef, num_devices: int, largest: int) -> list[Parall
             for degree in reversed(_divisors(domain)[1:])
             if not model_problems(model_def, {**degrees, ULYSSES: degree})
         )
+        # The largest degree that divides the heads, beside none.
         for ulysses in dict.fromkeys((None, next(fits, None))):
             dims = ParallelDims(**degrees, ulysses_degree=ulysses, world_size=size)
             fitting.append(dims)
@@ -273,29 +231,18 @@ def _divisors(number: int) -> list[int]:
 
 @dataclass
 class MeshSearch:
-    """The ranking of meshes for a config.
-
-    Args:
-        config: the config; its batch, loss and optimizer stay.
-        model_def: its model.
-        cluster: the devices.
-        batch: samples of an update.
-    """
+    """The ranking of meshes for a config, whose batch, loss and optimizer stay."""
 
     config: Config
     model_def: ModelDef
     cluster: Cluster
-    batch: int
+    batch: int  # samples of an update
     _work: dict[Program, ReplicaWork] = field(default_factory=dict)
     _memory: dict[Any, float] = field(default_factory=dict)
     _parameters: dict[Any, tuple[int, int, int]] = field(default_factory=dict)
 
     def ranked(self) -> list[Ranked]:
-        """Returns every choice, the fastest first, those that do not run last.
-
-        Raises:
-            ValueError: none fits the memory.
-        """
+        """Returns every choice, the fastest first, those that do not run last."""
         devices = self.cluster.num_devices
         largest = min(self.cluster.node, devices)
         while True:
@@ -473,10 +420,7 @@ class MeshSearch:
         return self._work[program]
 
     def _sizes(self, axes: MeshAxes, rules: ShardingRules) -> tuple[int, int, int]:
-        """Parameters that a device stores, and computes with; arrays that it gathers.
-
-        Those of each block are gathered by themselves.
-        """
+        """Parameters that a device stores, and computes with; arrays it gathers."""
         if (axes, rules) not in self._parameters:
             alone = replace(axes, data=(), shard=None, num_data=1, num_shard=1)
             specs = self.model_def.param_specs.values()
@@ -484,6 +428,7 @@ class MeshSearch:
             self._parameters[axes, rules] = (
                 sum(local_size(spec, axes, rules) for spec in specs),
                 sum(local_size(spec, alone) for spec in specs),
+                # Those of each block are gathered by themselves.
                 sum(spec.shape[0] if spec.is_stacked else 1 for spec in split),
             )
         return self._parameters[axes, rules]

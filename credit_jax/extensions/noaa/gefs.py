@@ -39,22 +39,13 @@ _MANY_FILES = 200
 
 @dataclasses.dataclass(frozen=True)
 class GefsSource(Source):
-    """Reads the six tiles of the cubed sphere as one dim of points; see `Source`.
-
-    Attributes:
-        name: name of the source.
-        config: section of the source.
-        open_files: cache of open files.
-        shape: (points,).
-        num_levels: number of levels of its 3-D variables; 0 without any.
-        calendar: calendar of its times.
-    """
+    """Reads the six tiles of the cubed sphere as one dim of points; see `Source`."""
 
     name: str
     config: GefsConfig
     open_files: OpenFiles
-    shape: tuple[int, ...] = ()
-    num_levels: int = 0
+    shape: tuple[int, ...] = ()  # (points,)
+    num_levels: int = 0  # of its 3-D variables; 0 without any
     calendar: str = "standard"
 
     def fields(
@@ -132,13 +123,7 @@ class GefsSource(Source):
 def paths_of(
     config: GefsConfig, time: np.datetime64, dims: str = "3d", name: str = ""
 ) -> list[str]:
-    """Returns the paths of the files of the six tiles.
-
-    Args:
-        config: section of the source.
-        time: start time of the run.
-        dims, name: a variable; "3d" ones are in the files of the atmosphere.
-    """
+    """Returns the paths of the files of the six tiles."""
     part = "gfs" if dims == "3d" or name in _ATMOSPHERE else "sfc"
     run: Any = pd.Timestamp(time)
     day = os.path.join(config.folder, f"gefs.{run:%Y%m%d}", f"{run:%H}", "atmos/init")
@@ -149,19 +134,9 @@ def paths_of(
 def open_gefs(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> GefsSource:
-    """Opens the files of NOAA, or those of CREDIT's gefs_download, in NOAA's folders.
-
-    gefs.<date>/<hour>/atmos/init/<member>/gfs_data.tile<n>.nc and sfc_data.tile<n>.nc.
-
-    The arguments are those of `registry.open_source`.
-
-    Raises:
-        FileNotFoundError: no time has files.
-        ValueError: a variable or a level is missing.
-
-    Differs from CREDIT: reads one member, without the dim of members that CREDIT's
-    fields have, which its concat cannot join.
-    """
+    """Opens files of NOAA, or those of CREDIT's gefs_download, in NOAA's folders."""
+    # One member, without the dim of members that CREDIT's fields have, which its concat
+    # cannot join.
     config = data.source[name]
     assert isinstance(config, GefsConfig)
     files = open_files or OpenFiles()

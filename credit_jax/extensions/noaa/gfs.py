@@ -18,20 +18,7 @@ _ATMOSPHERE = ("hgtsfc", "pressfc")
 def open_gfs(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> FileSource:
-    """Opens the files of NOAA, or those of CREDIT's gfs_download, in NOAA's folders.
-
-    They are <system>.<date>/<hour>/atmos/<name>.nc; from NOAA's bucket only the needed
-    byte ranges are read.
-
-    The arguments are those of `registry.open_source`.
-
-    Raises:
-        FileNotFoundError: no time has files.
-        ValueError: see `open_files_source`.
-
-    Differs from CREDIT: with `check_availability` samples are left out if the files of
-    any of their times are missing, including those of the target.
-    """
+    """Opens files of NOAA, or those of CREDIT's gfs_download, in NOAA's folders."""
     config = data.source[name]
     assert isinstance(config, GfsConfig)
     system = config.gfs_type or config.system or config.model or "gdas"
@@ -44,6 +31,7 @@ def open_gfs(
         TimedFiles(
             os.path.join(folder, f"{system}.t%Hz.{part}{suffix}.nc"),
             probe,
+            # Differs from CREDIT: files of all times of a sample, the target's too.
             config.check_availability,
         )
         for part in ("atm", "sfc")

@@ -33,15 +33,10 @@ _GRIDS = {"C": "abi_conus_lat_lon.nc", "F": "abi_full_disk_lat_lon.nc"}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Images(Files):
-    """Image files by the requested time; see `Files`.
+    """Image files by the requested time; see `Files`."""
 
-    Attributes:
-        template: path of the folder or of the catalog.
-        by_time: path of the file of each time that has one, sorted.
-    """
-
-    template: str
-    by_time: dict[np.datetime64, str]
+    template: str  # path of the folder or of the catalog
+    by_time: dict[np.datetime64, str]  # of each time that has one, sorted
 
     @property
     def first_path(self) -> str:
@@ -64,24 +59,16 @@ class Images(Files):
 def open_goes(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> FileSource:
-    """Opens the images nearest to the times of samples, from folders or catalogs.
-
-    The arguments are those of `registry.open_source`.
-
-    Raises:
-        FileNotFoundError: there is no image, or no file with the grid.
-        ValueError: a catalog is of another product, position, time step or extent.
-
-    Differs from CREDIT: the extent of a catalog must be that of the config or the whole
-    grid; CREDIT also accepts an area that is 0.5 degrees inside of it. Samples are also
-    left out if an earlier input time has no image; CREDIT fails on them.
-    """
+    """Opens the images nearest to the times of samples, from folders or catalogs."""
     config = data.source[name]
     assert isinstance(config, GoesConfig)
     times = probe_times(data, config)
     catalogs = sorted(glob.glob(config.file_catalog_path or ""))
     shared = None
     if catalogs:
+        # Differs from CREDIT: the extent of a catalog is that of the config or the
+        # whole grid; CREDIT also accepts one 0.5 degrees inside, and fails on samples
+        # of which an earlier input time has no image.
         shared = _from_catalogs(catalogs, config, data, name)
     images = {
         kind: shared or _from_folders(str(field.path), config, times)

@@ -41,33 +41,17 @@ _CACHE_SIZE = 512
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """One line of an inventory.
-
-    Attributes:
-        variable, level, step: as written in the inventory.
-        start: offset of the message in the file, bytes.
-        size: size in bytes; -1 for all bytes up to the end of the file.
-    """
+    """One line of an inventory."""
 
     variable: str
     level: str
     step: str
-    start: int
-    size: int
+    start: int  # byte in the file
+    size: int  # bytes; -1 for all up to the end
 
 
 def read_inventory(path: str, origin: str) -> tuple[Message, ...]:
-    """Reads the inventory of a file.
-
-    Args:
-        path: path or URL of the GRIB file.
-        origin: dotted path of the config key, for errors.
-
-    Raises:
-        BadSampleError: the file or its inventory is missing.
-        ValueError: the inventory cannot be parsed.
-        OSError: the inventory cannot be read.
-    """
+    """Reads the inventory of a file."""
     for needed in (path, f"{path}.idx"):
         if not exists(needed):
             raise BadSampleError(f"{origin}: {needed!r} does not exist")
@@ -91,12 +75,7 @@ def _inventory(path: str) -> tuple[Message, ...]:
 
 
 def decode(path: str, message: Message) -> tuple[Float[np.ndarray, "y x"], Any]:
-    """Values of a message, NaN where they are missing, and pygrib's object of it.
-
-    Raises:
-        ValueError: pygrib is not installed, or the message is damaged.
-        OSError: the file cannot be read.
-    """
+    """Values of a message, NaN where they are missing, and pygrib's object of it."""
     try:
         pygrib: Any = importlib.import_module("pygrib")
     except ImportError:
@@ -117,25 +96,15 @@ def decode(path: str, message: Message) -> tuple[Float[np.ndarray, "y x"], Any]:
 
 @dataclasses.dataclass(frozen=True)
 class HrrrSource(Source):
-    """Reads HRRR on its Lambert grid; see `Source`.
-
-    Attributes:
-        name: name of the source.
-        config: section of the source.
-        first_time: a time that has a file.
-        rows, columns: part of the grid to read.
-        shape: shape of that part.
-        num_levels: number of levels of its 3-D variables; 0 without any.
-        calendar: calendar of its times.
-    """
+    """Reads HRRR on its Lambert grid; see `Source`."""
 
     name: str
     config: HrrrConfig
-    first_time: np.datetime64
+    first_time: np.datetime64  # that has a file
     rows: slice
     columns: slice
     shape: tuple[int, ...] = ()
-    num_levels: int = 0
+    num_levels: int = 0  # of its 3-D variables; 0 without any
     calendar: str = "standard"
 
     def fields(
@@ -158,11 +127,7 @@ class HrrrSource(Source):
     def messages(
         self, field_type: str, time: np.datetime64
     ) -> dict[str, tuple[str, list[Message]]]:
-        """Finds the messages of a field type: key -> file and a message per level.
-
-        Raises:
-            ValueError: the file, a variable or a level is missing.
-        """
+        """Finds the messages of a field type: key -> file and a message per level."""
         path, minutes = path_of(self.config, time)
         origin = f"data.source.{self.name}.variables.{field_type}"
         inventory = read_inventory(path, origin)
@@ -233,11 +198,7 @@ class HrrrSource(Source):
 
 
 def path_of(config: HrrrConfig, time: np.datetime64) -> tuple[str, int | None]:
-    """Returns the file of a time, and for `wrfsubh` the minutes since its run began.
-
-    >>> path_of(config, np.datetime64("2024-01-02T03:15"))
-    (".../hrrr.20240102/conus/hrrr.t03z.wrfsubhf01.grib2", 15)
-    """
+    """Returns the file of a time, and for `wrfsubh` the minutes since its run began."""
     run: Any = pd.Timestamp(time)
     hour, minutes = config.forecast_hour, None
     if config.product == "wrfsubh":
@@ -253,21 +214,7 @@ def path_of(config: HrrrConfig, time: np.datetime64) -> tuple[str, int | None]:
 def open_hrrr(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> HrrrSource:
-    """Opens the files of NOAA, or those of CREDIT's hrrr_download, in NOAA's folders.
-
-    They are hrrr.<date>/conus/<run>.grib2 and .idx; from NOAA's bucket only the needed
-    messages are read.
-
-    Args:
-        name: name of the source.
-        data: the data section that it is in.
-        open_files: cache of open files.
-
-    Raises:
-        FileNotFoundError: no time has a file.
-        ValueError: pygrib is not installed, a variable or a level is missing, or no
-            point is in the extent.
-    """
+    """Opens files of NOAA, or those of CREDIT's hrrr_download, in NOAA's folders."""
     config = data.source[name]
     assert isinstance(config, HrrrConfig)
     times = probe_times(data, config)

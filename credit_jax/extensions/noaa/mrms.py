@@ -18,14 +18,7 @@ from credit_jax.io.open_files import OpenFiles
 def open_mrms(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> FileSource:
-    """Finds the files of a source, as `open_local` does, and its part of the grid.
-
-    The arguments are those of `registry.open_source`.
-
-    Raises:
-        FileNotFoundError: a field type has no file.
-        ValueError: see `open_files_source`.
-    """
+    """Finds the files of a source, as `open_local` does, and its part of the grid."""
     config = data.source[name]
     assert isinstance(config, MrmsConfig)
     extent = config.extent

@@ -25,17 +25,7 @@ _COLUMNS = ("metric", "system", "channel", "units", "region", "lead_hours", "val
 def write_card(
     path: Path, facts: Mapping[str, Any], data: str, scores: Path | None = None
 ) -> None:
-    """Writes the card.
-
-    Args:
-        path: path of the file.
-        facts: facts of the model, by their names in card.md.
-        data: YAML lines of the data section for a user to fill in.
-        scores: scores.csv of `credit-jax score`.
-
-    Raises:
-        ValueError: `scores` is not a table of scores.
-    """
+    """Writes the card: facts by their names in card.md, and YAML lines of the data."""
     template = (
         files("credit_jax.extensions.packaging").joinpath("card.md").read_text("utf-8")
     )

@@ -62,30 +62,19 @@ _UNSAFE = re.compile(r"[^\w.+-]")
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of a package, besides the weights: of a run, and of its forecasts.
-
-    `latitude` and `longitude` are those of the model's grid, degrees.
-    """
+    """The contents of a package besides weights: of a run, and of its forecasts."""
 
     config: Config
     model_def: ModelDef
     data: ForecastData
     pipeline: Pipeline
     schema: ChannelSchema
-    latitude: np.ndarray
+    latitude: np.ndarray  # degrees, of the model's grid
     longitude: np.ndarray
 
 
 def open_contents(config: Config, like: Coordinates | None = None) -> Contents:
-    """Opens the contents of a package without reading fields.
-
-    Args:
-        config: config of the run.
-        like: coordinates of its data; None takes those of the files.
-
-    Raises:
-        OSError, ValueError: the data of the run are missing, or do not fit the model.
-    """
+    """Opens the contents of a package without reading fields."""
     inference = config.inference or InferenceConfig()
     model_def = build(config.model)
     section = inference.data or config.data
@@ -123,23 +112,7 @@ def write_package(
     scores: str | Path | None = None,
     adapters: bool = False,
 ) -> Manifest:
-    """Writes a package; the folder appears when it is complete.
-
-    Args:
-        contents: contents, as returned by `open_contents`.
-        weights: weights of the run.
-        out: folder to write; it must not exist or be empty.
-        name: name of the model in its card; None takes the name of the folder.
-        license: identifier of the license, for the card.
-        scores: scores.csv of `credit-jax score`.
-        adapters: whether to write the adapters of LoRA, and what else is trained,
-            without the weights of the base.
-
-    Raises:
-        OSError, ValueError: the folder is not empty, a file that blocks read is missing
-            or of a kind that packages refuse, or the weights are not finite or not
-            those of the model.
-    """
+    """Writes a package; the folder appears when it is complete."""
     target = Path(out)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"--out: {target} exists; give another folder")

@@ -129,13 +129,7 @@ DAY = np.timedelta64(1, "D")
 
 
 def lead_text(lead: Any) -> str:
-    """Formats a lead time.
-
-    >>> lead_text(np.timedelta64(30, "h"))
-    '1 d 6 h'
-    >>> lead_text(np.timedelta64(90, "m"))
-    '1 h 30 min'
-    """
+    """Formats a lead time."""
     length: Any = pd.Timedelta(lead)
     parts = length.components
     named = [(parts.days, "d"), (parts.hours, "h"), (parts.minutes, "min")]
@@ -143,11 +137,7 @@ def lead_text(lead: Any) -> str:
 
 
 def level_text(level: float, units: str = "") -> str:
-    """Formats a level; units are "hPa", "sigma" or others, "" for a number.
-
-    >>> level_text(500.0, "hPa"), level_text(0.25, "sigma"), level_text(120.0)
-    ('500 hPa', 'sigma 0.25', 'level 120')
-    """
+    """Formats a level; units are "hPa", "sigma" or others, "" for a number."""
     if units == "sigma":
         return f"sigma {level:g}"
     return f"{level:g} {units}" if units else f"level {level:g}"
@@ -181,11 +171,7 @@ _REGIONS = {
 
 
 def region_text(region: str) -> str:
-    """Names a region.
-
-    >>> region_text("northern-hemisphere"), region_text("east-asia")
-    ('northern hemisphere', 'East Asia')
-    """
+    """Names a region."""
     if region in _REGIONS:
         return _REGIONS[region]
     text = region.replace("-", " ")

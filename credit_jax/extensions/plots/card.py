@@ -28,12 +28,7 @@ def differences(
     metric: str = "rmse",
     region: str = GLOBAL,
 ) -> Float[xr.DataArray, "channel lead"]:
-    """Returns 100 (forecast / baseline - 1), in percent; negative is better.
-
-    Args:
-        baseline: a system of these scores, or the scores of another forecast; the
-            common channels and lead times are compared.
-    """
+    """Returns 100 (forecast / baseline - 1), in percent; negative is better."""
     is_system = isinstance(baseline, str)
     system, others = (baseline, scores) if is_system else (FORECAST, baseline)
     errors, base = xr.align(
@@ -111,11 +106,7 @@ def card_panel(
 
 
 def legible_on(color: Sequence[float]) -> str:
-    """Returns black or white, the one with more contrast to a color (WCAG 2.2).
-
-    >>> legible_on((0.6, 0.0, 0.1)), legible_on((0.9, 0.6, 0.5))
-    ('white', 'black')
-    """
+    """Returns black or white, the one with more contrast to a color (WCAG 2.2)."""
     linear = [
         c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color
     ]
@@ -125,11 +116,7 @@ def legible_on(color: Sequence[float]) -> str:
 
 
 def percent_text(value: float) -> str:
-    """Formats a difference for a cell of a card: `-12`, `+3`, `+0.4`, `>999`.
-
-    >>> percent_text(-12.3), percent_text(0.44), percent_text(1e5)
-    ('-12', '+0.4', '>999')
-    """
+    """Formats a difference for a cell of a card: `-12`, `+3`, `+0.4`, `>999`."""
     if value > 999:
         return ">999"
     return f"{value:+.1f}" if abs(value) < 0.95 else f"{value:+.0f}"

@@ -26,18 +26,14 @@ MEAN, SPREAD = "mean", "spread"
 
 @dataclass(frozen=True, eq=False)
 class FieldChoice:
-    """A variable at one level of forecasts from one start date.
-
-    `start` and `level` are positions; `member` is a number, MEAN or SPREAD, None
-    without an ensemble; `training` has date ranges of the training of the weights.
-    """
+    """A variable at one level of forecasts from one start date."""
 
     files: ForecastFiles
     variable: str
-    start: int
-    level: int | None = None
-    member: int | str | None = None
-    training: Sequence[DateRange] = ()
+    start: int  # position
+    level: int | None = None  # position
+    member: int | str | None = None  # number, MEAN or SPREAD
+    training: Sequence[DateRange] = ()  # of the weights
 
     def field(self, lead: int) -> Float[np.ndarray, "lat lon"]:
         """The field at a lead time, in memory."""
@@ -86,14 +82,7 @@ def choose(
     member: str | None = None,
     training: Sequence[DateRange] = (),
 ) -> FieldChoice:
-    """Finds the field of a variable, level, start date and member.
-
-    Args:
-        level: needed for variables of several levels.
-        init_time: start date; needed if there are several.
-        member: a number, "mean" or "spread"; None is the mean of an ensemble.
-        training: date ranges of the training of the weights, which titles name.
-    """
+    """Finds the field of a variable, level, start date and member."""
     names = sorted(files.grid.variables)
     if variable not in names:
         meant = hint(variable, names)
@@ -188,11 +177,7 @@ def _start(starts: np.ndarray, init_time: str | None) -> int:
 
 
 def date_text(date: Any) -> str:
-    """The label of a date, to the minute.
-
-    >>> date_text(np.datetime64("2001-06-01T06", "ns"))
-    '2001-06-01 06:00'
-    """
+    """The label of a date, to the minute."""
     stamp: Any = pd.Timestamp(date)
     return stamp.strftime("%Y-%m-%d %H:%M")
 
@@ -211,11 +196,7 @@ def truth_of(
     leads: Sequence[int],
     open_files: OpenFiles | None = None,
 ) -> Truth:
-    """Opens the true field at some lead times, given by their numbers.
-
-    Args:
-        truth: data, or a path: see `open_truth`.
-    """
+    """Opens the true field at some lead times, given by their numbers."""
     times = {lead: valid_time(choice.files, choice.start, lead) for lead in leads}
     valid_times = np.array([*times.values()])
     opened = open_truth(truth, valid_times, open_files)

@@ -88,14 +88,7 @@ def _usable(
 
 
 def plan_held_out(setup: Setup) -> HeldOut:
-    """Plans the forecasts from held-out start dates.
-
-    They are as long as those of `inference`, if the held-out period is.
-
-    Raises:
-        ConfigError: the transforms of the training cannot forecast.
-        ValueError: no start date can be used.
-    """
+    """Forecasts from held-out start dates, as long as `inference` if the period is."""
     length, config = LENGTH, setup.plan.config
     # Training does not read the section, and `check` says what is wrong with it.
     with suppress(ValueError):
@@ -165,16 +158,7 @@ class HeldOut:
         return outputs_of(self.plan, self.setup.valid_model)
 
     def score(self, state: TrainState, folder: Path) -> xr.Dataset:
-        """Makes and scores the forecasts; writes that of the last start date.
-
-        Args:
-            state: state with the weights.
-            folder: folder of that forecast, as `credit-jax forecast` writes it. That of
-                an earlier report is removed, all else in its place is moved aside.
-
-        Raises:
-            ValueError: the forecasts cannot be compared with the truth.
-        """
+        """Makes and scores the forecasts; writes that of the last start date."""
         plan, model = self.plan, self.setup.valid_model
         first = jax.process_index() == 0
         sums = folder.with_name(f".{folder.name}_sums")

@@ -28,13 +28,10 @@ TEMPLATES = Environment(
 
 
 class Cell(NamedTuple):
-    """A cell of a table: its text, its sort key, and its CSS class.
-
-    A column is sorted by the keys, NaN last, or by text where they are None.
-    """
+    """A cell of a table: its text, its sort key, and its CSS class."""
 
     text: str
-    value: float | None = None
+    value: float | None = None  # sorts the column, NaN last; None: by text
     kind: str = ""
 
 
@@ -62,10 +59,7 @@ def part(macro: str, **arguments: Any) -> Part:
 def page_of_sections(
     title: str, intro: str, sections: Mapping[str, Sequence[Part]]
 ) -> str:
-    r"""Returns a page; empty sections are left out.
-
-    Control characters of names in files of others are written out, such as \x1b.
-    """
+    r"""Returns a page; empty sections are left out."""
     style, script = (
         files("credit_jax.extensions.plots").joinpath(name).read_text(encoding="utf-8")
         for name in ("page.css", "page.js")
@@ -74,4 +68,5 @@ def page_of_sections(
     page = TEMPLATES.get_template("extensions/plots/page.html").render(
         title=title, intro=intro, sections=named, style=style, script=script
     )
+    # Names in files of others are not trusted.
     return _CONTROL.sub(lambda match: printable(match[0]), page)

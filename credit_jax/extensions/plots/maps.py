@@ -44,14 +44,12 @@ class MapGrid:
 
 @dataclass(frozen=True)
 class Colors:
-    """The colors of maps, from `low` to `high`, by matplotlib's name of the color map.
-
-    `extend` are the ends of the range that values are beyond.
-    """
+    """The colors of maps, from `low` to `high`, by matplotlib's name of a map."""
 
     low: float
     high: float
     name: str = SEQUENTIAL
+    # The ends of the range that values are beyond.
     extend: Literal["neither", "min", "max", "both"] = "neither"
 
 
@@ -67,21 +65,14 @@ class Map:
 def colors_of(
     fields: Sequence[np.ndarray], units: str = "", *, is_signed: bool = True
 ) -> Colors:
-    """Returns the common colors of fields, whose range are quantiles at CLIPPED.
-
-    Velocities of both signs, and other fields with large values of both, have colors
-    that diverge from zero.
-
-    Args:
-        is_signed: whether values below 0 are more than errors; if not, colors begin at
-            0 and do not diverge.
-    """
+    """Returns the common colors of fields, whose range are quantiles at CLIPPED."""
     values = np.concatenate([np.zeros(0), *(x[np.isfinite(x)] for x in fields)])
     if not values.size:
         return Colors(0.0, 1.0)
     low, high = map(float, np.quantile(values, [CLIPPED, 1 - CLIPPED]))
     if not is_signed:
         low = max(low, 0.0)
+    # Velocities of both signs, and fields with large values of both, diverge from zero.
     if low < 0 < high and (
         typeset_units(units) in _VELOCITIES
         or min(-low, high) > _SIGNED_RATIO * max(-low, high)

@@ -59,15 +59,10 @@ def write_page(
     path: str | Path,
     *,
     title: str = "Forecast scores",
-    maps: Sequence[tuple[str, bytes]] = (),
-    losses: Chart | None = None,
+    maps: Sequence[tuple[str, bytes]] = (),  # captions and PNG bytes
+    losses: Chart | None = None,  # of the training, by epoch
 ) -> Path:
-    """Writes the page.
-
-    Args:
-        maps: captions and PNG bytes of maps to show.
-        losses: those of the training, by epoch.
-    """
+    """Writes the page."""
     with new_file(path) as partial:
         text = page_of(scores, title=title, maps=maps, losses=losses)
         partial.write_text(text, encoding="utf-8")

@@ -130,10 +130,7 @@ class MapProjection:
     def axes(
         self, figure: Any, index: tuple[int, int, int], middle: tuple[float, float]
     ) -> tuple[Any, dict[str, Any]]:
-        """Adds the axes of a map; returns them, and keywords for drawing degrees.
-
-        `index` is rows, columns and number, from 1; `middle` degrees east and north.
-        """
+        """Adds the axes of a map; returns them, and keywords for degrees."""
         if self.is_plain:
             axis = figure.add_subplot(*index)
             axis.set_aspect("equal")
@@ -179,11 +176,7 @@ def _cartopy(name: str) -> Any:
 
 
 def _degrees(value: float, sides: str) -> str:
-    """Formats a tick label.
-
-    >>> _degrees(190.0, "EW"), _degrees(-30.0, "NS"), _degrees(0.0, "NS")
-    ('170°W', '30°S', '0°')
-    """
+    """Formats a tick label."""
     if sides == "EW":
         value = (value + 180.0) % 360.0 - 180.0
     if value in (0, -180):

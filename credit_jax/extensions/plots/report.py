@@ -46,12 +46,7 @@ _LOSS_NAMES = {"train_loss": "training", "valid_loss": "validation"}
 def report_scores(
     setup: Setup, folder: Path, outcome: Outcome, display: Display
 ) -> None:
-    """Makes and scores forecasts from held-out start dates with the best weights.
-
-    Writes the forecast of the last start date, the scores, their page and a map, and
-    prints the errors and the paths. If forecasts or scores are not possible, it prints
-    the reason instead.
-    """
+    """Makes and scores forecasts from held-out start dates with the best weights."""
     try:
         held_out = plan_held_out(setup)
         state = best_state(setup, folder, outcome.state)
@@ -99,10 +94,7 @@ def best_state(setup: Setup, folder: Path, state: TrainState) -> TrainState:
 
 
 def scored(names: Sequence[str], scores: xr.Dataset) -> list[str]:
-    """The variables of a forecast that have scores, in the order of the forecast.
-
-    Those that the data do not have, such as ones that postblocks compute, have none.
-    """
+    """The variables of a forecast that the data have, in the order of the forecast."""
     scored_names = set(scores["variable"].values.tolist())
     return [name for name in names if name in scored_names]
 

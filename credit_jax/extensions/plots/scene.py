@@ -33,14 +33,11 @@ _PRECIPITATION = re.compile(
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """The field to show on maps, and how.
-
-    Without a truth there is only the forecast, without a window all of the grid.
-    """
+    """The field to show on maps, and how."""
 
     choice: FieldChoice
-    truth: Truth | None = None
-    window: MapWindow | None = None
+    truth: Truth | None = None  # None: the forecast alone
+    window: MapWindow | None = None  # None: all of the grid
     projection: MapProjection | None = None
 
     def figure(self, lead: int) -> MapFigure:

@@ -72,10 +72,7 @@ def curve_charts(
     metric: str = "rmse",
     region: str = GLOBAL,
 ) -> dict[str, Chart]:
-    """Returns the chart of each channel that has a metric, one of NAMES, by channel.
-
-    For "rmse" of an ensemble the spread is drawn, too.
-    """
+    """The chart of each channel that has a metric, one of NAMES, by channel."""
     drawn = {system: (metric, system) for system in (FORECAST, *BASELINES)}
     if metric == "rmse":
         drawn["spread"] = "spread", FORECAST
@@ -109,12 +106,7 @@ def curve_charts(
 def spectrum_charts(
     scores: xr.Dataset, channels: Sequence[str], *, band: str | None = None
 ) -> dict[str, Chart]:
-    """Spectra of the truth and of forecasts at some lead times, by channel.
-
-    Energies that rounding errors of float32 alone would give (`rounding_energy`) are
-    not drawn. Channels without spectra are left out. A band of None is the globe if
-    available, otherwise the first one.
-    """
+    """Spectra of the truth and of forecasts at some lead times, by channel."""
     if SPECTRUM not in scores:
         return {}
     spectrum = scores[SPECTRUM].sel(band=band or bands_of(scores)[0], drop=True)
@@ -155,27 +147,20 @@ def _spectra(scores: xr.Dataset, channel_spectra: xr.DataArray, channel: str) ->
 
 
 def rounding_energy(spectrum: np.ndarray) -> float:
-    """Energy of a wave below which it may consist of rounding errors of float32.
-
-    A value x has the rounding error 2^-24 abs(x) / sqrt(3) in root mean square; its
-    energy is spread over all waves. Transforms between grids add some more: waves of
-    less than 100 times this energy count as zero. The sum of a spectrum is the mean
-    square of a field.
-    """
+    """Energy of a wave below which it may consist of rounding errors of float32."""
     total = float(np.nansum(spectrum))
+    # A value x has the rounding error 2^-24 abs(x) / sqrt(3) in root mean square, and
+    # its energy is spread over all waves; transforms between grids add up to 100 times.
+    # The sum of a spectrum is the mean square of a field.
     return 100.0 * total * 2.0**-48 / 3 / max(len(spectrum) - 1, 1)
 
 
 class SmallScales(NamedTuple):
-    """The energy of a forecast at the shorter half of the waves of the truth.
+    """The energy of a forecast at the shorter half of the waves of the truth."""
 
-    `last` is the last wave of the truth, `ratio` that of the energies from half of it
-    on; `beyond`: the forecast has energy in waves in which the truth has none.
-    """
-
-    last: int
-    ratio: float
-    beyond: bool
+    last: int  # wave of the truth
+    ratio: float  # of the energies from half of `last` on
+    beyond: bool  # energy in waves in which the truth has none
 
 
 def small_scales(
@@ -275,10 +260,7 @@ def _shades(count: int) -> list[str]:
 def rank_charts(
     scores: xr.Dataset, channels: Sequence[str], *, region: str = GLOBAL
 ) -> dict[str, Chart]:
-    """Rank histograms at some lead times, by channel; reliable ensembles' are flat.
-
-    Channels without histograms are left out.
-    """
+    """Rank histograms at some lead times, by channel; reliable ensembles' are flat."""
     if RANKS not in scores:
         return {}
     ranks = scores[RANKS].sel(region=region)

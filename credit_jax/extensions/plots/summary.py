@@ -51,11 +51,7 @@ def chosen_leads(scores: xr.Dataset) -> np.ndarray:
 
 
 def chosen_channels(scores: xr.Dataset, limit: int = 24) -> list[str]:
-    """Selects channels: all up to a limit, otherwise up to three levels a variable.
-
-    These are those next to 850, 500 and 250 hPa, or, for numbers of model levels, those
-    at 1/4, 1/2 and 3/4 of the levels.
-    """
+    """Selects channels: all up to a limit, otherwise up to three levels a variable."""
     channels = [str(name) for name in scores["channel"].values]
     if len(channels) <= limit:
         return channels
@@ -69,6 +65,7 @@ def chosen_channels(scores: xr.Dataset, limit: int = 24) -> list[str]:
         elif np.nanmax(levels) >= CHOSEN_PRESSURES[0]:
             near = (int(np.nanargmin(np.abs(levels - p))) for p in CHOSEN_PRESSURES)
         else:
+            # Numbers of model levels.
             near = (round(part * (len(levels) - 1)) for part in (0.25, 0.5, 0.75))
         chosen += [names[i] for i in sorted(set(near))]
     return chosen
@@ -76,22 +73,15 @@ def chosen_channels(scores: xr.Dataset, limit: int = 24) -> list[str]:
 
 @dataclass(frozen=True)
 class Skillful:
-    """Until when a channel has a smaller RMSE than a baseline; None if never at first.
-
-    `to_the_end`: that is the last lead time. `returns`: it is smaller again later.
-    """
+    """Until when a channel has a smaller RMSE than a baseline; None if never."""
 
     until: np.timedelta64 | None
-    to_the_end: bool
-    returns: bool = False
+    to_the_end: bool  # `until` is the last lead time
+    returns: bool = False  # it is smaller again later
 
     @property
     def text(self) -> str:
-        """Text for a table.
-
-        >>> Skillful(np.timedelta64(72, "h"), True).text
-        '≥ 3 d'
-        """
+        """Text for a table."""
         if self.until is None:
             return "never" if not self.returns else "not at first"
         return f"{'≥ ' if self.to_the_end else ''}{lead_text(self.until)}"

@@ -83,13 +83,11 @@ PerLevel = Float[np.ndarray, " _"]
 
 @dataclass(frozen=True)
 class Packing:
-    """Scale and offset of values in 16 bits: value = integer * scale + offset.
+    """Scale and offset of values in 16 bits: value = integer * scale + offset."""
 
-    Scales have 8 significant bits and offsets those of float32, so that values are the
-    same bits whether they are computed in float32 or, as xarray does, in float64. Zero
-    is exact where it is in the range.
-    """
-
+    # Scales have 8 significant bits and offsets those of float32, so that values are
+    # the same bits in float32 and, as xarray computes, in float64. Zero is exact in the
+    # range.
     # (level,), or (1,) for all levels.
     scale: PerLevel
     offset: PerLevel
@@ -189,11 +187,7 @@ class Group:
         return "latitude", "longitude"
 
     def read(self, number: int, num_threads: int) -> dict[str, np.ndarray]:
-        """Reads the times of a shard, in order: name -> (time, level, *space).
-
-        Raises:
-            ValueError, OSError: see `Source.read`.
-        """
+        """Reads the times of a shard, in order: name -> (time, level, *space)."""
         start = number * self.shard_times
         times = self.times[start : start + self.shard_times]
         shapes = {
@@ -223,30 +217,12 @@ def write_store(
     config: Config,
     folder: Path,
     *,
-    bits: int = 32,
-    shard: tuple[int, int] = (1, 1),
+    bits: int = 32,  # 16: integers with scale and offset, but for static fields
+    shard: tuple[int, int] = (1, 1),  # number of this job, from 1, of how many
     num_threads: int | None = None,
     console: Console | None = None,
 ) -> str | None:
-    """Writes what training and validation read into one Zarr v3 store, as the command.
-
-    Args:
-        config: the config, see `load_config`.
-        folder: the store. It appears when all is written; one that is complete is
-            compared with its digests.
-        bits: 32 for float32, or 16 for integers with scale and offset. Static fields
-            have 32.
-        shard: number of this job, from 1, and number of jobs that write the store.
-        num_threads: number of threads that read; None uses `trainer.thread_workers`.
-        console: console that receives messages; None is stdout.
-
-    Returns:
-        The YAML of the config that reads the store; None if the parts of other jobs are
-        missing.
-
-    Raises:
-        ValueError, OSError: the data are damaged, the store is another one or damaged.
-    """
+    """Writes the data of a config into one Zarr v3 store; gives the YAML to read it."""
     if num_threads is None:
         num_threads = config.trainer.thread_workers
     work = folder.absolute().parent / f".{folder.name}.partial"
@@ -281,6 +257,7 @@ def write_store(
         _agree(work / REQUEST, request, folder)
         if _Writer(work, groups, bits, shard, num_threads, display).write(folder, text):
             return text
+    # The parts of other jobs are missing.
     return None
 
 

@@ -91,12 +91,9 @@ class FitPlan:
         return any(fit.in_order for fit in self.fits.values())
 
     def collect(self, tree: FieldTree) -> dict[str, Collected]:
-        """Computes the statistics of one batch, by the path of the block.
-
-        Each block is fitted to the output of the blocks before it, except that blocks
-        with scalers are not applied.
-        """
+        """Computes the statistics of one batch, by the path of the block."""
         collected = {}
+        # Each is fitted to the output of those before it, without scalers.
         for block in self.chain:
             if isinstance(block.transform, Fitted):
                 with errors_of(block.path):
@@ -195,18 +192,7 @@ def fit_tendencies(
     mapped: Mapped = map,
     parts: Parts | None = None,
 ) -> None:
-    """Fits the variances of the tendencies of a config and writes them as JSON.
-
-    With `on_bad_sample: skip`, bad samples are reported and left out.
-
-    Args:
-        config: the config, whose scalers and normalizers have their files.
-        path: file to write: variances of the channels by key of the variable. An
-            existing one is renamed.
-        display: shows the progress.
-        mapped: applies a function to the samples.
-        parts: makes a part of the statistics, or merges all.
-    """
+    """Fits the variances of the tendencies of a config and writes them as JSON."""
     total: dict[str, Any] = {}
     if parts is not None and parts.number is None:
         total, count = parts.merged(path)
@@ -253,18 +239,13 @@ def fit_tendencies(
 def tendencies_of(
     loader: Loader, index: int
 ) -> tuple[dict[str, MeanAndVariance], tuple[str, ...]]:
-    """Moments of the tendencies of a sample, by key of the variable.
-
-    Variables that are no input, such as diagnostic ones, have none.
-
-    Returns:
-        The moments, and no lines; or no moments, and the reason why the sample is bad.
-    """
+    """Moments by key of the tendencies of a sample, or the reason why it is bad."""
     batch, schema = loader.read([index]), loader.schema
     if batch.replaced:
         return {}, batch.replaced
     inputs, moments = schema.input_slices(), {}
     for key, part in schema.target_slices().items():
+        # Such as diagnostic variables.
         if key not in inputs:
             continue
         previous, after = batch.x[:, inputs[key], -1:], batch.y[:, part]
@@ -345,27 +326,13 @@ def fit_scalers(
     shard: tuple[int, int] | None = None,
     merge: bool = False,
 ) -> list[Path]:
-    """Fits the scalers, means and deviations of a config, as the command does.
-
-    A shard fits the scalers that are missing, and, where none is, the tendencies, which
-    depend on them; so does merging.
-
-    Args:
-        config: the config, see `load_config`.
-        num_threads: number of threads that read; None uses `trainer.thread_workers`.
-        overwrite: whether to fit existing files again; old ones are renamed.
-        console: console that receives messages; None is stdout.
-        shard: (number, count): write the statistics of a part of the samples, beside
-            the first file.
-        merge: merge the statistics of all parts, and write the files.
-
-    Raises:
-        ValueError, OSError: there is nothing to fit, or the data are damaged.
-    """
+    """Fits the scalers, means and deviations of a config, as the command does."""
     if num_threads is None:
         num_threads = config.trainer.thread_workers
     tendencies = [Path(path) for path in tendency_files(config).values()]
     tendencies = [path for path in tendencies if overwrite or not path.exists()]
+    # A shard fits the scalers that are missing, and, where none is, the tendencies,
+    # which depend on them; so does merging.
     parts = None
     if shard is not None or merge:
         parts = Parts.of_config(config, *(shard or (None, 1)))
@@ -461,13 +428,7 @@ def _fit_blocks(
 def open_samples(
     config: Config, *, in_order: bool
 ) -> tuple[Dataset, tuple[np.ndarray, ...]]:
-    """Opens and checks the training data, of one step, and the samples of each batch.
-
-    Args:
-        config: the whole config; its model section is not read.
-        in_order: whether to use CREDIT's batches; else there is a batch for each
-            sample, in order of time.
-    """
+    """Opens the training data, of one step, and the samples of each batch."""
     data = config.data.model_copy(update={"forecast_len": 1})
     dataset = open_dataset(data)
     blocks = (*config.preblocks.ic_only.values(), *config.preblocks.per_step.values())
@@ -482,6 +443,7 @@ def open_samples(
         keep_partial=True,
     )
     batches = sampler.batches(0)[: config.trainer.batches_per_epoch or None]
+    # CREDIT's batches, or one for each sample in order of time.
     if not in_order:
         batches = [np.array([index]) for index in np.sort(np.concatenate(batches))]
     return dataset, tuple(batches)
@@ -496,14 +458,7 @@ def fit_samples(
     *,
     num_threads: int,
 ) -> tuple[dict[str, Collected], int]:
-    """Computes the statistics of samples, by the path of the block, and counts them.
-
-    At most two batches per thread are in memory. With `on_bad_sample: skip`, bad
-    samples are reported and left out.
-
-    Raises:
-        ValueError: a field is damaged, see `check_sample`.
-    """
+    """Computes the statistics of samples, by the path of the block, and counts them."""
     count = sum(map(len, batches))
 
     def collect(indices: np.ndarray) -> tuple[dict[str, Collected], list[str]]:
@@ -540,13 +495,10 @@ def fit_samples(
 def in_threads(
     function: Callable[[Item], Result], items: Iterable[Item], num_threads: int
 ) -> Iterator[Result]:
-    """Maps a function over items by several threads; results keep their order.
-
-    At most two items per thread are pending. After an exception, also in the caller, no
-    further item is started.
-    """
+    """Maps a function over items by several threads; results keep their order."""
     remainder, num_threads = iter(items), max(1, num_threads)
     with ThreadPoolExecutor(num_threads) as pool:
+        # At most two items per thread are pending.
         first = itertools.islice(remainder, 2 * num_threads)
         pending = deque(pool.submit(function, item) for item in first)
         try:

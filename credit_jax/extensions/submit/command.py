@@ -179,22 +179,7 @@ def _check_devices(config: Config, section: JobSection) -> None:
 
 
 def submit_chain(scheduler: Scheduler, scripts: Sequence[Path]) -> list[str]:
-    """Submits scripts, each job after the end of the one before.
-
-    The dependency is `afterany`: the next job starts however the one before ended, even
-    if it was preempted or killed, and the script decides whether work is left. CREDIT
-    uses `afterok`, which cancels the rest at the first job that is killed.
-
-    Args:
-        scheduler: "pbs" or "slurm".
-        scripts: scripts, as returned by `script_text`.
-
-    Returns:
-        The numbers of the jobs.
-
-    Raises:
-        OSError: the program is missing, or it refuses a job.
-    """
+    """Submits scripts, each after the end of the one before; gives their numbers."""
     jobs: list[str] = []
     for script in scripts:
         command = submission(scheduler, script, jobs[-1] if jobs else None)
@@ -219,14 +204,11 @@ def submit_chain(scheduler: Scheduler, scripts: Sequence[Path]) -> list[str]:
 
 
 def submission(scheduler: Scheduler, script: Path, after: str | None) -> list[str]:
-    """The command that submits one job.
-
-    >>> " ".join(submission("slurm", Path("job.sh"), "12"))
-    'sbatch --dependency=afterany:12 job.sh'
-    >>> " ".join(submission("pbs", Path("job.sh"), "12.pbs"))
-    'qsub -W depend=afterany:12.pbs job.sh'
-    """
+    """The command that submits one job."""
     program, dependency = _PROGRAMS[scheduler], list[str]()
+    # The next job starts however the one before ended, even if it was preempted or
+    # killed, and the script decides whether work is left. CREDIT uses `afterok`, which
+    # cancels the others at the first job that is killed.
     if after is not None and scheduler == "pbs":
         dependency = ["-W", f"depend=afterany:{after}"]
     elif after is not None:
@@ -236,30 +218,18 @@ def submission(scheduler: Scheduler, script: Path, after: str | None) -> list[st
 
 @dataclass(frozen=True)
 class BatchJob:
-    """A command in a job.
-
-    Attributes:
-        scheduler: "pbs" or "slurm".
-        section: resources that it requests.
-        command: arguments of `python -m credit_jax`.
-        folder: folder of the job's files: script, config, logs.
-        name: name of these files.
-        work: folder in which the command runs.
-        python: interpreter, used if the section has no `conda`.
-        processes_per_node: None is one process for a job of one node, otherwise one for
-            each GPU.
-        array: number of jobs of an array, each of which has a part; None for one job.
-    """
+    """A command in a job."""
 
     scheduler: Scheduler
     section: JobSection
-    command: Sequence[str]
-    folder: Path
-    name: str
-    work: Path
-    python: str
+    command: Sequence[str]  # arguments of `python -m credit_jax`
+    folder: Path  # of script, config, logs
+    name: str  # of these files
+    work: Path  # where the command runs
+    python: str  # without `conda` in the section
+    # None is one for a job of one node, otherwise one for each GPU.
     processes_per_node: int | None = None
-    array: int | None = None
+    array: int | None = None  # jobs of an array, each of which has a part
 
     @property
     def num_per_node(self) -> int:
@@ -280,11 +250,7 @@ class BatchJob:
 
 
 def stop_after(seconds: int) -> str:
-    """`--stop-after` for a walltime, which leaves time to save.
-
-    >>> stop_after(12 * 3600)
-    '11h50m0s'
-    """
+    """`--stop-after` for a walltime, which leaves time to save."""
     seconds -= min(_MARGIN, seconds // _PART)
     return f"{seconds // 3600}h{seconds // 60 % 60}m{seconds % 60}s"
 

@@ -121,27 +121,14 @@ class JobSection(StrictModel):
 
 
 def clock(seconds: int) -> str:
-    """Hours, minutes and seconds as schedulers read them.
-
-    >>> clock(43200)
-    '12:00:00'
-    """
+    """Hours, minutes and seconds as schedulers read them."""
     return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
 def job_section(
     mapping: Mapping[str, Any], scheduler: Scheduler, overrides: Mapping[str, Any]
 ) -> JobSection:
-    """Returns the section of a scheduler; SLURM takes that of PBS if it has none.
-
-    Args:
-        mapping: what the YAML file holds.
-        scheduler: scheduler whose section is read.
-        overrides: keys of the command line.
-
-    Raises:
-        ConfigError: there is none, or it is invalid.
-    """
+    """Returns the section of a scheduler; SLURM takes that of PBS if it has none."""
     section: Any = mapping.get(scheduler)
     name: str = scheduler
     if section is None and scheduler == "slurm" and mapping.get("pbs") is not None:
