@@ -17,17 +17,15 @@ from credit_jax.ops.space_to_depth import next_power_of_2
 def compensated_sum(
     x: Float[Array, "*batch size"],
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
-    """Returns the sum over the last dim as `high + low`, added up in pairs.
-
-    `high` is a sum in the dtype of `x`, and `low` the sum of the rounding errors of its
-    additions, so that both together have about twice the digits (Ogita, Rump and
-    Oishi, 2005, "Accurate sum and dot product").
-    """
+    """Returns the sum over the last dim as `high + low`, added up in pairs."""
     size = next_power_of_2(x.shape[-1])
     high = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])
     low = jnp.zeros_like(high)
     while size > 1:
         size //= 2
+        # `low` sums the rounding errors of `high`, so that both together have about
+        # twice the digits (Ogita, Rump and Oishi, 2005, "Accurate sum and dot
+        # product").
         high, error = two_sum(high[..., :size], high[..., size:])
         low = low[..., :size] + low[..., size:] + error
     return high[..., 0], low[..., 0]
@@ -42,21 +40,17 @@ def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def parts_to_sum(high: Array, low: Array) -> tuple[Array, Array]:
-    """Splits `high + low` into parts whose sums over a few devices are exact.
-
-    The first has 12 bits, so that sums of it are not rounded, and the second is small.
-    """
+    """Splits `high + low` into parts whose sums over a few devices are exact."""
+    # The first has 12 bits, so that sums of it are not rounded; the second is small.
     top, remainder = _halves(high)
     return top, remainder + low
 
 
 def quotient(a: Array, high: Array, low: Array) -> Array:
-    """Returns a / (high + low), rounded once but for rare ties.
-
-    The remainder of a / high is exact, as products of halves are (Dekker, 1971).
-    """
+    """Returns a / (high + low), rounded once but for rare ties."""
     q = a / high
     (q1, q2), (h1, h2) = _halves(q), _halves(high)
+    # The remainder of a / high is exact, as products of halves are (Dekker, 1971).
     remainder = (((a - q1 * h1) - q1 * h2) - q2 * h1) - q2 * h2
     return q + (remainder - q * low) / high
 
@@ -68,11 +62,7 @@ def _halves(x: Array) -> tuple[Array, Array]:
 
 
 def relative_error(actual: ArrayLike, expected: ArrayLike) -> float:
-    """|actual - expected| / |expected|, Euclidean norms in float64.
-
-    Returns |actual - expected| if `expected` is zero everywhere, and infinity if shapes
-    differ or values are not finite.
-    """
+    """|actual - expected| / |expected|; infinity if shapes differ, or for NaN."""
     a = np.asarray(actual).astype(np.float64)
     b = np.asarray(expected).astype(np.float64)
     if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
@@ -96,15 +86,12 @@ def joint_error(
 def errors_of_arrays(
     actual: Mapping[Any, ArrayLike], expected: Mapping[Any, ArrayLike], floor: float
 ) -> dict[Any, float]:
-    """The error of each array, relative to at least a share of the largest norm.
-
-    Args:
-        floor: this share; a gradient may be zero except for rounding.
-    """
+    """The error of each array, relative to at least `floor` times the largest norm."""
     norms = {
         key: float(np.linalg.norm(np.asarray(array, np.float64)))
         for key, array in expected.items()
     }
+    # A gradient may be zero except for rounding.
     least = floor * max(norms.values(), default=0.0)
     return {
         key: relative_error(actual[key], array)

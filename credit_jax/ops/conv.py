@@ -35,28 +35,11 @@ def conv2d(
     kernel: Float[Array, "kernel_h kernel_w group_in channel_out"],
     *,
     stride: IntPair = (1, 1),
-    padding: AnyPadding = NO_PADDING,
+    padding: AnyPadding = NO_PADDING,  # zeros (low, high) of each dim, or "same"
     dilation: IntPair = (1, 1),
     groups: int = 1,
 ) -> Float[Array, "batch height_out width_out channel_out"]:
-    """Cross-correlation, as torch.nn.functional.conv2d.
-
-    out = (size + low + high - dilation * (kernel - 1) - 1) // stride + 1
-
-    Args:
-        x: (batch, height, width, channel_in).
-        kernel: (kernel_h, kernel_w, channel_in / groups, channel_out).
-        stride: stride of height and width.
-        padding: number of zero rows (low, high) and zero columns (low, high); or
-            "same" as in torch: the output has the size of the input, an odd zero goes
-            to the end, and the stride must be 1.
-        dilation: spacing of the kernel's taps.
-        groups: number of channel groups.
-
-    Raises:
-        ValueError: "same" with a stride above 1, an unknown string, or a kernel larger
-            than the padded input.
-    """
+    """Cross-correlation with zero padding, as torch.nn.functional.conv2d."""
     pads = checked_padding(
         x.shape[1:-1], kernel.shape[:2], padding, stride=stride, dilation=dilation
     )
@@ -70,13 +53,7 @@ def explicit_padding(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> tuple[IntPair, ...]:
-    """Returns the number of zeros (low, high) for each spatial dim.
-
-    "same" gives dilation * (kernel - 1) zeros in total, the smaller half in front.
-
-    Raises:
-        ValueError: "same" with a stride above 1, as in torch, or an unknown string.
-    """
+    """Returns the number of zeros (low, high) for each spatial dim."""
     if not isinstance(padding, str):
         return tuple(padding)
     if padding != "same":
@@ -96,14 +73,9 @@ def explicit_padding(
 
 
 def padding_of_same(kernel: int, dilation: int = 1) -> IntPair:
-    """Returns the zeros (low, high) that keep the length at stride 1.
-
-    They are dilation * (kernel - 1) in total.
-
-    >>> padding_of_same(4)
-    (1, 2)
-    """
+    """Returns the zeros (low, high) that keep the length at stride 1."""
     total = dilation * (kernel - 1)
+    # An odd zero goes to the end, as in torch.
     return total // 2, total - total // 2
 
 
@@ -144,25 +116,11 @@ def conv3d(
     dilation: Triple = (1, 1, 1),
     groups: int = 1,
 ) -> Float[Array, "batch depth_out height_out width_out channel_out"]:
-    """Cross-correlation, as torch.nn.functional.conv3d.
-
-    out = (size + low + high - dilation * (kernel - 1) - 1) // stride + 1
-
-    If the kernel size equals the stride (patches), it is computed as one matrix
-    product.
-
-    Args:
-        x: (batch, depth, height, width, channel_in); depth is levels or time.
-        kernel: (kernel_d, kernel_h, kernel_w, channel_in / groups, channel_out):
-            torch's weight with its dims in the order 2, 3, 4, 1, 0.
-        stride, padding, dilation, groups: as for `conv2d`, of three spatial dims.
-
-    Raises:
-        ValueError: as for `conv2d`.
-    """
+    """Cross-correlation, as torch.nn.functional.conv3d; depth is levels or time."""
     pads = checked_padding(
         x.shape[1:-1], kernel.shape[:3], padding, stride=stride, dilation=dilation
     )
+    # Patches, whose kernel size is the stride, take one matrix product.
     if kernel.shape[:3] == stride and dilation == (1, 1, 1) and groups == 1:
         return space_to_depth_conv(pad_spatial(x, pads), kernel, stride=stride)
     return plain_conv(x, kernel, stride, pads, dilation, groups)
@@ -175,26 +133,11 @@ def periodic_conv2d(
     x: Float[Array, "batch lat lon channel_in"],
     kernel: Float[Array, "kernel_h kernel_w channel_in channel_out"],
     *,
-    padding: int = 1,
+    padding: int = 1,  # on every side; (kernel - 1) / 2 keeps the size
 ) -> Float[Array, "batch lat_out lon_out channel_out"]:
-    """Pads longitude periodically and latitude by reflection, then convolves.
-
-    The reflection does not repeat the row at the pole: row -1 is row 1. The convolution
-    adds no zeros. The two paddings commute, so the corners are well defined.
-
-    Args:
-        x: (batch, lat, lon, channel_in).
-        kernel: (kernel_h, kernel_w, channel_in, channel_out).
-        padding: rows and columns to add on every side; (kernel - 1) / 2 keeps the size.
-
-    Returns:
-        (batch, lat + 2 * padding - kernel_h + 1, lon + 2 * padding - kernel_w + 1,
-        channel_out).
-
-    Raises:
-        ValueError: negative padding, or more padding than lat - 1 rows or lon columns.
-    """
+    """Pads longitude periodically and latitude by reflection, then convolves."""
     check_periodic(padding, x.shape[LAT], x.shape[LON])
+    # The two paddings commute, so the corners are well defined.
     for dim in (LON, LAT):
         x = pad_periodic(x, padding, dim)
     return conv2d(x, kernel)
@@ -203,12 +146,9 @@ def periodic_conv2d(
 def pad_periodic(
     x: Float[Array, "batch lat lon channel"], padding: int, dim: int
 ) -> Float[Array, "batch lat_out lon_out channel"]:
-    """The padding of `periodic_conv2d` along one dim.
-
-    Args:
-        dim: 1 to reflect latitude, or 2 to wrap longitude.
-    """
+    """The padding of `periodic_conv2d` along one dim, `LAT` or `LON`."""
     widths = [(padding, padding) if d == dim else (0, 0) for d in range(x.ndim)]
+    # The reflection does not repeat the row at the pole: row -1 is row 1.
     mode = "reflect" if dim == LAT else "wrap"
     return jnp.pad(x, widths, mode=mode) if padding else x
 
@@ -258,31 +198,12 @@ def conv_transpose(
     kernel: Float[Array, "*taps channel_in group_out"],
     *,
     stride: Sequence[int] | None = None,
-    padding: Sequence[IntPair] | None = None,
-    output_padding: Sequence[int] | None = None,
+    padding: Sequence[IntPair] | None = None,  # cut off the output: torch's p is (p, p)
+    output_padding: Sequence[int] | None = None,  # added at the end
     dilation: Sequence[int] | None = None,
     groups: int = 1,
 ) -> Float[Array, "batch *sizes_out channel_out"]:
-    """The transpose of `conv2d` or `conv3d`, as torch.nn.functional.conv_transpose2d.
-
-    out = (size - 1) * stride - low - high + dilation * (kernel - 1) + 1
-        + output_padding
-
-    Args:
-        x: (batch, sizes..., channel_in).
-        kernel: (taps..., channel_in, channel_out / groups): torch's weight with its
-            first two dims last.
-        stride: stride of every spatial dim; None for 1.
-        padding: rows (low, high) of every spatial dim removed from the output; torch's
-            `padding=p` is (p, p) for each.
-        output_padding: additional rows at the end of every spatial dim; each less than
-            the stride or the dilation.
-        dilation: spacing of the kernel's taps.
-        groups: number of channel groups.
-
-    Raises:
-        ValueError: negative padding, too large an output padding, or an empty output.
-    """
+    """Transpose of `conv2d` or `conv3d`, as torch.nn.functional.conv_transpose2d."""
     dims = kernel.ndim - 2
     stride, dilation = stride or (1,) * dims, dilation or (1,) * dims
     padding = padding or ((0, 0),) * dims

@@ -47,20 +47,13 @@ Leaves = Sequence[Any]
 
 
 class custom_vjp:
-    """A function with a hand-written backward pass, and derivatives of all orders.
-
-    All passes are traced with `jax.default_matmul_precision` as at the call: JAX traces
-    derivatives where they are taken, which may be outside of its context. Arguments are
-    positional.
-
-    Args:
-        function: function of pytrees of arrays and of hashable arguments.
-        nondiff_argnums: positions of the hashable arguments.
-    """
+    """A function with a hand-written backward pass, and derivatives of all orders."""
 
     def __init__(
         self, function: Callable[..., Any], nondiff_argnums: Sequence[int] = ()
     ) -> None:
+        # Positions of the precision and of the hashable arguments. The others are
+        # pytrees of arrays.
         self._static = (0, *(position + 1 for position in nondiff_argnums))
         self._function = jax.custom_jvp(
             _in_context(function), nondiff_argnums=self._static
@@ -68,26 +61,21 @@ class custom_vjp:
 
     def __call__(self, *args: Any) -> Any:
         config: Any = jax.config
+        # All passes are traced with the matmul precision as at the call: JAX traces
+        # derivatives where they are taken, which may be outside of its context.
         return self._function(config.jax_default_matmul_precision, *args)
 
     def defvjp(
         self,
+        # (arguments...) -> result, saved; None saves all arguments with a derivative.
         forward: Callable[..., Any] | None,
+        # (hashable arguments..., saved, cotangent) -> cotangents of the others.
         backward: Callable[..., Any],
+        # (hashable arguments..., saved, tangents...) -> tangent; only for a backward
+        # pass that JAX cannot differentiate: it rounds, or consists of kernels.
         tangent: Callable[..., Any] | None = None,
     ) -> Callable[..., Any]:
-        """Defines the derivative, and returns `backward`, which it may decorate.
-
-        Args:
-            forward: function of all arguments; returns the result, and a pytree of
-                arrays to save. None saves all arguments that have a derivative.
-            backward: function of the hashable arguments, of what was saved, and of the
-                cotangent of the result; returns the cotangents of the other arguments.
-            tangent: function of the hashable arguments, of what was saved, and of the
-                tangents of the other arguments; returns the tangent of the result. Only
-                for a backward pass that JAX cannot differentiate: it rounds, or
-                consists of kernels.
-        """
+        """Defines the derivative, and returns `backward`, which it may decorate."""
         # `_static` counts from the precision, which is no argument.
         forward = forward or (
             lambda *args: (
@@ -116,13 +104,9 @@ def linear(
     function: Callable[[Array], Array],
     transpose: Callable[[Array], Array],
     x: Array,
-    axis: str | None = None,
+    axis: str | None = None,  # mesh axis over which the result varies, too
 ) -> Array:
-    """Applies a linear function whose transpose is written by hand.
-
-    Args:
-        axis: mesh axis over which the result varies; None for those of x.
-    """
+    """Applies a linear function whose transpose is written by hand."""
     apply = custom_vjp(function)
     apply.defvjp(
         lambda x: (apply(x), None),
@@ -138,12 +122,9 @@ def _apply_derivative(
     backward: Callable[..., Any],
     tangent: Callable[..., Any] | None,
 ) -> Any:
-    """Returns the tangent of the result, as a function whose transpose is `backward`.
-
-    Tangents that are known to be zero are no operands, so that nothing is saved for
-    them.
-    """
+    """The tangent of the result, as a function whose transpose is `backward`."""
     leaves, tree = jax.tree.flatten(tangents)
+    # Tangents that are known to be zero are no operands: nothing is saved for them.
     zero_avals = {
         k: t.aval for k, t in enumerate(leaves) if isinstance(t, SymbolicZero)
     }

@@ -31,25 +31,17 @@ Product = Callable[[Array, Array], Array]
 def dense(
     x: Channels, kernel: Float[Array, " channel *out"], *, dtype: Any = None
 ) -> Float[Array, "*batch *out"]:
-    """Returns `x @ kernel`, contracting the last dim of x and the first of the kernel.
-
-    Args:
-        dtype: dtype of the sums and of the result (`preferred_element_type`); None
-            leaves it to `jnp.matmul`. A result that is wider than x is taken to be
-            rounded to the dtype of x later: its cotangent is rounded before products.
-    """
+    """Returns `x @ kernel` over the last dim of x, summed and returned in `dtype`."""
     if dtype is None or dtype == x.dtype:
         return of_matrices(jnp.matmul, x, kernel)
+    # A result that is wider than x is taken to be rounded to the dtype of x later: its
+    # cotangent is rounded before products.
     return of_matrices(lambda a, b: wide_product(*match_vma(a, b), dtype), x, kernel)
 
 
 @partial(custom_vjp, nondiff_argnums=(2,))
 def wide_product(x: Array, kernel: Array, dtype: Any) -> Array:
-    """Returns `x @ kernel` in a dtype, with gradients that are products of narrow ones.
-
-    The cotangent of what is rounded later has no more digits than a narrow array.
-    Products with it as a wide factor would take several times as long.
-    """
+    """Returns `x @ kernel` in a dtype; its gradients are products of narrow arrays."""
     return jnp.matmul(x, kernel, preferred_element_type=dtype)
 
 
@@ -70,16 +62,14 @@ def _backward(
 ) -> tuple[Array, Array]:
     del dtype
     x, kernel = saved
+    # The cotangent of what is rounded later has no more digits than a narrow array.
+    # Products with it as a wide factor would take several times as long.
     narrow = cotangent.astype(x.dtype)
     return narrow @ kernel.T, x.T @ narrow
 
 
 def of_matrices(product: Product, x: Array, kernel: Array) -> Array:
-    """Applies a matrix product to arrays with any number of batch and output dims.
-
-    Args:
-        product: (rows, channel), (channel, columns) -> (rows, columns).
-    """
+    """Applies a product of matrices to any number of batch and output dims."""
     *batch, channels = x.shape
     _, *out = kernel.shape
     y = product(x.reshape(prod(batch), channels), kernel.reshape(channels, -1))
@@ -87,12 +77,9 @@ def of_matrices(product: Product, x: Array, kernel: Array) -> Array:
 
 
 def add_bias(x: Channels, bias: Float[Array, " channel"]) -> Channels:
-    """Returns `x + bias` in the dtype of `x`.
-
-    Both the sum and the gradient of the bias are computed in float32 or wider. That
-    gradient is a sum over all points, and a 16-bit sum stops growing after a few
-    hundred terms.
-    """
+    """Returns `x + bias` in the dtype of `x`."""
+    # The gradient of the bias is a sum over all points, and a 16-bit sum stops growing
+    # after a few hundred terms.
     wide = jnp.promote_types(x.dtype, jnp.float32)
     lead = (1,) * (x.ndim - 1)
     return (x.astype(wide) + bias.astype(wide).reshape(*lead, -1)).astype(x.dtype)
@@ -118,44 +105,24 @@ def float8_dense(
     x: Channels,
     kernel: Float[Array, " channel *out"],
     *,
-    summed: str | None = None,
-    output_axis: str | None = None,
+    summed: str | None = None,  # mesh axis of the channels
+    output_axis: str | None = None,  # mesh axis of the output dims
     dtype: Any = None,
-    gradient_dtype: Any = FLOAT8,
+    gradient_dtype: Any = FLOAT8,  # of the cotangent of the result
 ) -> Float[Array, "*batch *out"]:
-    """Returns `x @ kernel` of values rounded to float8, summed in float32.
-
-    The gradient of `x` is a product of float8 values, too; that of `kernel` is a
-    product in the dtype of `x`. If `x` is float64, the rounded values are multiplied
-    and summed in float64. NaN and infinity give NaN.
-
-    Args:
-        summed: mesh axis over which the channels are sharded, if any; the scales are
-            computed from maxima over it.
-        output_axis: mesh axis over which the output dims are sharded, if any.
-        gradient_dtype: `FLOAT8` or `WIDE_FLOAT8`, to which the gradient of the result
-            is rounded.
-    """
+    """Returns `x @ kernel` of values rounded to float8, summed in float32."""
+    # NaN and infinity give NaN.
     how = _Product(summed, output_axis, dtype or x.dtype, gradient_dtype)
     return of_matrices(lambda a, b: _product(a, b, how), *match_vma(x, kernel))
 
 
 def quantize(
     x: Float[Array, ...],
-    axis: int | None,
-    mesh_axes: tuple[str, ...] = (),
+    axis: int | None,  # dim of values with one scale; None for all values
+    mesh_axes: tuple[str, ...] = (),  # over which these values are sharded
     dtype: Any = FLOAT8,
 ) -> tuple[Num[Array, ...], Float[Array, ...]]:
-    """Scales by powers of two and rounds to float8.
-
-    Args:
-        axis: dim along which values share a scale; None for one scale of all values.
-        mesh_axes: mesh axes over which the values that share a scale are sharded.
-
-    Returns:
-        The float8 values, and the power of two to multiply them by; its shape is that
-        of `x` with length 1 along the reduced dims.
-    """
+    """Scales by powers of two and rounds to float8; returns also the inverse scales."""
     largest = jnp.max(jnp.abs(x), axis, keepdims=True)
     if mesh_axes:
         largest = lax.pmax(largest, mesh_axes)
@@ -215,6 +182,7 @@ def _product_backward(
     tokens, token_scales = quantize(narrow, 1, axes, how.gradient_dtype)
     scales = token_scales * matrix_scale
     grad_x = _multiply(tokens, matrix.T, scales.dtype) * scales
+    # A product of values that are not rounded to float8.
     grad_kernel = jnp.matmul(x.T, narrow, preferred_element_type=scales.dtype)
     return grad_x.astype(x.dtype), grad_kernel.astype(zero.dtype)
 

@@ -22,45 +22,31 @@ Weights = Float[Array, "tokens choice"]
 def choose_experts(
     logits: Float[Array, "tokens experts"], count: int
 ) -> tuple[Weights, Chosen]:
-    """Returns the `count` most probable experts of each token, and their weights.
-
-    The weights are probabilities of a softmax over all experts, divided by their sum.
-    Ties go to the expert of lower index.
-
-    Returns:
-        weights: (tokens, count), in descending order; they sum to one.
-        chosen: (tokens, count) int32, indices of the experts.
-    """
+    """Returns descending weights, and the indices of the `count` likeliest experts."""
     probabilities = jax.nn.softmax(logits, -1)
+    # Ties go to the expert of lower index.
     chosen = lax.top_k(lax.stop_gradient(probabilities), count)[1].astype(jnp.int32)
     # The gradient of what top_k returns, a scatter, is sorted on GPUs; this is a sum.
     is_chosen = jax.nn.one_hot(chosen, logits.shape[1], dtype=bool)
     values = jnp.sum(jnp.where(is_chosen, probabilities[:, None], 0.0), -1)
+    # The softmax is over all experts; the weights of each token sum to one.
     return values / values.sum(-1, keepdims=True), chosen
 
 
 def balance_loss(
     load: Float[Array, "*layers experts"], probability: Float[Array, "*layers experts"]
 ) -> Float[Array, " *layers"]:
-    """Returns num_experts * sum(load * probability), which is 1 if both are uniform.
-
-    Args:
-        load: (..., experts), fraction of all choices that each expert received; its
-            gradient is stopped.
-        probability: (..., experts), router probability, averaged over all tokens.
-
-    Reference: Switch Transformers (arXiv 2101.03961), equation 4, with coefficient 1.
-    """
+    """Returns num_experts * sum(load * probability), which is 1 if both are uniform."""
+    # Switch Transformers (arXiv 2101.03961), equation 4, with coefficient 1: `load` is
+    # the fraction of all choices that each expert received, `probability` that of the
+    # router, averaged over all tokens.
     even = load.shape[-1]
     return even * jnp.sum(lax.stop_gradient(load) * probability, -1)
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """The choices of all tokens, sorted by expert, for a contiguous range of experts.
-
-    Choices of experts outside of the range come last.
-    """
+    """Choices of all tokens, sorted by expert, for a contiguous range of experts."""
 
     # (places,), flat index of the choice at each sorted place, token * choices +
     # choice.
@@ -78,6 +64,7 @@ class Dispatch:
     def of(cls, chosen: Chosen, num: int, first: Array | int = 0) -> Dispatch:
         """Returns the dispatch to the experts `first` to `first + num - 1`."""
         local = chosen.reshape(-1) - first
+        # Choices of experts outside of the range come last.
         group = jnp.where((local >= 0) & (local < num), local, num)
         order = jnp.argsort(group, stable=True).astype(jnp.int32)
         sizes = jnp.sum(group[:, None] == jnp.arange(num)[None], 0, dtype=jnp.int32)
@@ -96,13 +83,11 @@ class Dispatch:
     def of_expert(
         self, per_expert: Float[Array, "experts out"]
     ) -> Float[Array, "places out"]:
-        """Returns the row of the expert at each sorted place.
-
-        As a product, whose gradient is one, too: that of a gather is a scatter of all
-        places to few rows.
-        """
+        """Returns the row of the expert at each sorted place."""
         dtype = per_expert.dtype
         share = jax.nn.one_hot(self.expert, per_expert.shape[0], dtype=dtype)
+        # The gradient of a product is one, too; that of a gather is a scatter of all
+        # places to few rows.
         return jnp.matmul(share, per_expert, precision="highest")
 
     def product(
@@ -111,12 +96,10 @@ class Dispatch:
         kernels: Float[Array, "experts channel out"],
         dtype: Any = None,
     ) -> Float[Array, "places out"]:
-        """Returns each row times the kernel of its expert; zero where not local.
-
-        Uses `lax.ragged_dot`, a grouped matrix product for which XLA has a kernel on
-        TPU only; on other platforms every row is multiplied by every kernel.
-        """
+        """Returns each row times the kernel of its expert; zero where not local."""
         wide = dtype or x.dtype
+        # XLA has a kernel for this grouped product on TPU only; elsewhere every row is
+        # multiplied by every kernel.
         y = lax.ragged_dot(x, kernels, self.sizes, preferred_element_type=wide)
         return jnp.where(self.is_local, y, jnp.zeros((), y.dtype))
 
@@ -140,17 +123,12 @@ def _permuted(
 def expert_biases(
     weights: Weights,
     chosen: Chosen,
-    bias: Float[Array, "experts out"],
+    bias: Float[Array, "experts out"],  # of the experts from `first` on
     first: Array | int = 0,
 ) -> Float[Array, "tokens out"]:
-    """Returns the weighted sum of the biases of each token's experts.
-
-    Experts outside of the range that `bias` covers contribute zero.
-
-    Args:
-        bias: (experts, out), of the experts `first` to `first + experts - 1`.
-    """
+    """Returns the weighted sum of the biases of each token's experts."""
     experts = jnp.arange(bias.shape[0])
+    # Experts outside of the range that `bias` covers contribute zero.
     here = chosen[..., None] - first == experts[None, None]
     shares = jnp.sum(jnp.where(here, weights[..., None], 0.0), 1)
     return jnp.matmul(shares.astype(bias.dtype), bias, precision="highest")

@@ -25,19 +25,7 @@ Channels = Float[Array, "*batch channel"]
 def layer_norm(
     x: Channels, scale: PerChannel, bias: PerChannel, *, epsilon: float = 1e-5
 ) -> Channels:
-    """Layer normalization over channels.
-
-    (x - mean) / sqrt(variance + epsilon) * scale + bias
-
-    The variance is biased, as in CREDIT's LayerNorm and torch.nn.LayerNorm. Statistics
-    are computed in float32 or wider, the result has the dtype of `x`. One array of the
-    size of `x` is saved for the backward pass: the normalized values.
-
-    Args:
-        x: (..., channel).
-        scale, bias: (channel,).
-        epsilon: added to the variance.
-    """
+    """Layer normalization over channels, in float32 or wider; has the dtype of `x`."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return scale_and_shift(_normalize(wide, epsilon), scale, bias).astype(x.dtype)
 
@@ -49,8 +37,10 @@ def _normalize(x: Array, epsilon: float) -> Array:
 
 def _forward(x: Array, epsilon: float) -> tuple[Array, tuple[Array, Array]]:
     centered = x - _mean(x)
+    # The variance is biased, as in CREDIT's LayerNorm and torch.nn.LayerNorm.
     inverse = lax.rsqrt(_mean(centered * centered) + epsilon)
     normal = centered * inverse
+    # One array of the size of `x` is saved for the backward pass.
     return normal, (normal, inverse)
 
 
@@ -94,18 +84,11 @@ class RunningStatistics:
         num_values: int,
         momentum: float | None,
     ) -> RunningStatistics:
-        """Returns the statistics after one more batch, without gradient.
-
-        new = (1 - momentum) * old + momentum * batch, where the variance of the batch
-        is made unbiased by the factor num_values / (num_values - 1).
-
-        Args:
-            mean, variance: (channel,), of the batch; the variance is biased.
-            momentum: weight of the batch; None for 1 / count, which gives the
-                arithmetic mean over all batches.
-        """
+        """Returns the statistics after one more batch, without gradient."""
         count = self.count + 1
+        # None gives the arithmetic mean over all batches.
         weight = 1 / count.astype(jnp.float32) if momentum is None else momentum
+        # The variance of a batch is biased.
         unbiased = variance * (num_values / (num_values - 1))
 
         def blend(old: Array, new: Array) -> Array:
@@ -121,40 +104,16 @@ def batch_norm(
     x: Channels,
     scale: PerChannel,
     bias: PerChannel,
-    running: RunningStatistics | None = None,
+    running: RunningStatistics | None = None,  # None: torch's track_running_stats=False
     *,
     training: bool,
-    momentum: float | None = 0.1,
+    momentum: float | None = 0.1,  # None: the mean over all batches
     epsilon: float = 1e-5,
     mean_of: Callable[[Array], Array] | None = None,
     num_values: int | None = None,
 ) -> tuple[Channels, RunningStatistics | None]:
-    """Batch normalization, as torch.nn.BatchNorm2d.
-
-    (x - mean) / sqrt(variance + epsilon) * scale + bias
-
-    In training, mean and biased variance are taken over all dims but the last, in
-    float32 or wider; in evaluation they are those of `running`.
-
-    Args:
-        x: (..., channel).
-        scale, bias: (channel,).
-        running: the running statistics; None (torch's track_running_stats=False) uses
-            the statistics of the batch in evaluation, too.
-        training: whether to use the statistics of the batch and to update `running`.
-        momentum: see `RunningStatistics.updated`.
-        epsilon: added to the variance.
-        mean_of: (..., channel) -> (channel,), the mean over all values of a channel,
-            such as one over all devices; None for that over the array.
-        num_values: number of these values; None for those of the array.
-
-    Returns:
-        The normalized array in the dtype of `x`; and the running statistics, updated in
-        training.
-
-    Raises:
-        ValueError: in training, if a channel has a single value, as in torch.
-    """
+    """Batch normalization, as torch.nn.BatchNorm2d, and the statistics after it."""
+    # `mean_of` may be the mean over all devices, which have `num_values` a channel.
     if mean_of is None:
         mean_of = partial(jnp.mean, axis=tuple(range(x.ndim - 1)))
     num_values = num_values or math.prod(x.shape[:-1])

@@ -22,28 +22,12 @@ def avg_pool2d(
     x: Float[Array, "batch height width channel"],
     kernel: IntPair,
     *,
-    stride: IntPair | None = None,
-    padding: Padding = NO_PADDING,
+    stride: IntPair | None = None,  # None for the kernel
+    padding: Padding = NO_PADDING,  # torch's `padding=p` is ((p, p), (p, p))
     ceil_mode: bool = False,
-    count_include_pad: bool = True,
+    count_include_pad: bool = True,  # whether zeros of `padding` count in the mean
 ) -> Float[Array, "batch height_out width_out channel"]:
-    """Mean of each window, as torch.nn.functional.avg_pool2d.
-
-    Args:
-        x: (batch, height, width, channel).
-        kernel: height and width of a window.
-        stride: stride of height and width; None for the kernel.
-        padding: zero rows (low, high) and columns (low, high), at most half a window;
-            torch's `padding=p` is ((p, p), (p, p)).
-        ceil_mode: whether to keep a last window that is not full; it must start within
-            the input or its low padding.
-        count_include_pad: whether the zeros of `padding` count in the mean. Points of
-            a last window beyond them never count.
-
-    Raises:
-        ValueError: kernel or stride below 1, padding above half a window, or a window
-            larger than the padded input.
-    """
+    """Mean of each window, as torch.nn.functional.avg_pool2d."""
     windows = pool_windows(kernel, stride, padding, ceil_mode=ceil_mode)
     sums = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     for dim, window in zip((HEIGHT, WIDTH), windows, strict=True):
@@ -63,19 +47,7 @@ def max_pool2d(
     dilation: IntPair = (1, 1),
     ceil_mode: bool = False,
 ) -> Float[Array, "batch height_out width_out channel"]:
-    """Maximum of each window, as torch.nn.functional.max_pool2d.
-
-    The gradient goes to the first maximum of a window, row by row; NaN propagates.
-
-    Args:
-        x: (batch, height, width, channel).
-        kernel, stride, padding, ceil_mode: as for `avg_pool2d`; padding is never
-            the maximum.
-        dilation: spacing of the points of a window.
-
-    Raises:
-        ValueError: as for `avg_pool2d`, or a dilation below 1.
-    """
+    """Maximum of each window, as torch.nn.functional.max_pool2d; NaN propagates."""
     windows = pool_windows(kernel, stride, padding, dilation, ceil_mode=ceil_mode)
     # Columns first, so that ties go to the first maximum in row-major order.
     for dim in (WIDTH, HEIGHT):
@@ -105,6 +77,7 @@ class PoolingWindows:
         low, high = self.padding
         over = length + low + high - self.reach
         num = (-(-over // self.stride) if self.ceil_mode else over // self.stride) + 1
+        # A last window that is not full starts within the input or its low padding.
         if self.ceil_mode and (num - 1) * self.stride >= length + low:
             num -= 1
         if num < 1:
@@ -118,6 +91,7 @@ class PoolingWindows:
         """Returns the number of points that each window averages, without dilation."""
         low, high = self.padding
         start = np.arange(self.count(length)) * self.stride - low
+        # Points of a last window beyond the padding never count.
         end = np.minimum(start + self.size, length + high)
         if include_padding:
             return end - start
@@ -155,10 +129,8 @@ def pool_windows(
 def window_sum(
     x: Array, window: PoolingWindows, num: int, dim: int, *, low: int
 ) -> Array:
-    """Returns sums of `num` windows along `dim`, with `low` zeros in front of x.
-
-    Points beyond the end of x are zeros, too.
-    """
+    """Returns sums of `num` windows along `dim`, with `low` zeros in front of x."""
+    # Points beyond the end of x are zeros, too.
     x = _points_of(x, window, num, dim, low=low, value=0.0)
     if window.size == window.stride:
         shape = (*x.shape[:dim], num, window.size, *x.shape[dim + 1 :])
@@ -171,10 +143,8 @@ def window_sum(
 def window_max(
     x: Array, window: PoolingWindows, num: int, dim: int, *, low: int
 ) -> Array:
-    """Returns maxima of `num` windows along `dim`; ties give the gradient to the first.
-
-    The `low` points in front of x are never the maximum.
-    """
+    """Maxima of `num` windows along `dim`; ties give the gradient to the first."""
+    # The `low` points in front of x are never the maximum.
     x = _points_of(x, window, num, dim, low=low, value=-jnp.inf)
     best = None
     for point in range(window.size):

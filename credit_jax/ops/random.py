@@ -14,17 +14,9 @@ from credit_jax.ops.custom_vjp import match_vma
 
 
 def random_bits(key: Array, high: Array, low: Array) -> UInt32[Array, "*shape"]:
-    """Returns uniform 32-bit integers, an elementwise function of (key, high, low).
-
-    Inside `shard_map` each device draws its own elements, and the result does not
-    depend on the mesh; `jax.random` has no draw by global position.
-
-    Args:
-        key: typed PRNG key, or a key for each index of the leading dims of the
-            positions.
-        high, low: upper and lower 32 bits of the global position, integers that
-            broadcast.
-    """
+    """Returns uniform 32-bit integers, an elementwise function of (key, high, low)."""
+    # Inside `shard_map` each device draws its own elements, and the result does not
+    # depend on the mesh; `jax.random` has no draw by global position.
     return random_words(key, high, low)[0]
 
 
@@ -32,6 +24,8 @@ def random_words(
     key: Array, high: Array, low: Array
 ) -> tuple[UInt32[Array, "*shape"], UInt32[Array, "*shape"]]:
     """Returns two independent draws of `random_bits` for each element."""
+    # One key, or one for each index of the leading dims of the positions, whose upper
+    # and lower 32 bits are `high` and `low`.
     words = jax.random.key_data(key)
     shape = jnp.broadcast_shapes(high.shape, low.shape)
     counters = [jnp.broadcast_to(c.astype(jnp.uint32), shape) for c in (high, low)]
@@ -42,10 +36,7 @@ def random_words(
 
 
 def random_uniform(key: Array, high: Array, low: Array) -> Float32[Array, "*shape"]:
-    """Returns uniform draws in [0, 1), an elementwise function of (key, high, low).
-
-    The values are multiples of 2**-24.
-    """
+    """Returns uniform draws in [0, 1), multiples of 2**-24, by (key, high, low)."""
     bits = random_bits(key, high, low)
     return (bits >> 8).astype(jnp.float32) * 2.0**-24
 
@@ -53,16 +44,12 @@ def random_uniform(key: Array, high: Array, low: Array) -> Float32[Array, "*shap
 def random_normal(
     key: Array, high: Array, low: Array, dtype: Any = jnp.float32
 ) -> Float[Array, "*shape"]:
-    """Returns draws from N(0, 1), an elementwise function of (key, high, low).
-
-    sqrt(-2 ln u) cos(2 pi v), with u in (0, 1] from the upper 24 bits of one random
-    word and v in [0, 1) from those of another. The largest magnitude is 5.9.
-
-    Args:
-        dtype: dtype that the transform computes in. Compilers round the logarithm and
-            the cosine differently in programs of other shapes: a comparison in float64
-            needs draws of float64, which are those of float32 but for rounding.
-    """
+    """Returns draws from N(0, 1), an elementwise function of (key, high, low)."""
+    # sqrt(-2 ln u) cos(2 pi v), with u in (0, 1] from the upper 24 bits of one random
+    # word and v in [0, 1) from those of another. The largest magnitude is 5.9.
+    # Compilers round the logarithm and the cosine differently in programs of other
+    # shapes: a comparison in float64 needs draws of float64, which are those of float32
+    # but for rounding.
     first, second = random_words(key, high, low)
     u = (first >> 8).astype(dtype) * 2.0**-24 + 2.0**-25
     v = (second >> 8).astype(dtype) * 2.0**-24
@@ -76,10 +63,8 @@ def keep_mask(key: Array, high: Array, low: Array, rate: float) -> Array:
 
 
 def drop(x: Array, keep: Array, rate: float) -> Array:
-    """Returns x / (1 - rate) where `keep` is True, else 0, as torch's dropout.
-
-    With a rate of 1, values and gradients are 0.
-    """
+    """Returns x / (1 - rate) where `keep` is True, else 0, as torch's dropout."""
+    # With a rate of 1, values and gradients are 0.
     scale = 1.0 / (1.0 - rate) if rate < 1.0 else 0.0
     return jnp.where(keep, x * scale, jnp.zeros((), x.dtype))
 
@@ -87,20 +72,13 @@ def drop(x: Array, keep: Array, rate: float) -> Array:
 def drop_path(
     x: Float[Array, "*shape"],
     key: Array,
-    samples: Int[Array, " batch"],
+    samples: Int[Array, " batch"],  # global number of each sample
     rate: float | Array,
     *,
-    branch: int = 0,
+    branch: int = 0,  # its number within the block
 ) -> Float[Array, "*shape"]:
-    """Returns x / (1 - rate) with probability 1 - rate, else 0, drawn per sample.
-
-    This is timm's DropPath. The draw depends on the key, the number of the sample and
-    the branch alone.
-
-    Args:
-        samples: (batch,), global number of each sample.
-        branch: number of the branch within the block.
-    """
+    """Returns x / (1 - rate) with probability 1 - rate, else 0: timm's DropPath."""
+    # The draw depends on the key, the number of the sample and the branch alone.
     bits = random_bits(key, samples, jnp.full_like(samples, branch))
     uniform = bits.astype(jnp.float32) * jnp.float32(2.0**-32)
     scale = jnp.where(uniform >= rate, 1.0 / (1.0 - jnp.asarray(rate)), 0.0)

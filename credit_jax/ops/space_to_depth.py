@@ -29,11 +29,7 @@ def next_power_of_2(size: int) -> int:
 def pad(
     x: Shaped[Array, "*shape"], widths: Sequence[IntPair], value: float = 0
 ) -> Shaped[Array, "*padded"]:
-    """Pads every dim with `value` at both ends.
-
-    Args:
-        widths: (low, high) for each dim; negative widths remove points.
-    """
+    """Pads every dim with `value` by (low, high); negative widths remove points."""
     if not any(low or high for low, high in widths):
         return x
     config = [(low, high, 0) for low, high in widths]
@@ -61,11 +57,7 @@ def conv_out_size(
     padding: IntPair = (0, 0),
     dilation: int = 1,
 ) -> int:
-    """Returns the output length of a convolution along one dim.
-
-    >>> conv_out_size(721, 32, 4, (14, 14))
-    180
-    """
+    """Returns the output length of a convolution along one dim."""
     return (size + sum(padding) - dilation * (kernel - 1) - 1) // stride + 1
 
 
@@ -80,11 +72,7 @@ def space_to_depth_conv(
     dilation: Sequence[int] | None = None,
     groups: int = 1,
 ) -> Array:
-    """Convolution of any stride without padding, computed at stride 1 from all phases.
-
-    Args:
-        kernel: (taps..., channel_in / groups, channel_out).
-    """
+    """Convolution of any stride without padding, computed at stride 1 from phases."""
     x, kernel, spacing = phases(
         x, kernel, stride, dilation or (1,) * len(stride), groups
     )
@@ -94,13 +82,7 @@ def space_to_depth_conv(
 def phases(
     x: Array, kernel: Array, stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> tuple[Array, Array, tuple[int, ...]]:
-    """Returns input, kernel and dilation of the equivalent convolution of stride 1.
-
-    Returns:
-        The input (batch, points..., groups * phases * group_in), cropped to the points
-        that are read; the kernel (taps..., phases * group_in, channel_out); and its
-        dilation.
-    """
+    """Returns input, kernel and dilation of the equivalent convolution of stride 1."""
     dims = range(len(stride))
     kernel, spacing = dense_taps(kernel, stride, dilation)
     sizes = [
@@ -109,6 +91,7 @@ def phases(
     ]
     kernel = kernel_phases(kernel, stride)
     points = [sizes[d] + spacing[d] * (kernel.shape[d] - 1) for d in dims]
+    # The input is cropped to the points that are read.
     ends = [(0, points[d] * stride[d] - x.shape[1 + d]) for d in dims]
     return space_to_depth(pad_spatial(x, ends), stride, groups), kernel, spacing
 
@@ -126,18 +109,10 @@ def points_together(
     kernel: Array,
     stride: Sequence[int],
     padding: Sequence[IntPair],
-    counts: Sequence[int],
-    conv: Callable[..., Array],
+    counts: Sequence[int],  # number of points of every spatial dim
+    conv: Callable[..., Array],  # takes stride and padding by name
 ) -> Array:
-    """Convolution that computes several neighboring output points as one.
-
-    The output channels of the points follow one another; the kernel of each is shifted
-    and padded with zeros.
-
-    Args:
-        counts: number of points of every spatial dim.
-        conv: function of input and kernel, and of stride and padding by name.
-    """
+    """Convolution that computes several neighboring output points as one."""
     num = len(counts)
     sizes, ends = [0] * num, [(0, 0)] * num
     # The gradient of a narrow kernel is rounded once more, not in each sum.
@@ -151,6 +126,8 @@ def points_together(
         last = step * (count - 1)
         reach = (-(-sizes[d] // count) - 1) * step * count + taps + last
         ends[d] = low, max(high, reach - size - low)
+        # The output channels of the points follow one another; the kernel of each is
+        # shifted and padded with zeros.
         shifts = [(step * i, last - step * i) for i in range(count)]
         none = [(0, 0)] * kernel.ndim
         kernel = jnp.concatenate(
@@ -165,11 +142,7 @@ def points_together(
 def dense_taps(
     kernel: Array, stride: Sequence[int], dilation: Sequence[int]
 ) -> tuple[Array, tuple[int, ...]]:
-    """Inserts the zeros between the taps of dims with both a stride and a dilation.
-
-    Returns:
-        The kernel, and the remaining dilation of every spatial dim.
-    """
+    """A kernel with zeros between taps of strided dims, and the remaining dilation."""
     filled = [s > 1 and d > 1 for s, d in zip(stride, dilation, strict=True)]
     left = tuple(1 if f else d for f, d in zip(filled, dilation, strict=True))
     if not any(filled):
@@ -180,19 +153,13 @@ def dense_taps(
 
 
 def split_taps(kernel: Array, stride: Sequence[int]) -> tuple[Array, list[int]]:
-    """Splits every spatial dim of a kernel into two: (taps of a phase, phases).
-
-    Tap t * stride + p of the kernel is tap t of phase p; missing last taps are zeros.
-
-    Returns:
-        The kernel (taps, phases, taps, phases, ..., channel, channel), and the number
-        of taps of each dim.
-    """
+    """Splits spatial dims of a kernel into (taps of a phase, phases); counts taps."""
     *sizes, first, second = kernel.shape
     taps = [-(-size // s) for size, s in zip(sizes, stride, strict=True)]
     missing = [t * s - n for t, s, n in zip(taps, stride, sizes, strict=True)]
     kernel = pad(kernel, [(0, more) for more in (*missing, 0, 0)])
     split = [n for pair in zip(taps, stride, strict=True) for n in pair]
+    # Tap t * stride + p of the kernel is tap t of phase p; missing last ones are zeros.
     return kernel.reshape(*split, first, second), taps
 
 
@@ -223,28 +190,17 @@ def depth_to_space(x: Array, stride: Sequence[int], groups: int) -> Array:
 def pixel_shuffle(
     x: Float[Array, "batch height width channels"], scale: int
 ) -> Float[Array, "batch height_out width_out channel_out"]:
-    """Moves channels to space, as torch.nn.PixelShuffle.
-
-    out[b, h * r + i, w * r + j, c] = x[b, h, w, c * r * r + i * r + j]
-
-    Args:
-        x: (batch, height, width, channel_out * scale**2).
-        scale: r, the upscale factor.
-    """
+    """Moves channels to space, as torch.nn.PixelShuffle."""
+    # out[b, h * r + i, w * r + j, c] = x[b, h, w, c * r * r + i * r + j], r the scale.
     return depth_to_space(x, (scale, scale), x.shape[-1] // scale**2)
 
 
 def unpatch(
     x: Float[Array, "batch height width channels"], patch: IntPair
 ) -> Float[Array, "batch height_out width_out channel_out"]:
-    """Rearranges the vector of each point to a patch, as the heads of FuXi and Swin do.
-
-    out[b, h * p + i, w * q + j, c] = x[b, h, w, (i * q + j) * channel_out + c]
-
-    Args:
-        x: (batch, height, width, p * q * channel_out).
-        patch: rows p and columns q.
-    """
+    """Rearranges the vector of each point to a patch, as heads of FuXi and Swin do."""
+    # Of p rows and q columns:
+    # out[b, h * p + i, w * q + j, c] = x[b, h, w, (i * q + j) * channel_out + c].
     return depth_to_space(x, patch, 1)
 
 

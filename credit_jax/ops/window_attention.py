@@ -21,38 +21,21 @@ def attention_logits(
     *,
     dtype: Any = None,
 ) -> Float[Array, "*batch i j"]:
-    """Returns the dot product of each query with each key of its window.
-
-    Args:
-        q: (batch..., i, channel), where batch stands for windows and heads.
-        k: (batch..., j, channel).
-        dtype: dtype of the sums and of the result (`preferred_element_type`); None
-            leaves it to `jnp.einsum`.
-    """
+    """Returns the dot product of each query with each key of its window."""
     return jnp.einsum("...id,...jd->...ij", q, k, preferred_element_type=dtype)
 
 
 def attend(
     weights: Float[Array, "*batch i j"], values: Float[Array, "*batch j channel"]
 ) -> Float[Array, "*batch i channel"]:
-    """Returns the weighted sum of the values of a window for each query.
-
-    Args:
-        weights: (batch..., i, j), attention weights in the dtype of the values.
-        values: (batch..., j, channel), where batch stands for windows and heads.
-    """
+    """Returns the weighted sum of the values of a window for each query."""
     return jnp.einsum("...ij,...jd->...id", weights, values)
 
 
 def scaled_offsets(window: IntPair) -> np.ndarray:
-    """Returns log-scaled offsets between tokens: inputs of Swin V2's bias network.
-
-    sign(r) log2(|r| + 1) / log2(8) with r = 8 offset / (side - 1), as in timm's Swin
-    Transformer V2.
-
-    Returns:
-        ((2h - 1)(2w - 1), 2) float32, row-major.
-    """
+    """Returns log-scaled offsets between tokens: inputs of Swin V2's bias network."""
+    # sign(r) log2(|r| + 1) / log2(8) with r = 8 offset / (side - 1), as in timm's Swin
+    # Transformer V2; ((2h - 1)(2w - 1), 2), row-major.
     sides = [np.arange(-(w - 1), w, dtype=np.float32) / (w - 1) * 8 for w in window]
     table = np.stack(np.meshgrid(*sides, indexing="ij"), -1).reshape(-1, 2)
     # log2 in float64, rounded once to float32: bitwise torch's, unlike numpy's float32.
@@ -61,14 +44,12 @@ def scaled_offsets(window: IntPair) -> np.ndarray:
 
 
 def beyond_edge(window: IntPair, shift: IntPair) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which pairs of tokens of an edge window come from opposite edges.
-
-    After the field is rolled by -s rows, the last s rows of its last windows come from
-    the first rows of the field.
-    """
+    """Returns which pairs of tokens of an edge window come from opposite edges."""
     grid = np.meshgrid(*map(np.arange, window), indexing="ij")
     masks = []
     for position, size, by in zip(grid, window, shift, strict=True):
+        # After the field is rolled by -s rows, the last s rows of its last windows come
+        # from the first rows of the field.
         wrapped = (position >= size - by).reshape(-1)
         masks.append(wrapped[:, None] != wrapped[None, :])
     return masks[0], masks[1]
@@ -84,21 +65,14 @@ def bias_positions(window: int) -> np.ndarray:
 def pairs_of_offsets(
     table: Float[Array, " offset *rest"], window: Sequence[int]
 ) -> Float[Array, "tokens tokens *rest"]:
-    """Returns the entry of the table for each pair of tokens of a window.
-
-    Copies of the table, each one entry further, take the place of a gather: its
-    gradient would add to entries in the order in which a GPU comes to them, another
-    one in every run, and is a sum over the copies here.
-
-    Args:
-        table: ((2h - 1) * (2w - 1), ...), entries by offset of rows -(h - 1)..h - 1 and
-            columns -(w - 1)..w - 1, row-major.
-
-    Returns:
-        (h * w, h * w, ...): for tokens i and j, row-major, the entry of i - j.
-    """
+    """For tokens i and j of a window, the entry of the table of offset i - j."""
+    # Entries are by offset of rows -(h - 1)..h - 1 and columns -(w - 1)..w - 1, and
+    # tokens row-major.
     rows, columns = window
     remainder = table.shape[1:]
+    # Copies of the table, each one entry further, take the place of a gather: its
+    # gradient would add to entries in the order in which a GPU comes to them, another
+    # one in every run, and is a sum over the copies here.
     y = _differences(table.reshape(2 * rows - 1, 2 * columns - 1, *remainder), rows)
     # A GPU adds each of the copies' gradients faster than those of both at once.
     y = lax.optimization_barrier(jnp.moveaxis(y, 2, 0))
@@ -161,11 +135,8 @@ class WindowGrid:
     def locate(
         self, window: Int[Array, "*shape"], token: Int[Array, "*shape"]
     ) -> Int[Array, "*shape"]:
-        """Returns the flat index of the point of each token in (batch, row, column).
-
-        Args:
-            window: flat index of the window in (batch, row of windows, window).
-        """
+        """Returns the flat index of the point of each token in (batch, row, column)."""
+        # `window` is a flat index in (batch, row of windows, window).
         rows, columns = self.rows, self.columns
         column = window % columns.windows * columns.window_step
         column += token % columns.tokens * columns.token_step
