@@ -76,6 +76,7 @@ class Kill:
         seconds: seconds until the other processes had ended by themselves.
         codes: exit codes of all processes.
         problems: one line each.
+        back: seconds from its start to its first update, where that was observed.
     """
 
     run: int
@@ -90,6 +91,7 @@ class Kill:
     seconds: float
     codes: Sequence[int]
     problems: Sequence[str]
+    back: float | None = None
 
 
 @dataclass
@@ -268,6 +270,7 @@ class Matrix:
         pauses = moment != STARTING and chosen.random() < 0.4
         paused = (at if stop else chosen.choice(numbers)) if pauses else None
         while_paused = pauses and paused not in killed and chosen.random() < 0.5
+        launched = time.monotonic()
         started = start(
             self.options(f"run{run}", devices),
             count,
@@ -283,6 +286,8 @@ class Matrix:
             if codes == [0] * count:
                 return None
             problems.append(f"ended with {codes} before anything was killed")
+        is_first = moment == TRAINING and event == 1 and not problems
+        back = time.monotonic() - launched if is_first else None
         if stop:
             started.wait_until_stopped(at, _END_SECONDS)
         else:
@@ -326,6 +331,7 @@ class Matrix:
             seconds=seconds,
             codes=codes,
             problems=problems,
+            back=back,
         )
 
 

@@ -118,10 +118,17 @@ def _ends(kills: Sequence[Kill]) -> str:
     if not group:
         return "Each kill was of all processes."
     seconds = sorted(kill.seconds for kill in group)
+    back = sorted(kill.back for kill in kills if kill.back is not None)
+    first = (
+        f" From {len(back)} starts to their first update, with programs in the cache: "
+        f"{back[len(back) // 2]:.1f} s (median), {back[-1]:.1f} s at most."
+        if back
+        else ""
+    )
     return (
         f"In {len(group)} kills of one of several processes that had met, the others "
         f"had ended {seconds[len(seconds) // 2]:.1f} s later (median), "
-        f"{seconds[-1]:.1f} s at most, on a machine shared with other work."
+        f"{seconds[-1]:.1f} s at most, on a machine shared with other work.{first}"
     )
 
 
