@@ -146,6 +146,8 @@ def outcome(
             text = TMP.sub("FOLDER", text.replace(str(tmp_path), "FOLDER")).rstrip()
             for given, written in HERE.items():
                 text = text.replace(given, written)
+            # Checked annotations leave the name of the function out.
+            text = re.sub(r"\w+\(\) (?=got an unexpected keyword)", "", text)
             text = OTHERS.sub(r"\1\2 ...", HOLDS.sub(r"\1...", text))
             lines = [line.rstrip() for line in text.splitlines()]
             yield "- " + "\n  ".join(filter(None, lines)) + "\n"
