@@ -61,13 +61,12 @@ class Advection:
     def __call__(
         self, tracers: Sequence[LevelFields], wind: Wind, context: FieldContext | None
     ) -> list[LevelFields]:
-        """Returns each tracer at the departure points of the local rows.
-
-        Every shard gathers the winds and the tracers of all rows, since the distance
-        that air travels in a step has no bound; it computes only its own trajectories.
-        """
+        """Returns each tracer at the departure points of the local rows."""
         levels = wind.u.shape[1]
         check_interfaces("winds", wind.u, self.half_levels)
+        # Every shard gathers the winds and the tracers of all rows, since the distance
+        # that air travels in a step has no bound; it computes only its own
+        # trajectories.
         full = Wind(*(x if x is None else all_rows(x, context) for x in wind))
         # Velocities in levels, rows and columns of the grid per second.
         latitude = np.deg2rad(np.asarray(self.latitude, np.float64))
@@ -135,12 +134,8 @@ class Advection:
 
 
 def sample(volumes: Sequence[LevelFields], departures: Sequence[Any]) -> list[Any]:
-    """Interpolates fields trilinearly at fractional grid indices.
-
-    Args:
-        departures: level, row and column of every point, each (batch, level, time,
-            rows, lon).
-    """
+    """Interpolates fields trilinearly at level, row and column of every point."""
+    # `departures` are fractional grid indices, each (batch, level, time, rows, lon).
     xp = namespace(*volumes, *departures)
     sizes = [volumes[0].shape[axis] for axis in (1, 3, 4)]
     level, row = (

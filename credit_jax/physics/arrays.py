@@ -26,10 +26,8 @@ def namespace(*arrays: Any) -> ModuleType:
 
 
 def clip(x: Any, low: float | None = None, high: float | None = None) -> Any:
-    """Limits values to [low, high]; the gradient of a value on a bound is 1.
-
-    That is the gradient of torch's `clamp`; `jnp.clip` halves it.
-    """
+    """Limits values to [low, high]; the gradient of a value on a bound is 1."""
+    # The gradient is that of torch's `clamp`; `jnp.clip` halves it on a bound.
     xp = namespace(x)
     if low is not None:
         x = xp.where(x < low, xp.asarray(low, x.dtype), x)
@@ -74,18 +72,11 @@ Array5 = Shaped[Any, "batch level time rows lon"]
 
 
 def local_rows(
-    per_row: Shaped[np.ndarray, "lat columns"],
+    per_row: Shaped[np.ndarray, "lat columns"],  # of all rows; columns: lon or 1
     like: Array5,
     context: FieldContext | None,
 ) -> Shaped[Any, "1 1 1 rows columns"]:
-    """Selects the local rows of a constant field.
-
-    Args:
-        per_row: values of every global row; columns are the longitudes or 1.
-
-    Returns:
-        The values of the local rows, 0 in padding rows.
-    """
+    """Returns the local rows of a constant field, 0 in padding rows."""
     lat = like.shape[-2] if context is None else context.reducer.rows.size
     if per_row.shape[0] != lat:
         raise ValueError(
@@ -107,28 +98,21 @@ def row_numbers(like: Array5, context: FieldContext | None) -> Shaped[Any, " row
 
 
 def fill_padding(x: Array5, value: float, context: FieldContext | None) -> Array5:
-    """Replaces the values in padding rows by `value`.
-
-    With a finite value for which all operations are finite, padding rows do not make
-    NaN in a gradient, as 0 times infinity.
-    """
+    """Replaces the values in padding rows by `value`."""
     if context is None or not context.reducer.rows.has_padding:
         return x
+    # With a finite value for which all operations are finite, padding rows do not make
+    # NaN in a gradient, as 0 times infinity.
     real = context.reducer.rows.real_rows().reshape(1, 1, 1, -1, 1)
     return jnp.where(real, x, jnp.asarray(value, x.dtype))
 
 
 def global_mean(
-    values: Array5,
-    weights: np.ndarray | None,
+    values: Array5,  # finite in padding rows
+    weights: np.ndarray | None,  # (lat, lon) with mean 1; None is 1 everywhere
     context: FieldContext | None,
 ) -> Shaped[Any, "batch level time 1 1"]:
-    """Weighted mean over the grid for each sample, level and time; uses one psum.
-
-    Args:
-        values: any field, finite in padding rows.
-        weights: (lat, lon) with mean 1; None is 1 everywhere.
-    """
+    """Weighted mean over the grid for each sample, level and time; uses one psum."""
     if weights is not None:
         values = values * local_rows(weights, values, context)
     if context is None:

@@ -60,10 +60,8 @@ class VerticalLevels:
         return len(self.a) - 1 if self.midpoint else len(self.a)
 
     def thickness(self, surface_pressure: Surface) -> Layers:
-        """Thickness of each of the n - 1 layers, Pa.
-
-        Differs from CREDIT: da + db ps, not the difference of two rounded pressures.
-        """
+        """Thickness of each of the n - 1 layers, Pa."""
+        # Differs from CREDIT: da + db ps, not the difference of two rounded pressures.
         layer = by_level(np.diff(self.b), surface_pressure) * surface_pressure
         return layer + by_level(np.diff(self.a), surface_pressure)
 
@@ -74,11 +72,7 @@ class VerticalLevels:
         start: int = 0,
         stop: int | None = None,
     ) -> Surface:
-        """Integrates over the pressure of the levels start, ..., stop - 1.
-
-        Returns:
-            (batch, 1, time, lat, lon), in the unit of `values` times Pa.
-        """
+        """Integral by pressure (Pa) over the levels start, ..., stop - 1."""
         layers, index = self._layers(values, start, stop)
         return (layers * self.thickness(surface_pressure)[:, index]).sum(
             axis=1, keepdims=True
@@ -157,14 +151,9 @@ class Air(NamedTuple):
 def fix_dry_mass(
     grid: PhysicsGrid, previous: Moisture, after: Moisture, context: FieldContext | None
 ) -> Surface:
-    """Returns the surface pressure that conserves the global mass of dry air.
-
-    It is ps (M(before) - M_a) / M_b, where M_a and M_b are the parts of M(after) from
-    the layer thicknesses da and db ps.
-
-    Returns:
-        Surface pressure after the step, Pa.
-    """
+    """Returns the surface pressure that conserves the global mass of dry air, Pa."""
+    # ps (M(before) - M_a) / M_b, where M_a and M_b are the parts of M(after) from the
+    # layer thicknesses da and db ps.
     dry, levels = 1 - after.humidity, grid.levels
     deficit = levels.integral(1 - previous.humidity, previous.pressure)
     deficit = deficit - levels.integral(dry, after.pressure)
@@ -177,22 +166,13 @@ def fix_dry_mass_by_humidity(
     grid: PhysicsGrid,
     previous: LevelFields,
     after: LevelFields,
-    num_fixed: int,
+    num_fixed: int,  # levels from the surface up, CREDIT's fix_level_num
     context: FieldContext | None,
 ) -> LevelFields:
-    """Returns the humidity that conserves dry air mass, on pressure levels.
-
-    It is 1 - (1 - q) (M(before) - M_upper) / M_lower on the lower levels. With midpoint
-    sums the budget closes. The trapezoidal sum over the upper levels includes the first
-    corrected one, as in CREDIT, so it closes up to the change of half a layer.
-
-    Args:
-        num_fixed: number of levels to correct, counted from the surface (CREDIT's
-            fix_level_num).
-
-    Returns:
-        Specific total water after the step, on all levels, kg / kg.
-    """
+    """Returns the humidity that conserves dry air on pressure levels, kg / kg."""
+    # 1 - (1 - q) (M(before) - M_upper) / M_lower on the lower levels. With midpoint
+    # sums the budget closes. The trapezoidal sum over the upper levels includes the
+    # first corrected one, as in CREDIT, so it closes up to the change of half a layer.
     levels = grid.levels
     first = len(levels.a) - num_fixed + 1
     start = first if levels.midpoint else first - 1
@@ -210,21 +190,14 @@ def fix_precipitation(
     grid: PhysicsGrid,
     previous: Moisture,
     after: Moisture,
+    # Both in m of water in the step, with CREDIT's signs.
     precipitation: Surface,
     evaporation: Surface,
     seconds: float,
     context: FieldContext | None,
 ) -> Surface:
-    """Returns precipitation that balances evaporation and the change of column water.
-
-    It is P <-dW/dt - E> / <P>, where <> is a global mean of fluxes in kg / m^2 / s.
-
-    Args:
-        precipitation, evaporation: m of water in the step, with CREDIT's signs.
-
-    Returns:
-        Precipitation, m of water in the step.
-    """
+    """Precipitation that balances evaporation and the change of column water, m."""
+    # P <-dW/dt - E> / <P>, where <> is a global mean of fluxes in kg / m^2 / s.
     water = grid.levels.integral(after.humidity, after.pressure)
     water = water - grid.levels.integral(previous.humidity, previous.pressure)
     flux = WATER_DENSITY / seconds
@@ -237,24 +210,15 @@ def fix_energy(
     grid: PhysicsGrid,
     previous: Air,
     after: Air,
-    surface_geopotential: Float[np.ndarray, "global_lat lon"],
-    net_flux: Surface,
+    surface_geopotential: Float[np.ndarray, "global_lat lon"],  # m^2 / s^2
+    net_flux: Surface,  # into the air from the top and the surface, W / m^2
     seconds: float,
     context: FieldContext | None,
 ) -> LevelFields:
-    """Returns the temperature for which energy changes by the top and surface fluxes.
-
-    It is T + E r / c_p, where E = c_p T + L q + Phi + (u^2 + v^2) / 2, TE is the global
-    integral of E, and 1 + r = (TE(before) + seconds flux) / TE(after).
-
-    Args:
-        surface_geopotential: (lat, lon) m^2 / s^2, on the whole grid.
-        net_flux: net energy flux into the air from the top and the surface, W / m^2.
-
-    Returns:
-        Temperature after the step, K.
-    """
+    """The temperature for which energy changes by top and surface fluxes, K."""
     ground = local_rows(surface_geopotential, after.temperature, context)
+    # T + E r / c_p, where E = c_p T + L q + Phi + (u^2 + v^2) / 2, TE is the global
+    # integral of E, and 1 + r = (TE(before) + seconds flux) / TE(after).
     energy, capacity = _energy(after, ground)
     total = grid.levels.integral(energy, after.pressure) / GRAVITY
     start = (
@@ -275,20 +239,15 @@ def _energy(air: Air, ground: Any) -> tuple[LevelFields, LevelFields]:
 
 
 def cell_areas(longitude: PerPoint, latitude: PerPoint) -> PerPoint:
-    """Areas |R^2 d(sin latitude) d(longitude)| of grid cells, in float64.
-
-    Differences are central, and one-sided of second order at the edges.
-
-    Args:
-        longitude: degrees east; a step across 360 degrees is wrapped.
-
-    Differs from CREDIT: float64. In float32 the difference of sin(latitude) cancels
-    near the poles: an error of 0.6 % in the area of the last row at 0.25 degrees.
-    """
+    """Areas |R^2 d(sin latitude) d(longitude)| of grid cells, m^2."""
+    # Differs from CREDIT: float64. In float32 the difference of sin(latitude) cancels
+    # near the poles: an error of 0.6 % in the area of the last row at 0.25 degrees.
     sine = np.sin(np.deg2rad(np.asarray(latitude, np.float64)))
     angle = np.deg2rad(np.asarray(longitude, np.float64))
+    # Central differences, one-sided of second order at the edges.
     d_phi = np.gradient(sine, axis=0, edge_order=2)
     d_lambda = np.gradient(angle, axis=1, edge_order=2)
+    # A step across 360 degrees is wrapped.
     d_lambda = (d_lambda + np.pi) % (2 * np.pi) - np.pi
     return np.abs(EARTH_RADIUS**2 * d_phi * d_lambda)
 

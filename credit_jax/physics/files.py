@@ -25,13 +25,7 @@ Coefficients: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 
 def read_arrays(path: str, names: Sequence[str]) -> list[np.ndarray]:
-    """Reads variables or coordinates of a file as float64.
-
-    Args:
-        path: NetCDF file or Zarr store; environment variables are expanded. A name
-            without a folder that is not in the working directory is a file of this
-            package, such as "ERA5_Lev_Info.nc".
-    """
+    """Reads variables or coordinates of a NetCDF file or a Zarr store as float64."""
     file = find_file(os.path.expandvars(path))
     with opened(file) as dataset:
         missing = [name for name in names if name not in dataset.variables]
@@ -50,15 +44,11 @@ def read_arrays(path: str, names: Sequence[str]) -> list[np.ndarray]:
 def read_grid(
     path: str, names: Sequence[str], *, hybrid: bool, midpoint: bool
 ) -> PhysicsGrid:
-    """Reads the areas and levels that the conservation fixers use.
-
-    Args:
-        names: names of longitude and latitude, degrees, (lon,) and (lat,) or both
-            (lat, lon); then of a (Pa) and b of hybrid levels, or of pressure (Pa).
-    """
+    """Reads the areas and levels that the conservation fixers use."""
     if len(names) != (4 if hybrid else 3):
         expected = "longitude, latitude, a, b" if hybrid else "longitude, latitude, p"
         raise ValueError(f"lon_lat_level_name is {list(names)}; expected {expected}")
+    # Degrees, (lon,) and (lat,) or both (lat, lon); a (Pa) and b, or pressure (Pa).
     lon, lat, *levels = read_arrays(path, names)
     if lon.ndim == lat.ndim == 1:
         lon, lat = np.meshgrid(lon, lat)
@@ -96,26 +86,14 @@ def read_coefficients(
     path: str,
     a: str,
     b: str,
-    levels: Sequence[int] | None = None,
+    levels: Sequence[int] | None = None,  # counted from 1; None takes all
     *,
-    interfaces: bool = False,
-    between: bool = False,
+    interfaces: bool = False,  # also the lower interface of the last level
+    between: bool = False,  # averages interfaces to centers
 ) -> Coefficients:
-    """Reads the coefficients of hybrid levels as float64.
-
-    Args:
-        a, b: names of the variables. The same name for both is a variable whose first
-            two rows are a and b.
-        levels: levels to take, counted from 1; None takes all.
-        interfaces: whether to return the interfaces of consecutive levels: the upper
-            one of each, and the lower one of the last.
-        between: whether the coefficients of the file are those of interfaces, which are
-            averaged to the centers of levels.
-
-    Returns:
-        (a in Pa, b).
-    """
+    """Reads a in Pa and b of hybrid levels, or of their interfaces, as float64."""
     first, second = read_arrays(path, [a, b])
+    # A variable named for both has a and b in its first two rows.
     if first.ndim == 2 and a == b:
         first, second = first[0], second[1]
     if between:
@@ -133,12 +111,7 @@ def read_coefficients(
 
 
 def level_values(path: str, name: str) -> CoordinateValues | None:
-    """Reads the coordinate of the last dim of a variable; None if it has none.
-
-    Args:
-        name: name of a variable whose last dim is that of levels, or of their
-            interfaces.
-    """
+    """Reads the coordinate of a variable's last dim, levels or interfaces, or None."""
     with opened(find_file(os.path.expandvars(path))) as dataset:
         dims = dataset[name].dims[-1:]
         if not dims or dims[0] not in dataset.coords:
@@ -150,16 +123,11 @@ def level_values(path: str, name: str) -> CoordinateValues | None:
 def level_numbers(
     path: str, name: str, levels: Sequence[int] | None = None, *, between: bool = False
 ) -> CoordinateValues | None:
-    """Reads the numbers of levels, which are values of a coordinate.
-
-    Args:
-        levels: levels to take, counted from 1; None takes all.
-        between: whether the variable is on interfaces, and the numbers are those of the
-            levels between them, each that of its upper interface.
-    """
+    """Reads the numbers of levels (counted from 1), the values of a coordinate."""
     numbers = level_values(path, name)
     if numbers is None:
         return None
+    # The number of a level between interfaces is that of its upper one.
     numbers = numbers[:-1] if between else numbers
     return numbers if levels is None else tuple(numbers[k - 1] for k in levels)
 

@@ -12,11 +12,9 @@ _SAME = 0.05
 def legendre_functions(
     latitude: np.ndarray, count: int
 ) -> Float[np.ndarray, "degree order lat"]:
-    """Returns the Legendre functions P of real spherical harmonics.
-
-    Of each degree, the sum over orders of P^2 is 2 degree + 1: the addition theorem,
-    which makes the variance of a random field the same everywhere.
-    """
+    """Returns the Legendre functions P of real spherical harmonics."""
+    # Of each degree, the sum over orders of P^2 is 2 degree + 1: the addition theorem,
+    # which makes the variance of a random field the same everywhere.
     sine = np.sin(np.deg2rad(latitude))
     cosine = np.cos(np.deg2rad(latitude))
     polynomials = np.zeros((count, count, len(sine)))
@@ -46,31 +44,24 @@ def neighbor_ratio(count: int) -> Float[np.ndarray, "degree order"]:
 def legendre_slopes(
     functions: Float[np.ndarray, "one_more one_more lat"],
 ) -> Float[np.ndarray, "degree order lat"]:
-    """Returns cos(lat) dP/dlat, of all degrees and orders but the largest.
-
-    That of degree n is (n + 1) e[n] P[n - 1] - n e[n + 1] P[n + 1], with e of
-    `neighbor_ratio`.
-    """
+    """Returns cos(lat) dP/dlat, of all degrees and orders but the largest."""
     count = len(functions) - 1
     full = functions[:, :count]
     ratio = neighbor_ratio(count + 1)[:, :count, None]
     degree = np.arange(count)[:, None, None]
     below = np.concatenate([np.zeros_like(full[:1]), full[: count - 1]])
+    # Of degree n it is (n + 1) e[n] P[n - 1] - n e[n + 1] P[n + 1], e of
+    # `neighbor_ratio`.
     return (degree + 1) * ratio[:count] * below - degree * ratio[1:] * full[1:]
 
 
 def quadrature(
     latitude: Float[np.ndarray, " lat"],
 ) -> tuple[Float[np.ndarray, " lat"], int]:
-    """Returns weights for means over the sphere, and the degree that they resolve.
-
-    On Gaussian latitudes they are Gauss's, elsewhere those that integrate polynomials
-    of as many degrees as there are rows.
-
-    Returns:
-        (lat,) weights with the sum 1, and the largest degree of which products of two
-        harmonics are integrated exactly.
-    """
+    """Weights for means over the sphere, and the degree that they resolve."""
+    # On Gaussian latitudes they are Gauss's, elsewhere those that integrate polynomials
+    # of as many degrees as there are rows. Products of two harmonics up to the returned
+    # degree are integrated exactly.
     rows, sine = len(latitude), np.sin(np.deg2rad(latitude.astype(np.float64)))
     nodes, weights = np.polynomial.legendre.leggauss(rows)
     order = np.argsort(sine)

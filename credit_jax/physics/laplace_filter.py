@@ -42,11 +42,7 @@ SMALLEST_GRID = (2 * _POLAR_ROWS + 1, 2)
 
 
 def filter_scalar(x: Whole, steps: int, strength: float) -> Whole:
-    """Filters a field: `x + strength ramp laplacian(x)`, `steps` times.
-
-    Args:
-        strength: diffusion of a step, m^2.
-    """
+    """Repeats `x + strength ramp laplacian(x)`, `steps` times; strength is in m^2."""
     rows, columns = x.shape[-2:]
     waves = _of_rows(x)
     waves = _applied(_scalar_matrices(rows, columns, steps, strength), waves)
@@ -217,15 +213,8 @@ class Kernel:
 
 
 def gaussian(sigma: float, reach: float) -> Float[np.ndarray, " n"]:
-    """Gaussian weights exp(-(i / sigma)^2 / 2) with sum 1.
-
-    Args:
-        sigma: standard deviation, in grid points.
-        reach: largest |i|, in grid points; the length is 2 reach + 1, rounded to odd.
-
-    >>> len(gaussian(1.0, 3))
-    7
-    """
+    """Gaussian weights exp(-(i / sigma)^2 / 2), |i| up to `reach`, with sum 1."""
+    # 2 reach + 1, rounded to odd.
     size = int(2 * reach + 1) | 1
     weights = np.exp(-0.5 * ((np.arange(size) - size // 2) / sigma) ** 2)
     return weights / weights.sum()
@@ -235,16 +224,11 @@ def strong_wind_mask(
     u: Mask,
     v: Mask,
     threshold: float,
-    dilation: Kernel,
-    falloff: Kernel,
+    dilation: Kernel,  # of ones, grows the region of strong wind
+    falloff: Kernel,  # smooths the edge of the region
     context: FieldContext | None,
 ) -> Mask:
-    """A smooth mask that is 1 where the wind exceeds a threshold, and 0 far from there.
-
-    Args:
-        dilation: kernel of ones, which grows the region of strong wind.
-        falloff: kernel that smooths the edge of the region.
-    """
+    """A smooth mask: 1 where the wind exceeds a threshold, and 0 far from there."""
     xp = namespace(u)
     strong = xp.sqrt(u**2 + v**2) > threshold
     return falloff(clip(dilation(strong.astype(u.dtype), context), 0.0, 1.0), context)
@@ -252,20 +236,15 @@ def strong_wind_mask(
 
 def blend_smoothed(
     field: LevelFields,
-    mask: Mask,
+    mask: Mask,  # in [0, 1]
     smoothing: Kernel,
     context: FieldContext | None,
     *,
     preserve_amplitude: bool = False,
 ) -> LevelFields:
-    """Blends a field with its smoothed values: `mask smoothed + (1 - mask) field`.
-
-    Args:
-        mask: one level, in [0, 1].
-        preserve_amplitude: whether to scale the smoothed field, by a factor of at most
-            4, so that its mean square under the mask is that of the field.
-    """
+    """Blends a field with its smoothed values: `mask smoothed + (1 - mask) field`."""
     smoothed = smoothing(field, context)
+    # Scaled so that its mean square under the mask is that of the field.
     if preserve_amplitude:
         # Amplitude factor min(sqrt(sum(mask f^2) / (sum(mask smoothed^2) + 1e-12)), 4).
         # Differs from CREDIT: the gradient is 0, not NaN, where the mask is 0

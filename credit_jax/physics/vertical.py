@@ -37,27 +37,18 @@ Points = Float[Any, "#batch point #time #lat #lon"]
 
 
 def interpolate_columns(values: Columns, pressure: Columns, points: Points) -> AtPoints:
-    """Interpolates columns linearly in log(pressure), constant outside its range.
-
-    Args:
-        pressure: pressures of the levels, positive and increasing along the level dim.
-
-    Differs from CREDIT in rounding: the weight is log(p / p_low) / log(p_high / p_low),
-    which does not cancel where levels are close.
-    """
+    """Interpolates columns linearly in log(pressure), constant outside its range."""
+    # Pressures are positive and increase along the level dim.
     xp = namespace(values, pressure, points)
     return _between(
         *(values, pressure, points),
+        # Differs from CREDIT in rounding: this does not cancel where levels are close.
         lambda low, high, point: xp.log(point / low) / xp.log(high / low),
     )
 
 
 def interpolate_linearly(values: Columns, heights: Columns, points: Points) -> AtPoints:
-    """Interpolates columns linearly in any coordinate, constant outside its range.
-
-    Args:
-        heights: coordinate of the levels, increasing along the level dim.
-    """
+    """Interpolates columns linearly in increasing heights, constant outside of them."""
     return _between(
         *(values, heights, points),
         lambda low, high, point: (point - low) / (high - low),
@@ -67,11 +58,7 @@ def interpolate_linearly(values: Columns, heights: Columns, points: Points) -> A
 def _between(
     values: Columns, x: Columns, points: Points, weight: Callable[[Any, Any, Any], Any]
 ) -> Any:
-    """Values between the levels around each point; `weight` is that of the upper one.
-
-    Args:
-        weight: function of x of the lower and the upper level, and of the point.
-    """
+    """Values between the levels around each point; `weight` is that of the upper."""
     xp = namespace(values, x, points)
     points = xp.broadcast_to(points, (x.shape[0], points.shape[1], *x.shape[2:]))
     # Number of levels with x <= point, by bisection.
@@ -82,6 +69,7 @@ def _between(
         count = xp.where((more <= x.shape[1]) & (last <= points), more, count)
         step //= 2
     upper = clip(count, 1, x.shape[1] - 1)
+    # Of x of the lower and the upper level, and of the point.
     part = weight(take_levels(x, upper - 1), take_levels(x, upper), points)
     low, high = take_levels(values, upper - 1), take_levels(values, upper)
     return low + clip(part, 0.0, 1.0) * (high - low)
@@ -98,13 +86,9 @@ def hybrid_to_hybrid(
     source: tuple[np.ndarray, np.ndarray],
     dest: tuple[np.ndarray, np.ndarray],
 ) -> AtPoints:
-    """Interpolates columns from one set of hybrid levels to another.
-
-    Args:
-        source, dest: coefficients (a in Pa, b) at the centers of the levels. Those of
-            the source are ordered from the top down or from the ground up.
-    """
+    """Interpolates columns from centers (a in Pa, b) of hybrid levels to others."""
     a, b = source
+    # The levels of the source are from the top down or from the ground up.
     if not rises(a, b):
         a, b, values = a[::-1], b[::-1], values[:, ::-1]
     grid = hybrid_pressure(a, b, surface_pressure)
@@ -125,27 +109,17 @@ _MOISTURE, _TOP = 0.609133, 0.1
 
 
 def geopotential(
-    surface_geopotential: Float[Any, "batch 1 1 lat lon"],
-    surface_pressure: Surface,
-    temperature: Columns,
-    humidity: Columns,
-    half_levels: tuple[np.ndarray, np.ndarray],
+    surface_geopotential: Float[Any, "batch 1 1 lat lon"],  # m^2 / s^2
+    surface_pressure: Surface,  # Pa
+    temperature: Columns,  # K
+    humidity: Columns,  # specific, kg / kg
+    half_levels: tuple[np.ndarray, np.ndarray],  # (a in Pa, b) of interfaces
     *,
-    flip_vertical: bool = True,
+    flip_vertical: bool = True,  # whether levels are from the top down
 ) -> Columns:
-    """Computes geopotential at the centers of hybrid levels, m^2 / s^2.
-
-    It integrates R T_v d(log p) from the ground to the centers, with the scheme of
-    Simmons and Burridge (1981).
-
-    Args:
-        surface_geopotential: (batch, 1, 1, lat, lon) m^2 / s^2.
-        surface_pressure: (batch, 1, time, lat, lon) Pa.
-        temperature: K.
-        humidity: specific humidity, kg / kg.
-        half_levels: coefficients (a in Pa, b) of the level + 1 interfaces.
-        flip_vertical: whether to sum from the last level, for levels from the top down.
-    """
+    """Computes geopotential at the centers of hybrid levels, m^2 / s^2."""
+    # The integral R T_v d(log p) from the ground to the centers, with the scheme of
+    # Simmons and Burridge (1981).
     check_interfaces("fields", temperature, half_levels)
     xp, turn = namespace(temperature), slice(None, None, -1 if flip_vertical else 1)
     interfaces = hybrid_levels(half_levels, surface_pressure)
@@ -167,14 +141,9 @@ def geopotential_of_ifs(
     humidity: Columns,
     half_levels: tuple[np.ndarray, np.ndarray],
 ) -> Columns:
-    """Computes geopotential at the centers of hybrid levels as IFS does, m^2 / s^2.
-
-    A center lies `R T_v alpha` above the lower interface of its level, with Simmons and
-    Burridge's alpha; in `geopotential` it lies as far below the upper one.
-
-    Args:
-        temperature: K, from the top down.
-    """
+    """Geopotential at the centers of levels from the top down, as IFS, m^2 / s^2."""
+    # A center lies `R T_v alpha` above the lower interface of its level, with Simmons
+    # and Burridge's alpha; in `geopotential` it lies as far below the upper one.
     check_interfaces("fields", temperature, half_levels)
     xp = namespace(temperature)
     interfaces = hybrid_levels(half_levels, surface_pressure)[:, 1:]
@@ -220,25 +189,12 @@ class ColumnState(NamedTuple):
 def to_pressure_levels(
     fields: Sequence[Columns],
     state: ColumnState,
-    levels: tuple[np.ndarray, np.ndarray],
+    levels: tuple[np.ndarray, np.ndarray],  # (a in Pa, b) at centers, from the top down
     pressures: Float[np.ndarray, " plev"],
     *,
-    temp_height: float = 150.0,
+    temp_height: float = 150.0,  # m above ground, of the level for T of the surface
 ) -> list[OnPressure]:
-    """Interpolates fields, temperature and geopotential to pressure levels.
-
-    Linear in log(p), and constant above the top level. Below the ground, fields keep
-    the value of the lowest level; temperature and geopotential follow Eqs. 16 and 15 of
-    Trenberth et al.
-
-    Args:
-        levels: coefficients (a in Pa, b) at the centers of levels, from the top down.
-        temp_height: height above the ground, m; the surface temperature is derived from
-            the nearest level.
-
-    Returns:
-        The fields, then temperature (K) and geopotential (m^2 / s^2), on `pressures`.
-    """
+    """Fields, temperature (K) and geopotential (m^2 / s^2) on pressure levels."""
     ps = state.surface_pressure
     if len(levels[0]) != state.temperature.shape[1]:
         raise ValueError(
@@ -247,10 +203,13 @@ def to_pressure_levels(
         )
     xp, target = namespace(ps), by_level(pressures, ps)
     pressure = hybrid_levels(levels, ps)
+    # Linear in log(p), and constant above the top level.
     *out, t, z = (
         interpolate_columns(x, pressure, target)
         for x in (*fields, state.temperature, state.geopotential)
     )
+    # Below the ground, fields keep the value of the lowest level; temperature and
+    # geopotential follow Eqs. 16 and 15 of Trenberth et al.
     t_below, z_below = _below_ground(state, pressure, target, temp_height)
     below = target > ps
     return [*out, xp.where(below, t_below, t), xp.where(below, z_below, z)]
@@ -288,18 +247,13 @@ _WARM, _COLD = 290.5, 255.0  # K
 
 def mean_sea_level_pressure(
     surface_pressure: Surface,
-    temperature: Surface,
+    temperature: Surface,  # near the surface, K
     surface_geopotential: Float[Any, "batch 1 1 lat lon"],
 ) -> Surface:
-    """Computes pressure at mean sea level, Pa.
-
-    It is `ps exp(x (1 - alpha x / 2 + (alpha x)^2 / 3))` with x = Phi / (R T), and ps
-    where the ground is at sea level. The lapse rate alpha and T are limited where it is
-    warm (290.5 K) or cold (255 K).
-
-    Args:
-        temperature: near the surface, K.
-    """
+    """Computes pressure at mean sea level, Pa."""
+    # ps exp(x (1 - alpha x / 2 + (alpha x)^2 / 3)) with x = Phi / (R T), and ps where
+    # the ground is at sea level. The lapse rate alpha and T are limited where it is
+    # warm (290.5 K) or cold (255 K).
     xp, t = namespace(temperature), temperature
     height = surface_geopotential / GRAVITY
     warm = t > _WARM
