@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from credit_jax.ops.compensated import errors_of_arrays, joint_error, relative_error
+from credit_jax.ops.compensated import joint_error, relative_error
 
 # Tolerances of relative errors in float32 (docs/numerics.md).
 TOLERANCES: Mapping[str, float] = {
@@ -24,6 +25,27 @@ TOLERANCES: Mapping[str, float] = {
 _FLOOR = 1e-3
 # Arrays of a gradient, those with the largest errors, that a report keeps.
 _ARRAYS = 4
+
+
+def errors_of_arrays(
+    actual: Mapping[Any, ArrayLike], expected: Mapping[Any, ArrayLike], floor: float
+) -> dict[Any, float]:
+    """The error of each array, relative to at least a share of the largest norm.
+
+    Args:
+        floor: this share; a gradient may be zero except for rounding.
+    """
+    norms = {
+        key: float(np.linalg.norm(np.asarray(array, np.float64)))
+        for key, array in expected.items()
+    }
+    least = floor * max(norms.values(), default=0.0)
+    return {
+        key: relative_error(actual[key], array)
+        * (norms[key] or 1.0)
+        / (max(norms[key], least) or 1.0)
+        for key, array in expected.items()
+    }
 
 
 class Run(Protocol):

@@ -350,11 +350,13 @@ class Power(_Zonal):
     """
 
     def __call__(self, tree: FieldTree, context: FieldContext) -> Scalar:
-        prediction, target = (
-            jnp.log(power_spectrum(field) + ZONAL_FLOOR)[..., self.wavenum_init :]
-            for field in _pair(tree, context)
-        )
-        return context.mean(jnp.square(prediction - target))
+        logs = []
+        for field in _pair(tree, context):
+            waves = jnp.fft.rfft(field, axis=-1, norm="forward")
+            power = jnp.square(waves.real) + jnp.square(waves.imag)
+            power = jnp.concatenate([power[..., :1], 2.0 * power[..., 1:]], axis=-1)
+            logs.append(jnp.log(power + ZONAL_FLOOR)[..., self.wavenum_init :])
+        return context.mean(jnp.square(logs[0] - logs[1]))
 
 
 class _ByDegree(ConfiguredLoss):
@@ -444,15 +446,6 @@ class Amse(_ByDegree):
         cross = (prediction * target).sum(axis=(3, 5))
         amplitude = power + reference - 2.0 * both
         return amplitude + 2.0 * jnp.maximum(power, reference) * (1.0 - cross / both)
-
-
-def power_spectrum(
-    field: Float[Array, "*batch lon"],
-) -> Float[Array, "*batch wavenumber"]:
-    """Zonal power by wavenumber; for rows of odd length its sum is the mean square."""
-    coefficients = jnp.fft.rfft(field, axis=-1, norm="forward")
-    power = jnp.square(coefficients.real) + jnp.square(coefficients.imag)
-    return jnp.concatenate([power[..., :1], 2.0 * power[..., 1:]], axis=-1)
 
 
 def _pair(tree: FieldTree, context: FieldContext) -> tuple[Array, Array]:

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from credit_jax.nn.parameters import Collection
 from credit_jax.ops import packed
-from credit_jax.ops.custom_vjp import pvary, varying_axes
+from credit_jax.ops.custom_vjp import varying_axes
 from credit_jax.parallel.collectives import psum_each, pvary_each
 from credit_jax.parallel.params.fsdp import split_axes
 from credit_jax.parallel.params.spec import ParamSpec
@@ -158,16 +158,6 @@ class PackedMatrices:
                         vector = part.reshape(shapes[path][side])
                         out[path] = {**out[path], side: vector}
         return out
-
-    def varying_as_matrices(self, us: Vectors) -> Vectors:
-        """Marks u as varying over the axes over which a power iteration returns it.
-
-        It varies as the matrices do, except where W v is summed.
-        """
-        return [
-            pvary(u, sorted(varying_axes(ws[0]) - {*axes}))
-            for axes, ws, u in zip(self._axes("v"), self.arrays, us, strict=True)
-        ]
 
     def power_iteration(self, us: Vectors) -> tuple[Vectors, Vectors]:
         """Returns u and v after v = W'u / |W'u| and then u = Wv / |Wv|."""

@@ -34,6 +34,7 @@ from credit_jax.nn.packed_matrices import (
 )
 from credit_jax.nn.parameters import Collection
 from credit_jax.ops.compensated import compensated_sum, parts_to_sum, quotient, two_sum
+from credit_jax.ops.custom_vjp import pvary, varying_axes
 from credit_jax.parallel.collectives import psum_each
 from credit_jax.parallel.compiler import loops_hold_collectives
 from credit_jax.parallel.params.fsdp import matrix_specs, split_axes
@@ -91,7 +92,15 @@ def init_spectral_norm(
     first = initialize(drawn, key, drawn_specs if specs else None, degrees)
     matrices = PackedMatrices.of(weights, param_specs, specs)
     start = {path: {"u": u} for path, u in first.items()}
-    us = matrices.varying_as_matrices(matrices.vectors(start, "u"))
+    # They vary as the matrices do, except where W v is summed: as what an iteration
+    # returns.
+    drawn_us = matrices.vectors(start, "u")
+    us = [
+        pvary(u, sorted(varying_axes(arrays[0]) - {*family[0].axes("v")}))
+        for u, family, arrays in zip(
+            drawn_us, matrices.families, matrices.arrays, strict=True
+        )
+    ]
     unroll = _unroll(ITERATIONS, param_specs, specs, alone=alone)
     us, all_vs = lax.scan(
         lambda us, _: matrices.power_iteration(us),

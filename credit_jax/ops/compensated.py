@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -81,21 +80,3 @@ def joint_error(
             for arrays in (actual, expected)
         )
     )
-
-
-def errors_of_arrays(
-    actual: Mapping[Any, ArrayLike], expected: Mapping[Any, ArrayLike], floor: float
-) -> dict[Any, float]:
-    """The error of each array, relative to at least `floor` times the largest norm."""
-    norms = {
-        key: float(np.linalg.norm(np.asarray(array, np.float64)))
-        for key, array in expected.items()
-    }
-    # A gradient may be zero except for rounding.
-    least = floor * max(norms.values(), default=0.0)
-    return {
-        key: relative_error(actual[key], array)
-        * (norms[key] or 1.0)
-        / (max(norms[key], least) or 1.0)
-        for key, array in expected.items()
-    }

@@ -66,17 +66,8 @@ def explicit_padding(
             f"padding is 'same' and stride {tuple(stride)}; 'same' needs stride 1. For "
             "a strided convolution give a pair (low, high) for each spatial dim"
         )
-    return tuple(
-        padding_of_same(size, spacing)
-        for size, spacing in zip(kernel, dilation, strict=True)
-    )
-
-
-def padding_of_same(kernel: int, dilation: int = 1) -> IntPair:
-    """Returns the zeros (low, high) that keep the length at stride 1."""
-    total = dilation * (kernel - 1)
-    # An odd zero goes to the end, as in torch.
-    return total // 2, total - total // 2
+    totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+    return tuple((total // 2, total - total // 2) for total in totals)
 
 
 def checked_padding(

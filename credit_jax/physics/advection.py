@@ -24,7 +24,6 @@ from credit_jax.physics.arrays import (
     hybrid_levels,
     namespace,
     num_rows,
-    row_numbers,
 )
 from credit_jax.physics.vertical import check_interfaces
 
@@ -78,8 +77,10 @@ class Advection:
         velocity = [self._level_velocity(full, latitude, step), rows, columns]
         # Level, row and column of the local grid points.
         xp, dtype = namespace(wind.u), wind.u.dtype
-        row = clip(row_numbers(wind.u, context), 0, num_rows(wind.u, context) - 1)
-        row = row.astype(dtype)[:, None]
+        num = num_rows(wind.u, context)
+        # Global indices; those of padding rows are -1.
+        row = xp.arange(num) if context is None else context.reducer.rows.global_rows()
+        row = clip(row, 0, num - 1).astype(dtype)[:, None]
         column = xp.arange(wind.u.shape[-1]).astype(dtype)
         level = xp.arange(levels).astype(dtype).reshape(-1, 1, 1, 1)
         start = [xp.broadcast_to(x, wind.u.shape) for x in (level, row, column)]

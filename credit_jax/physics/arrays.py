@@ -6,7 +6,6 @@ local rows inside `shard_map`.
 
 from __future__ import annotations
 
-import dataclasses
 from types import ModuleType
 from typing import Any
 
@@ -16,8 +15,6 @@ import numpy as np
 from jaxtyping import Shaped
 
 from credit_jax.named_fields import FieldContext
-from credit_jax.parallel.domain.halo_exchange import halo_exchange
-from credit_jax.parallel.rows.layout import Field
 
 
 def namespace(*arrays: Any) -> ModuleType:
@@ -90,13 +87,6 @@ def local_rows(
     return rows[None, None, None]
 
 
-def row_numbers(like: Array5, context: FieldContext | None) -> Shaped[Any, " rows"]:
-    """Global index of each local row of a field; -1 for padding rows."""
-    if context is None:
-        return namespace(like).arange(like.shape[-2])
-    return context.reducer.rows.global_rows()
-
-
 def fill_padding(x: Array5, value: float, context: FieldContext | None) -> Array5:
     """Replaces the values in padding rows by `value`."""
     if context is None or not context.reducer.rows.has_padding:
@@ -118,18 +108,6 @@ def global_mean(
     if context is None:
         return values.mean(axis=(-2, -1), keepdims=True)
     return context.reducer.sample_mean(values)[..., None, None]
-
-
-def with_halo(
-    x: Array5, width: int, context: FieldContext | None
-) -> Shaped[Any, "batch level time wider lon"]:
-    """Adds `width` neighboring rows on both sides, and zeros beyond the poles."""
-    if context is None:
-        xp = namespace(x)
-        return xp.pad(x, [(0, 0)] * 3 + [(width, width), (0, 0)])
-    return halo_exchange(
-        Field(x, dataclasses.replace(context.reducer.rows, dim=x.ndim - 2)), width
-    )
 
 
 def all_rows(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -19,13 +19,14 @@ import numpy as np
 from jaxtyping import Float
 
 from credit_jax.named_fields import FieldContext
+from credit_jax.parallel.domain.halo_exchange import halo_exchange
+from credit_jax.parallel.rows.layout import Field
 from credit_jax.physics.arrays import (
     clip,
     fill_padding,
     global_mean,
     namespace,
     num_rows,
-    with_halo,
 )
 
 Whole = Float[Any, "batch level time lat lon"]
@@ -204,10 +205,16 @@ class Kernel:
 
     def __call__(self, x: LevelFields, context: FieldContext | None) -> LevelFields:
         """Convolves a field; the same result on split rows as on whole ones."""
-        width = len(self.lat) // 2
-        wide = with_halo(x, width, context) if width else x
+        xp, width = namespace(x), len(self.lat) // 2
+        # Neighboring rows, and zeros beyond the poles.
+        wide = x
+        if width and context is None:
+            wide = xp.pad(x, [(0, 0)] * 3 + [(width, width), (0, 0)])
+        elif width and context is not None:
+            rows_of_x = replace(context.reducer.rows, dim=x.ndim - 2)
+            wide = halo_exchange(Field(x, rows_of_x), width)
         rows = _weighted_slices(wide, self.lat, x.shape[-2], axis=3)
-        xp, width = namespace(x), len(self.lon) // 2
+        width = len(self.lon) // 2
         wide = xp.pad(rows, [(0, 0)] * 4 + [(width, width)])
         return _weighted_slices(wide, self.lon, x.shape[-1], axis=4)
 
@@ -218,20 +225,6 @@ def gaussian(sigma: float, reach: float) -> Float[np.ndarray, " n"]:
     size = int(2 * reach + 1) | 1
     weights = np.exp(-0.5 * ((np.arange(size) - size // 2) / sigma) ** 2)
     return weights / weights.sum()
-
-
-def strong_wind_mask(
-    u: Mask,
-    v: Mask,
-    threshold: float,
-    dilation: Kernel,  # of ones, grows the region of strong wind
-    falloff: Kernel,  # smooths the edge of the region
-    context: FieldContext | None,
-) -> Mask:
-    """A smooth mask: 1 where the wind exceeds a threshold, and 0 far from there."""
-    xp = namespace(u)
-    strong = xp.sqrt(u**2 + v**2) > threshold
-    return falloff(clip(dilation(strong.astype(u.dtype), context), 0.0, 1.0), context)
 
 
 def blend_smoothed(

@@ -75,24 +75,11 @@ def _between(
     return low + clip(part, 0.0, 1.0) * (high - low)
 
 
-def hybrid_pressure(a: Any, b: Any, surface_pressure: Surface) -> Columns:
+def hybrid_pressure(
+    levels: tuple[np.ndarray, np.ndarray], surface_pressure: Surface
+) -> Columns:
     """Pressure a + b ps of hybrid levels, Pa, at least SMALLEST_PRESSURE."""
-    return clip(hybrid_levels((a, b), surface_pressure), SMALLEST_PRESSURE)
-
-
-def hybrid_to_hybrid(
-    values: Columns,
-    surface_pressure: Surface,
-    source: tuple[np.ndarray, np.ndarray],
-    dest: tuple[np.ndarray, np.ndarray],
-) -> AtPoints:
-    """Interpolates columns from centers (a in Pa, b) of hybrid levels to others."""
-    a, b = source
-    # The levels of the source are from the top down or from the ground up.
-    if not rises(a, b):
-        a, b, values = a[::-1], b[::-1], values[:, ::-1]
-    grid = hybrid_pressure(a, b, surface_pressure)
-    return interpolate_columns(values, grid, hybrid_pressure(*dest, surface_pressure))
+    return clip(hybrid_levels(levels, surface_pressure), SMALLEST_PRESSURE)
 
 
 def rises(a: np.ndarray, b: np.ndarray) -> bool:

@@ -23,7 +23,7 @@ from credit_jax.named_fields.coordinates import (
     as_values,
     on_grid,
 )
-from credit_jax.physics.arrays import all_rows, namespace
+from credit_jax.physics.arrays import all_rows, clip, namespace
 from credit_jax.physics.laplace_filter import (
     SMALLEST_GRID,
     Kernel,
@@ -31,7 +31,6 @@ from credit_jax.physics.laplace_filter import (
     filter_scalar,
     filter_wind,
     gaussian,
-    strong_wind_mask,
 )
 from credit_jax.transforms.base import (
     OUTPUT,
@@ -176,7 +175,10 @@ class WindFilter(Transform):
         dilation, sigma = Kernel(*ones), self.falloff_sigma
         # CREDIT's reach: 2 sigma along latitude, and twice that along longitude.
         falloff = Kernel(gaussian(sigma, 2 * sigma), gaussian(2 * sigma, 4 * sigma))
-        mask = strong_wind_mask(u, v, self.speed_threshold, dilation, falloff, context)
+        # 1 where the wind is strong, with a smooth edge, and 0 far from there.
+        xp = namespace(u)
+        strong = (xp.sqrt(u**2 + v**2) > self.speed_threshold).astype(u.dtype)
+        mask = falloff(clip(dilation(strong, context), 0.0, 1.0), context)
         sigmas = (
             self.smooth_sigma if width is None else width
             for width in (self.smooth_sigma_meridional, self.smooth_sigma_zonal)

@@ -36,7 +36,7 @@ from credit_jax.physics.files import (
     read_arrays,
     read_coefficients,
 )
-from credit_jax.physics.vertical import hybrid_to_hybrid
+from credit_jax.physics.vertical import hybrid_pressure, interpolate_columns, rises
 from credit_jax.transforms.base import (
     Effects,
     FieldTree,
@@ -189,13 +189,16 @@ class _LevelInterp(OfLevels, _ByEntry):
             return dict(tree)
         pressure = get_field(tree, part, self.surface_pressure_var)
         pressure = fill_padding(pressure, 1e5, context)
+        # From the top down.
+        down = slice(None, None, 1 if rises(*self._coefficients) else -1)
+        a, b = (x[down] for x in self._coefficients)
+        source = hybrid_pressure((a, b), pressure)
+        dest = hybrid_pressure(self._dest, pressure)
         moved = {}
         for key in present:
             field = get_field(tree, part, key)
             self._check_levels(part, key, field.shape[1])
-            moved[key] = hybrid_to_hybrid(
-                field, pressure, self._coefficients, self._dest
-            )
+            moved[key] = interpolate_columns(field[:, down], source, dest)
         return with_fields(tree, part, moved)
 
     def _check_levels(self, part: str, key: str, levels: int) -> None:

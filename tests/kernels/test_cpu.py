@@ -12,7 +12,7 @@ from credit_jax import ops
 from credit_jax.kernels.cpu import conv
 from credit_jax.kernels.cpu.conv import conv2d, conv3d
 from credit_jax.kernels.cpu.fourier_conv import Tiles, fourier_conv
-from credit_jax.ops.conv import NO_PADDING, padding_of_same
+from credit_jax.ops.conv import NO_PADDING
 from tests.ops.conv3d_cases import CASES as CASES_of_conv3d
 from tests.ops.conv3d_cases import arrays as arrays_of_conv3d
 from tests.ops.conv3d_cases import of_torch as of_torch_of_conv3d
@@ -72,7 +72,7 @@ def test_groups_are_the_plain_definition():
 )
 def test_sizes_of_unit_stride_choose_their_way(size, kernel, tap_by_tap):
     x, weights = jnp.asarray(draw((2, *size, 3))), jnp.asarray(draw((*kernel, 3, 4)))
-    pads = tuple(padding_of_same(n) for n in kernel)
+    pads = tuple(((n - 1) // 2, n // 2) for n in kernel)
     program = str(jax.make_jaxpr(partial(conv.conv2d, padding=pads))(x, weights))
     assert ("conv_general_dilated" not in program) == tap_by_tap
 

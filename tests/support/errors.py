@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from credit_jax.ops.compensated import errors_of_arrays, relative_error
+from benchmarks.accuracy.errors import errors_of_arrays
+from credit_jax.ops.compensated import relative_error
 
 
 def assert_close(
