@@ -38,12 +38,9 @@ def check_inputs(
     axes: MeshAxes | None = None,
     compute: Any = None,
 ) -> None:
-    """Checks names, shapes and dtypes of the inputs of a model.
-
-    Args:
-        axes: mesh axes of global arrays; None for local arrays, whose samples, rows and
-            dtype may be any.
-    """
+    """Checks names, shapes and dtypes of the inputs of a model."""
+    # axes: mesh axes of global arrays; None for local arrays, whose samples, rows and
+    # dtype may be any.
     _check_arrays("inputs", inputs, specs, axes, compute)
 
 
@@ -57,13 +54,9 @@ def check_batch(
     stacked: bool,
     num_steps: int = 1,
 ) -> None:
-    """Checks the batch of a training or evaluation step.
-
-    Args:
-        batch: global arrays by name, the inputs and "y"; transforms may need more.
-        num_steps: steps of the forecast. Inputs other than x are those of one step, or
-            of all: fields one after the other along time, vectors along their size.
-    """
+    """Checks the batch of a training or evaluation step."""
+    # num_steps: steps of the forecast. Inputs other than x are those of one step, or of
+    # all: fields one after the other along time, vectors along their size.
     expected = {**inputs, "y": output}
     how: dict[str, Any] = {"stacked": stacked, "num_steps": num_steps}
     _check_arrays("batch", batch, expected, axes, compute, **how)

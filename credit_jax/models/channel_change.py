@@ -70,10 +70,8 @@ class _ChannelDim:
 
 
 def other_shapes(base_def: ModelDef, model_def: ModelDef) -> list[str]:
-    """Lists arrays whose shapes differ by more than the numbers of channels.
-
-    Weights of a model can be those of another one if there are none.
-    """
+    """Lists arrays whose shapes differ by more than the numbers of channels."""
+    # Weights of a model can be those of another one if there are none.
     kind = model_def.config.type
     if kind not in CHANNELS_FIRST:
         raise ValueError(
@@ -104,11 +102,9 @@ def change_channels(
     *,
     seed: int = 0,
 ) -> tuple[Arrays, HostModelState]:
-    """Returns the weights of a base for a model with other channels.
-
-    New hidden channels, which layers between have for each output, begin as in a new
-    model; the layer that reads them does so with the weight 0.
-    """
+    """Returns the weights of a base for a model with other channels."""
+    # New hidden channels, which layers between have for each output, begin as in a new
+    # model; the layer that reads them does so with the weight 0.
     differ = other_shapes(base_def, model_def)
     raise_problems(differ, "beside the channels, arrays differ")
     params, state = weights
@@ -141,12 +137,9 @@ def change_moments(
 def frozen_layers(
     model_def: ModelDef, change: ChannelChange
 ) -> dict[Direction, list[str]]:
-    """Finds the layers of new channels that are frozen: such channels stay as they are.
-
-    Returns:
-        "input" or "output" -> paths of the kernels that read new inputs or make new
-        outputs, if none of them is trained or has an adapter.
-    """
+    """The frozen layers of new channels: such channels stay as they are."""
+    # Returns: "input" or "output" -> paths of the kernels that read new inputs or make
+    # new outputs, if none of them is trained or has an adapter.
     trained = {*model_def.trainable}
     trained |= model_def.low_rank.targets if model_def.low_rank else set()
     plain = replace(model_def, low_rank=None)

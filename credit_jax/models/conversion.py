@@ -151,10 +151,8 @@ def to_state_dict(
 def native_key_map(
     model_def: ModelDef, specs: Mapping[str, ParamSpec] | None = None
 ) -> KeyMap:
-    """Returns the key map of what CREDIT lacks: keys are paths, arrays stay.
-
-    Arrays of the model state are named "path.leaf", as in "head/norm.mean".
-    """
+    """Returns the key map of what CREDIT lacks: keys are paths, arrays stay."""
+    # Arrays of the model state are named "path.leaf", as in "head/norm.mean".
     entries = [
         KeyEntry(path, path, _unmoved(spec.shape), spec.shape)
         for path, spec in (model_def.param_specs if specs is None else specs).items()

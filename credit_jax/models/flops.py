@@ -22,11 +22,9 @@ def count_flops(function: Callable[..., Any], *arguments: Any) -> float:
 
 
 def gradient_flops(model_def: ModelDef) -> float:
-    """Returns the FLOPs of the gradient of one sample with respect to the weights.
-
-    The count is for one device without rematerialization; the remaining operations of a
-    training step are negligible.
-    """
+    """Returns the FLOPs of the gradient of one sample with respect to the weights."""
+    # The count is for one device without rematerialization; the remaining operations of
+    # a training step are negligible.
     shaped = jax.ShapeDtypeStruct
     weights = {p: shaped(d.shape, d.dtype) for p, d in model_def.param_specs.items()}
     specs = model_def.network_inputs.items()
@@ -42,17 +40,12 @@ def gradient_flops(model_def: ModelDef) -> float:
 
 
 def flops_of(program: Any) -> float:
-    """Returns the FLOPs of one call on one device; a multiply-add counts as two.
-
-    Matrix products and convolutions are counted in the jaxpr, so the count does not
-    depend on the backend. Elementwise operations do not count, as usual in model FLOPs
-    utilization. Recomputed operations count again, those of a scan once per iteration,
-    and unused operations (such as the gradient of the data) do not count, because XLA
-    removes them. A Pallas kernel counts by its cost estimate.
-
-    Args:
-        program: a closed jaxpr, such as `jitted.trace(...).jaxpr`.
-    """
+    """Returns the FLOPs of one call on one device; a multiply-add counts as two."""
+    # Matrix products and convolutions are counted in the jaxpr, so the count does not
+    # depend on the backend. Elementwise operations do not count, as usual in model
+    # FLOPs utilization. Recomputed operations count again, those of a scan once per
+    # iteration, and unused operations (such as the gradient of the data) do not count,
+    # because XLA removes them. A Pallas kernel counts by its cost estimate.
     return sum(map(equation_flops, needed_part(program.jaxpr).eqns))
 
 

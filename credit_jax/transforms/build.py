@@ -41,11 +41,10 @@ _MODULES = (*_MODULES, conservation, diagnostics, filters)
 def build_pipeline(
     preblocks: PreblocksConfig, postblocks: PostblocksConfig | None = None
 ) -> Pipeline:
-    """Builds the transforms of a config, and reads their files.
-
-    Raises a ConfigError that lists unknown types and invalid arguments, or a ValueError
-    where the preblocks do not end with concat, or a phase cannot run in one place.
-    """
+    """Builds the transforms of a config, and reads their files."""
+    # Raises a ConfigError that lists unknown types and invalid arguments, or a
+    # ValueError where the preblocks do not end with concat, or a phase cannot run in
+    # one place.
     pipeline = parse_pipeline(preblocks, postblocks)
     types = [block.type for block in pipeline.preblocks]
     after = types[types.index("concat") + 1 :] if "concat" in types else types
@@ -104,14 +103,10 @@ def parse_pipeline(
 def predicted_names(
     preblocks: PreblocksConfig,
 ) -> tuple[dict[str, str], frozenset[str]]:
-    """The keys that predicted variables have in the model's output, if other ones.
-
-    It builds only the blocks of type rename and hybrid_level_interp.
-
-    Returns:
-        Key in the data -> key after all preblocks; and the keys in the data of those
-        that are brought to other levels.
-    """
+    """The keys that predicted variables have in the model's output, if other ones."""
+    # It builds only the blocks of type rename and hybrid_level_interp.
+    # Returns: key in the data -> key after all preblocks; and the keys in the data of
+    # those that are brought to other levels.
     blocks = parse_pipeline(preblocks, types=("rename", "hybrid_level_interp")).blocks
     moved: set[str] = set()
     for index, block in enumerate(blocks):
@@ -163,10 +158,8 @@ def units_after(
 
 
 def notes_on_schema(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
-    """Notes variables that the data lack, which are ignored, as in CREDIT.
-
-    Also predicted variables that no normalizer has in its files.
-    """
+    """Notes variables that the data lack, which are ignored, as in CREDIT."""
+    # Also predicted variables that no normalizer has in its files.
     notes = []
     for each, previous in pipeline.with_schemas(schema):
         if isinstance(each.transform, OfVariables):
@@ -226,10 +219,8 @@ def notes_on_inverses(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
 
 
 def notes_on_initial(pipeline: Pipeline) -> list[str]:
-    """Scalers and logs of the initial state alone, which nothing undoes for the output.
-
-    A field that is fed back has the units after `ic_only`, in which it is written.
-    """
+    """Scalers and logs of the initial state that nothing undoes for the output."""
+    # A field that is fed back has the units after `ic_only`, in which it is written.
     changed = [
         f"{block.path} (type {block.type})"
         for block in pipeline.of(Phase.INITIAL)

@@ -60,12 +60,10 @@ class Concat(Transform):
     to_device: bool = True
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
-        """Joins all fields along channels: x sorted by `channel_rank`, y in its order.
-
-        The order of variables is that of input_channel_map and channel_map, which a
-        traced step needs, since JAX sorts the keys of dicts. Arrays are (batch,
-        channel, time, lat, lon) float32, or wider if traced.
-        """
+        """Joins fields along channels: x sorted by `channel_rank`, y in its order."""
+        # The order of variables is that of input_channel_map and channel_map, which a
+        # traced step needs, since JAX sorts the keys of dicts. Arrays are (batch,
+        # channel, time, lat, lon) float32, or wider if traced.
         new = {key: v for key, v in tree.items() if key not in ("input", "target")}
         inputs, targets = (by_key(tree.get(part, {})) for part in ("input", "target"))
         if not (inputs or targets):
@@ -160,11 +158,9 @@ class Reconstruct(Transform):
     out_key: str = "y_processed"
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
-        """Adds the entry `out_key`, {source: {key: (batch, level, time, lat, lon)}}.
-
-        `in_key` is (batch, channel, time, lat, lon) or (batch, channel, lat, lon), and
-        the tree has "channel_map" ("input_channel_map" for x) {key: slice}.
-        """
+        """Adds the entry `out_key`, {source: {key: (batch, level, time, lat, lon)}}."""
+        # `in_key` is (batch, channel, time, lat, lon) or (batch, channel, lat, lon),
+        # and the tree has "channel_map" ("input_channel_map" for x) {key: slice}.
         channel_map = "input_channel_map" if self.in_key == "x" else "channel_map"
         for key in (self.in_key, channel_map):
             if key not in tree:

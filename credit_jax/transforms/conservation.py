@@ -109,10 +109,8 @@ class _OnLevels(Transform):
         )
 
     def at(self, schema: TreeSchema, grid: GridCoordinates) -> _OnLevels:
-        """Returns the block with its grid in the order of the data.
-
-        Its levels are those of the predicted variables.
-        """
+        """Returns the block with its grid in the order of the data."""
+        # Its levels are those of the predicted variables.
         levels = {g.levels for g in schema.get("target", ()) if g.levels is not None}
         level_values = levels.pop() if len(levels) == 1 else None
         axes = GridCoordinates(grid.latitude, grid.longitude, level_values, grid.where)

@@ -50,10 +50,8 @@ def with_gradients(pipeline: Pipeline) -> Pipeline:
 
 
 def with_reconstruct(pipeline: Pipeline) -> Pipeline:
-    """Returns a copy that splits predictions to named fields after each step.
-
-    A `reconstruct` of "y_pred" precedes the postblocks unless one is there.
-    """
+    """Returns a copy that splits predictions to named fields after each step."""
+    # A `reconstruct` of "y_pred" precedes the postblocks unless one is there.
     phase, kind = Phase.AFTER_STEP, "reconstruct"
     if any(_splits(block, "y_pred") for block in pipeline.of(phase)):
         return pipeline
@@ -168,12 +166,10 @@ class Inverse(Transform):
 
 
 def check_feedback(pipeline: Pipeline, counts: Mapping[str, int]) -> None:
-    """Checks that the postblocks undo what the preblocks of every step do.
-
-    Two values of each channel go through the postblocks that undo preblocks, through
-    these, and through the postblocks again: they are the first ones where the next step
-    takes what the model was trained to take.
-    """
+    """Checks that the postblocks undo what the preblocks of every step do."""
+    # Two values of each channel go through the postblocks that undo preblocks, through
+    # these, and through the postblocks again: they are the first ones where the next
+    # step takes what the model was trained to take.
     previous = [
         block
         for block in pipeline.of(Phase.BEFORE_STEP)
@@ -256,11 +252,9 @@ def _splits(block: Block, entry: str) -> bool:
 
 
 def after_aligned(pipeline: Pipeline) -> Pipeline:
-    """Returns a copy for fields to which `Pipeline.aligned` has been applied.
-
-    It lacks the blocks of every step that move fields to another grid or to other
-    levels.
-    """
+    """Returns a copy for fields to which `Pipeline.aligned` has been applied."""
+    # It lacks the blocks of every step that move fields to another grid or to other
+    # levels.
     steps = pipeline.of(Phase.BEFORE_STEP)
     for index, block in enumerate(steps):
         moved = block.transform.effects.moves
@@ -293,11 +287,9 @@ def after_aligned(pipeline: Pipeline) -> Pipeline:
 
 
 def for_forcing(pipeline: Pipeline) -> Pipeline:
-    """Returns a copy for the dynamic forcing of a later step by itself.
-
-    It has the preblocks that later steps apply to it. Where one may combine forcing
-    with other fields, it normalizes nothing.
-    """
+    """Returns a copy for the dynamic forcing of a later step by itself."""
+    # It has the preblocks that later steps apply to it. Where one may combine forcing
+    # with other fields, it normalizes nothing.
     steps = [b for b in pipeline.of(Phase.BEFORE_STEP) if not b.transform.effects.moves]
     alone = all(block.by_field for block in steps)
 

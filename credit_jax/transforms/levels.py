@@ -312,10 +312,8 @@ class _Advection(OfLevels, _ByEntry):
         )
 
     def at(self, schema: TreeSchema, grid: GridCoordinates) -> _Advection:
-        """Returns the block with its rows and columns in the order of the data.
-
-        A file with another number of points is replaced, see `grid_info_file`.
-        """
+        """Returns the block with its rows and columns in the order of the data."""
+        # A file with another number of points is replaced, see `grid_info_file`.
         size = len(grid.latitude or ()), len(grid.longitude or ())
         if (self._latitude.size, self._longitude.size) != size:
             return self

@@ -140,13 +140,10 @@ class Pipeline:
     def postprocess(
         self, input_channels: Mapping[str, slice], target_channels: Mapping[str, slice]
     ) -> Postprocess | None:
-        """Returns the postblocks of every step for training and evaluation, traced.
-
-        Returns:
-            `({"x": ..., "y": ..., "y_pred": ...}, context) -> tree`, where the tree
-            also has the entries that transforms make; None if there are no
-            `postblocks.per_step`.
-        """
+        """Returns the postblocks of every step for training and evaluation, traced."""
+        # Returns: `({"x": ..., "y": ..., "y_pred": ...}, context) -> tree`, where the
+        # tree also has the entries that transforms make; None if there are no
+        # `postblocks.per_step`.
         if not self.of(Phase.AFTER_STEP):
             return None
         self.require(Phase.AFTER_STEP, Where.TRACED)
@@ -159,13 +156,11 @@ class Pipeline:
         )
 
     def aligned(self, tree: FieldTree, *phases: Phase) -> dict[str, Any]:
-        """Runs only the blocks that bring fields to the model's names and places.
-
-        These are renames, regrids, and interpolations of predicted variables to other
-        levels, on the host. A forecast of several steps needs them before it combines
-        the fields of steps: later steps do not pass through the initial phase, their
-        rows are split over devices, and predictions have these names and places.
-        """
+        """Runs only the blocks that bring fields to the model's names and places."""
+        # These are renames, regrids, and interpolations of predicted variables to other
+        # levels, on the host. A forecast of several steps needs them before it combines
+        # the fields of steps: later steps do not pass through the initial phase, their
+        # rows are split over devices, and predictions have these names and places.
         new = dict(tree)
         for block in self.blocks:
             effects = block.transform.effects
@@ -176,10 +171,8 @@ class Pipeline:
     def with_input_names(
         self, tree: FieldTree, context: StepContext = None
     ) -> dict[str, Any]:
-        """Undoes only the renames of every step, before they run again.
-
-        Blocks before a rename use the old names.
-        """
+        """Undoes only the renames of every step, before they run again."""
+        # Blocks before a rename use the old names.
         new = dict(tree)
         for block in reversed(self.of(Phase.BEFORE_STEP)):
             if block.transform.effects.renames:
@@ -187,14 +180,10 @@ class Pipeline:
         return new
 
     def divided(self, num_steps: int) -> tuple[Pipeline, Pipeline]:
-        """The preblocks that run on the host, and those that the step runs after them.
-
-        The step takes the last ones, as many as work on the fields of a shard.
-
-        Args:
-            num_steps: steps of a sample; blocks of the initial state change the target
-                of the first step alone, which the host can tell from later ones.
-        """
+        """The preblocks that run on the host, and those that the step then runs."""
+        # The step takes the last ones, as many as work on the fields of a shard.
+        # num_steps: steps of a sample; blocks of the initial state change the target of
+        # the first step alone, which the host can tell from later ones.
         start = 0
         for end, block in enumerate(self.preblocks, 1):
             initial = (
@@ -335,10 +324,8 @@ class Units:
     def normalize(
         self, array: Shaped[Any, "batch channel ..."], context: StepContext = None
     ) -> ChannelsOut:
-        """Converts channels of the data in physical units to channels of y.
-
-        Arrays may have a time dim, (batch, channel, time, lat, lon), or none.
-        """
+        """Converts channels of the data in physical units to channels of y."""
+        # Arrays may have a time dim, (batch, channel, time, lat, lon), or none.
         return _applied(self.blocks, array, self.data, self.model.keys, context)
 
     def denormalize(

@@ -51,11 +51,9 @@ def standardize(
     factor: Shaped[np.ndarray, ...],
     local_rows: Callable[..., Any] | None = None,
 ) -> Shaped[Any, "batch level time lat lon"]:
-    """Computes `(x - shift) / factor`, in the dtype of x for JAX arrays.
-
-    Shift and factor are broadcast to x, or to the whole field that x is a shard of, of
-    which `local_rows` selects the rows.
-    """
+    """Computes `(x - shift) / factor`, in the dtype of x for JAX arrays."""
+    # Shift and factor are broadcast to x, or to the whole field that x is a shard of,
+    # of which `local_rows` selects the rows.
     if namespace(x) is np:
         return (x - shift) / factor
     # In float32 a float64 shift is two numbers: rounded to one, a mean of 280 K would
@@ -99,10 +97,8 @@ class _Log(_Elementwise):
     eps: PositiveFloat = 1e-8
 
     def formula(self, x: Any) -> Any:
-        """Computes the formula, which is 0 at 0 and NaN below -eps.
-
-        For numpy arrays, the logarithm is computed in float64 and rounded once.
-        """
+        """Computes the formula, which is 0 at 0 and NaN below -eps."""
+        # For numpy arrays, the logarithm is computed in float64 and rounded once.
         name, x = _LOG[self.base], x + self.eps
         offset = getattr(math, name)(self.eps)
         if namespace(x) is jnp:

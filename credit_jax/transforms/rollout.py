@@ -88,11 +88,9 @@ def constant_fields(first: NamedFields) -> dict[str, dict[str, Any]]:
 def fields_of_rollout(
     first: NamedFields, later: Sequence[NamedFields]
 ) -> dict[str, FieldTree]:
-    """Collects the fields that later steps need in addition to the prediction.
-
-    They are "forcing" (batch, level, later step, lat, lon) and "static" (batch, level,
-    1, lat, lon), every input that is neither prognostic nor dynamic forcing.
-    """
+    """Collects the fields that later steps need in addition to the prediction."""
+    # They are "forcing" (batch, level, later step, lat, lon) and "static" (batch,
+    # level, 1, lat, lon), every input that is neither prognostic nor dynamic forcing.
     steps = [by_key(fields) for fields in later]
     forcing = {
         key: np.concatenate([fields[key] for fields in steps], axis=2)
@@ -104,11 +102,9 @@ def fields_of_rollout(
 def initial_entries(
     pipeline: Pipeline, raw: NamedFields, physical: NamedFields
 ) -> dict[str, FieldTree]:
-    """Collects the named fields of the first step that transforms need besides x.
-
-    Of raw fields static ones, and the state before `preblocks.per_step`, but with the
-    names, grid and levels after them.
-    """
+    """Collects the named fields of the first step that transforms need besides x."""
+    # Of raw fields static ones, and the state before `preblocks.per_step`, but with the
+    # names, grid and levels after them.
     entries: dict[str, FieldTree] = {}
     if pipeline.needs("x_physical"):
         entries["x_physical"] = newest(pipeline.state(physical))
@@ -120,13 +116,11 @@ def initial_entries(
 
 @dataclass(frozen=True)
 class Advance:
-    """Computes the input of the next step: (tree, forcing, static, context) -> carry.
+    """The input of the next step: (tree, forcing, static, context) -> carry."""
 
-    Raises:
-        ValueError: a transform of `preblocks.per_step` runs on the host only, one that
-            moves fields to another grid or levels cannot run before the others, or
-            postblocks do not undo what preblocks do.
-    """
+    # Raises ValueError: a transform of `preblocks.per_step` runs on the host only, one
+    # that moves fields to another grid or levels cannot run before the others, or
+    # postblocks do not undo what preblocks do.
 
     # The transforms, whose `preblocks.per_step` are applied to the new input.
     pipeline: Pipeline
@@ -161,11 +155,9 @@ class Advance:
         static: NamedFields,
         context: FieldContext,
     ) -> dict[str, Any]:
-        """Returns "x" and, if a transform needs it, "x_physical" of the next step.
-
-        They are of the tree after a step, of dynamic forcing of the next one, (batch,
-        level, 1, rows, lon), and of fields that do not change.
-        """
+        """Returns "x" and, if a transform needs it, "x_physical" of the next step."""
+        # They are of the tree after a step, of dynamic forcing of the next one, (batch,
+        # level, 1, rows, lon), and of fields that do not change.
         if OUTPUT not in tree:
             raise ValueError(
                 "a forecast of several steps feeds named fields back in physical "
@@ -229,12 +221,10 @@ class Backprop:
 
 @dataclass(frozen=True)
 class Rollout:
-    """A forecast of one or more steps: what is done before and after the model.
+    """A forecast of one or more steps: what is done before and after the model."""
 
-    Raises:
-        ValueError: there are several steps, and `advance` is None; or there is not one
-            weight for each step.
-    """
+    # Raises ValueError: there are several steps, and `advance` is None; or there is not
+    # one weight for each step.
 
     num_steps: int = 1  # number of steps
     postprocess: Postprocess | None = None  # transforms after every step; None for none
@@ -278,10 +268,8 @@ class Rollout:
     def prepared(
         self, batch: FieldTree, context: FieldContext
     ) -> tuple[dict[str, Any], Array | None]:
-        """Returns a batch with x and y, and how suspicious its values are.
-
-        The latter is None if the batch has x and y already.
-        """
+        """Returns a batch with x and y, and how suspicious its values are."""
+        # The latter is None if the batch has x and y already.
         if self.prepare is None or RAW["x"] not in batch:
             return dict(batch), None
         return self.prepare(batch, context)
@@ -312,11 +300,9 @@ class Rollout:
         carry: FieldTree,
         index: Array | int = 0,
     ) -> dict[str, Array]:
-        """Returns the inputs of the model in the step `index`, from 0.
-
-        Those other than x are of one step, which are used in every step, or of all
-        steps: fields concatenated along time, vectors along their size.
-        """
+        """Returns the inputs of the model in the step `index`, from 0."""
+        # Those other than x are of one step, which are used in every step, or of all
+        # steps: fields concatenated along time, vectors along their size.
         # x has its members since `first_carry`.
         inputs = {"x": self.clamped(carry["x"])}
         for name in (name for name in shapes if name != "x"):

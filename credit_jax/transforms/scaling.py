@@ -334,11 +334,9 @@ def scale(
     per_point: bool = False,
     context: StepContext = None,
 ) -> LevelFields:
-    """Transforms a field (batch, level, time, lat, lon), or inverts the transform.
-
-    A channel of the scaler is a level, a longitude for a scaler with channels last, or
-    a grid point. JAX arrays have the dtype of x, numpy arrays the promoted one.
-    """
+    """Transforms a field (batch, level, time, lat, lon), or inverts the transform."""
+    # A channel of the scaler is a level, a longitude for a scaler with channels last,
+    # or a grid point. JAX arrays have the dtype of x, numpy arrays the promoted one.
     rows_of_grid = x.shape[-2] if context is None else context.reducer.rows.size
     grid = rows_of_grid, x.shape[-1]
     if isinstance(scaler, QuantileScaler):

@@ -114,10 +114,9 @@ class Extremes:
 
 @dataclass(frozen=True, eq=False)
 class Digests:
-    """A t-digest of each channel, by the package crick, as in bridgescaler.
+    """A t-digest of each channel, by the package crick, as in bridgescaler."""
 
-    Values that are not finite are ignored.
-    """
+    # Values that are not finite are ignored.
 
     digests: Sequence[Any]  # crick's digest of each channel
 
@@ -215,10 +214,8 @@ def load_statistics(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def merge_trees(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges the leaves of two nested dicts of statistics with the same keys.
-
-    One of them may be empty.
-    """
+    """Merges the leaves of two nested dicts of statistics with the same keys."""
+    # One of them may be empty.
     if not first or not second:
         return dict(first or second)
     return {

@@ -39,10 +39,9 @@ from credit_jax.parallel.rows.layout import Field, Layout
 
 
 class PatchEmbed(nnx.Module):
-    """CREDIT's CubeEmbedding: convolution with stride = kernel = patch, LayerNorm.
+    """CREDIT's CubeEmbedding: convolution with stride = kernel = patch, LayerNorm."""
 
-    The kernel covers all frames, which are folded into the channels (channel * time).
-    """
+    # The kernel covers all frames, which are folded into the channels (channel * time).
 
     def __init__(
         self, channel_in: int, channel_out: int, frames: int, patch: IntPair
@@ -58,10 +57,9 @@ class PatchEmbed(nnx.Module):
 
 
 class _PatchProjection(nnx.Module):
-    """Projection of patches; its kernel (time, height, width, in, out) is a Conv3d's.
+    """Projection of patches; its kernel (time, height, width, in, out): a Conv3d."""
 
-    It has no spectral norm.
-    """
+    # It has no spectral norm.
 
     def __init__(self, channel_in: int, channel_out: int, size: Sequence[int]) -> None:
         fan_in = channel_in * size[0] * size[1] * size[2]
@@ -263,12 +261,9 @@ FrameFold = Literal["channel", "mean"]
 
 
 def fold_frames(x: Frames, fold: FrameFold) -> Float[Array, "batch rows lon folded"]:
-    """Folds the frames of x into channels, NHWC.
-
-    Args:
-        fold: see `FrameFold`. "mean" is torch's avg_pool3d with a kernel of two frames:
-            a third frame is ignored, and a single frame is used unchanged.
-    """
+    """Folds the frames of x into channels, NHWC."""
+    # fold: see `FrameFold`. "mean" is torch's avg_pool3d with a kernel of two frames: a
+    # third frame is ignored, and a single frame is used unchanged.
     if fold == "mean":
         x = x[:, :, :2].mean(2, keepdims=True)
     batch, channels, time, rows, lon = x.shape
@@ -300,15 +295,7 @@ def enter(
     padding: PaddingConfig | None = None,
     fold: FrameFold = "channel",
 ) -> Field:
-    """Folds frames into channels, converts to an NHWC field, and pads it.
-
-    Args:
-        x: (batch, channel, time, rows, lon), local samples and rows.
-        height: global number of rows of `x`.
-        context: gives the shards.
-        padding: an active padding, or None.
-        fold: how frames become channels, see `FrameFold`.
-    """
+    """Folds frames into channels, converts to an NHWC field, and pads it."""
     field = Field(fold_frames(x, fold), context.rows(height))
     if padding is None:
         return field
@@ -317,16 +304,7 @@ def enter(
 
 @jax.named_scope(OUTPUT)
 def leave(field: Field, config: PaddedConfig, *, interpolate: bool) -> Prediction:
-    """Crops the padding, interpolates to the output grid, and unfolds frames.
-
-    Args:
-        field: (batch, lat, lon, channel_out * time_out), output of the network.
-        config: config of the model.
-        interpolate: whether to interpolate to the output grid.
-
-    Returns:
-        (batch, channel_out, time_out, rows, lon), rows in equal blocks.
-    """
+    """Crops the padding, interpolates to the output grid, and unfolds frames."""
     pad, output = config.padding, config.output
     if pad is not None:
         field = crop_globe(field, lat=pad.pad_lat, lon=pad.pad_lon)

@@ -50,12 +50,11 @@ DENSE: FeedForwards = (FeedForward, FeedForward)
 
 
 class CrossEmbed(nnx.Module):
-    """Convolutions of several kernel sizes and one stride, concatenated.
+    """Convolutions of several kernel sizes and one stride, concatenated."""
 
-    Padding is that of `parallel.domain.conv.scale_padding`. Kernel i of ascending
-    sizes (from 0) has channel_out // 2**(i + 1) output channels, the largest has the
-    remaining ones.
-    """
+    # Padding is that of `parallel.domain.conv.scale_padding`. Kernel i of ascending
+    # sizes (from 0) has channel_out // 2**(i + 1) output channels, the largest has the
+    # remaining ones.
 
     def __init__(
         self,
@@ -100,11 +99,10 @@ class CrossEmbed(nnx.Module):
 
 
 class TransformerBlock(nnx.Module):
-    """Short attention, feed-forward, long attention, feed-forward, each with residual.
+    """Short attention, feed-forward, long attention, feed-forward, all residual."""
 
-    Input and output have the layout of short windows. Long attention and the layer
-    after it use the layout of long windows, so a block reshards twice.
-    """
+    # Input and output have the layout of short windows. Long attention and the layer
+    # after it use the layout of long windows, so a block reshards twice.
 
     ready_of = ("position_bias",)
 
@@ -210,12 +208,11 @@ def decoder_blocks(
 
 
 class EncoderDecoder(nnx.Module):
-    """Base class of the models of the family.
+    """Base class of the models of the family."""
 
-    Subclasses may set the layers that make vectors of the time of a diffusion process,
-    which are added to the outputs of the stages, and those that add noise to the
-    outputs of the stages and of the blocks of the decoder.
-    """
+    # Subclasses may set the layers that make vectors of the time of a diffusion
+    # process, which are added to the outputs of the stages, and those that add noise to
+    # the outputs of the stages and of the blocks of the decoder.
 
     config: Any
     time_embedding: Any = None

@@ -313,10 +313,8 @@ PADDED_EMBEDDINGS = key_table(
 
 
 def transformer_layers(*, linear: bool = False) -> Iterator[Rule]:
-    """The stacked layers of the stages; the projections are 1 x 1 convolutions.
-
-    Or, with `linear`, linear layers, separate ones for q, k and v.
-    """
+    """The stacked layers of the stages; the projections are 1 x 1 convolutions."""
+    # Or, with `linear`, linear layers, separate ones for q, k and v.
     layer, from_heads = "pointwise", "pointwise_from_heads"
     qkv = "to_qkv.weight  to_qkv/kernel  (n h d) i 1 1 -> i n h d"
     if linear:

@@ -164,10 +164,8 @@ class WXFormerMoEConfig(WXFormerConfig):
     def auxiliary_losses(
         self, batch_stats: Mapping[str, Mapping[str, Array]]
     ) -> dict[str, Float[Array, ""]]:
-        """Returns the weighted sums of losses over all expert layers, by name.
-
-        Losses of weight 0 are omitted; see `ModelConfig.auxiliary_losses`.
-        """
+        """Returns the weighted sums of losses over all expert layers, by name."""
+        # Losses of weight 0 are omitted; see `ModelConfig.auxiliary_losses`.
         layers = batch_stats.values()
         losses = {}
         if self.moe_aux_loss_weight:
@@ -372,12 +370,11 @@ class DiffusionCrossFormer(EncoderDecoder):
 
 
 class StageTimeEmbedding(nnx.Module):
-    """Embeds the diffusion time into vectors to add to the outputs of all stages.
+    """Embeds the diffusion time into vectors to add to the outputs of all stages."""
 
-    CREDIT computes the embedding twice in a forward pass and discards the second
-    result. Spectral norm therefore iterates twice, and the weights are those of the
-    first call.
-    """
+    # CREDIT computes the embedding twice in a forward pass and discards the second
+    # result. Spectral norm therefore iterates twice, and the weights are those of the
+    # first call.
 
     def __init__(self, dim: tuple[int, ...]) -> None:
         self.first = Linear(1, dim[0], calls=2)
@@ -494,11 +491,10 @@ class EnsembleCrossFormer(CrossFormer):
 
 
 class NoiseInjection(nnx.Module):
-    """CREDIT's StochasticDecompositionLayer.
+    """CREDIT's StochasticDecompositionLayer."""
 
-    x + factor * noise * style(z) * modulation, with noise N(0, 1) at every point and
-    channel, and a linear layer `style` of the latent noise z of each sample.
-    """
+    # x + factor * noise * style(z) * modulation, with noise N(0, 1) at every point and
+    # channel, and a linear layer `style` of the latent noise z of each sample.
 
     def __init__(self, name: str, latent: int, channels: int, factor: float) -> None:
         self.name = name

@@ -50,11 +50,10 @@ from credit_jax.state_dict.torch_model import TorchModel, Upgrade
 
 
 class LevelAttention(nnx.Module):
-    """CREDIT's ColumnAttention: tokens are levels, their channels the variables.
+    """CREDIT's ColumnAttention: tokens are levels, their channels the variables."""
 
-    Its result is added to the field. The linear layers have no bias and no spectral
-    norm.
-    """
+    # Its result is added to the field. The linear layers have no bias and no spectral
+    # norm.
 
     def __init__(self, variables: int, levels: int, heads: int, stride: int) -> None:
         self.variables, self.levels, self.stride = variables, levels, stride
@@ -120,11 +119,10 @@ EXPANSION = 2
 
 
 class SpectralNodes(nnx.Module):
-    """CREDIT's SpectralGNNBottleneck: points to nodes, a network at each node, back.
+    """CREDIT's SpectralGNNBottleneck: points to nodes, a network at each node, back."""
 
-    Each shard sums over its own rows, and a `psum` of (batch, node, channel) sums over
-    shards. The weights depend on the grid, as they have a value for every point.
-    """
+    # Each shard sums over its own rows, and a `psum` of (batch, node, channel) sums
+    # over shards. The weights depend on the grid, as they have a value for every point.
 
     tp_plan = (("up", "down"),)
 
@@ -332,10 +330,8 @@ class NextGenWXFormer(nnx.Module):
     def __call__(
         self, inputs: Mapping[str, Array], context: Context
     ) -> Float[Array, "batch channel_out 1 rows lon"]:
-        """Predicts from local samples and rows, in block layout over the domain axis.
-
-        Frames are folded into channels as (time * channel).
-        """
+        """Predicts from local samples and rows, in blocks over the domain axis."""
+        # Frames are folded into channels as (time * channel).
         config, x = self.config, inputs["x"]
         layout = context.rows(config.image_height)
         batch, _, time, rows, lon = x.shape

@@ -188,10 +188,8 @@ def linear_betas(timesteps: int) -> PerStep:
 
 
 def cosine_betas(timesteps: int, s: float = 0.008) -> PerStep:
-    """Cosine schedule: Nichol and Dhariwal (2021).
-
-    alpha_bar(t) is proportional to cos^2((t / T + s) / (1 + s) pi / 2).
-    """
+    """Cosine schedule: Nichol and Dhariwal (2021)."""
+    # alpha_bar(t) is proportional to cos^2((t / T + s) / (1 + s) pi / 2).
     t = np.linspace(0, timesteps, timesteps + 1) / timesteps
     return _betas_of(np.cos((t + s) / (1 + s) * np.pi * 0.5) ** 2)
 
@@ -199,11 +197,9 @@ def cosine_betas(timesteps: int, s: float = 0.008) -> PerStep:
 def sigmoid_betas(
     timesteps: int, start: float = -3, end: float = 3, tau: float = 1
 ) -> PerStep:
-    """Sigmoid schedule: Jabri et al. (2022), figure 8.
-
-    alpha_bar(t) follows a sigmoid from `start` to `end` with temperature `tau`. The
-    values at both ends are computed in float32, as in CREDIT.
-    """
+    """Sigmoid schedule: Jabri et al. (2022), figure 8."""
+    # alpha_bar(t) follows a sigmoid from `start` to `end` with temperature `tau`. The
+    # values at both ends are computed in float32, as in CREDIT.
     t = np.linspace(0, timesteps, timesteps + 1) / timesteps
     first, last = (
         np.float64(np.float32(1.0 / (1.0 + np.exp(-np.float64(np.float32(x / tau))))))
@@ -227,12 +223,10 @@ def _betas_of(alphas_cumprod: Float[np.ndarray, " edge"]) -> PerStep:
 
 
 def ddim_times(timesteps: int, samples: int) -> list[int]:
-    """Returns the steps of DDIM, from T - 1 down to -1, which is the sample itself.
-
-    They are `samples` + 1 numbers from -1 to T - 1, equally spaced in float32 as by
-    torch.linspace (each half from its end, with product and sum rounded once), then
-    truncated towards 0.
-    """
+    """Returns the steps of DDIM, from T - 1 down to -1, which is the sample itself."""
+    # They are `samples` + 1 numbers from -1 to T - 1, equally spaced in float32 as by
+    # torch.linspace (each half from its end, with product and sum rounded once), then
+    # truncated towards 0.
     first, last = np.float64(-1), np.float64(timesteps - 1)
     step = np.float64(np.float32(last - first) / np.float32(samples))
     index = np.arange(samples + 1)
@@ -319,11 +313,9 @@ class Process:
         return {name: table.astype(np.float32) for name, table in wide.items()}
 
     def noised(self, target: NoisySample, context: Context) -> Noised:
-        """Adds the noise of a random step to each sample of a target.
-
-        Draws "time", "noise", of log-uniform noise "noise scale", and with an offset
-        "noise offset" from the noise of the context.
-        """
+        """Adds the noise of a random step to each sample of a target."""
+        # Draws "time", "noise", of log-uniform noise "noise scale", and with an offset
+        # "noise offset" from the noise of the context.
         batch, channels = target.shape[:2]
         time = context.uniform_integer("time", batch, len(self.betas))
         noise = self._noise("noise", batch, context).astype(target.dtype)
@@ -349,13 +341,10 @@ class Process:
         )
 
     def sample(self, network: Network, batch: int, context: Context) -> NoisySample:
-        """Draws samples by DDPM or DDIM, with a `lax.scan` over the steps.
-
-        With `num_samples` 0, the samples are the initial noise.
-
-        Draws "start", and "step" at every step that adds noise, with the index of the
-        step folded into the key. The sampler computes in float32 or wider.
-        """
+        """Draws samples by DDPM or DDIM, with a `lax.scan` over the steps."""
+        # With `num_samples` 0, the samples are the initial noise.
+        # Draws "start", and "step" at every step that adds noise, with the index of the
+        # step folded into the key. The sampler computes in float32 or wider.
         dtype = context.precision.wide
         start = self._noise("start", batch, context).astype(dtype)
         start = pvary(start, context.axes.batch)

@@ -70,14 +70,10 @@ def nearest_edges(
     longitude: Float[np.ndarray, " lon"],
     neighbors: int,
 ) -> xr.Dataset:
-    """Returns an edge file of a grid, as CREDIT's `graph_edges_knn` writes it.
-
-    Args:
-        latitude, longitude: coordinates of the rows and columns, degrees; longitudes
-            of 180 or more become negative.
-        neighbors: number of the nearest points that each is joined to, among them
-            itself.
-    """
+    """Returns an edge file of a grid, as CREDIT's `graph_edges_knn` writes it."""
+    # latitude, longitude: coordinates of the rows and columns, degrees; longitudes of
+    # 180 or more become negative.
+    # neighbors: number of the nearest points that each is joined to, among them itself.
     east = (longitude + 180.0) % 360.0 - 180.0
     lon, lat = (x.ravel() for x in np.meshgrid(east, latitude))
     a, b = np.deg2rad(lat), np.deg2rad(lon)
@@ -154,10 +150,9 @@ GATES = ("z_x", "z_h", "r_x", "r_h", "h_x", "h_h")
 
 
 class NodeNorm(nnx.Module):
-    """(x - mean) / (deviation + epsilon) over all nodes, for each sample and channel.
+    """(x - mean) / (deviation + epsilon) over all nodes, of each sample and channel."""
 
-    Scale and bias exist but are not used, as in CREDIT.
-    """
+    # Scale and bias exist but are not used, as in CREDIT.
 
     def __init__(self, channels: int) -> None:
         self.scale = parameter(constant(1.0), (channels,), ("embed",))
@@ -257,11 +252,10 @@ class GraphAttention(nnx.Module):
 
 
 class GraphBlock(nnx.Module):
-    """Attention, two linear layers, a residual sum, a norm, and gates.
+    """Attention, two linear layers, a residual sum, a norm, and gates."""
 
-    The carry has the field "x", which after the first block is the state of the gates,
-    the parameters "gates", and the edge embeddings "along".
-    """
+    # The carry has the field "x", which after the first block is the state of the
+    # gates, the parameters "gates", and the edge embeddings "along".
 
     def __init__(self, channels: int, attention: GraphAttention) -> None:
         self.attention = attention

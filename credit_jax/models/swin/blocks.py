@@ -67,10 +67,9 @@ class OffsetBias(nnx.Module):
 
 
 class PairBias(nnx.Module):
-    """CREDIT's position bias (Swin V2 CR): a network over offsets of pairs of tokens.
+    """The position bias of Swin V2 CR: a network over offsets of pairs of tokens."""
 
-    In training it has dropout independently of the rates of the config.
-    """
+    # In training it has dropout independently of the rates of the config.
 
     def __init__(
         self, heads: int, window: IntPair, *, hidden: int = 384, dropout: float = 0.125
@@ -262,12 +261,11 @@ class Mlp(nnx.Module):
 
 
 class SwinBlock(nnx.Module):
-    """x + norm(attention(x)), then x + norm(feed_forward(x)).
+    """x + norm(attention(x)), then x + norm(feed_forward(x))."""
 
-    Input and output have complete windows on every shard. A shifted block rolls the
-    field, keeping its layout, so its windows cross the borders of the windows of the
-    previous block.
-    """
+    # Input and output have complete windows on every shard. A shifted block rolls the
+    # field, keeping its layout, so its windows cross the borders of the windows of the
+    # previous block.
 
     def __init__(
         self,

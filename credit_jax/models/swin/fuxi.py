@@ -342,10 +342,9 @@ class PatchHead(nnx.Module):
 
 
 class Film(nnx.Module):
-    """Feature-wise modulation: scale and shift of channels, linear in a vector.
+    """Feature-wise modulation: scale and shift of channels, linear in a vector."""
 
-    It has no spectral norm: CREDIT adds the layer after applying it to the others.
-    """
+    # It has no spectral norm: CREDIT adds the layer after applying it to the others.
 
     def __init__(self, size: int, channels: int) -> None:
         init = torch_uniform(size)

@@ -172,10 +172,9 @@ class GlobalAttention(nnx.Module):
 
 
 class Convolution(nnx.Module):
-    """A convolution as a block: the first, the last, or one that halves the grid.
+    """A convolution as a block: the first, the last, or one that halves the grid."""
 
-    With `doubles` it follows a nearest interpolation to twice the grid.
-    """
+    # With `doubles` it follows a nearest interpolation to twice the grid.
 
     def __init__(
         self,
@@ -486,10 +485,9 @@ class DiffusionUNet(nnx.Module):
 
 
 class LevelBlocks(nnx.Module):
-    """The blocks of a level, which the model runs one by one.
+    """The blocks of a level, which the model runs one by one."""
 
-    Layers of different kinds have different paths, as in the keys of checkpoints.
-    """
+    # Layers of different kinds have different paths, as in the keys of checkpoints.
 
     def __init__(
         self,
