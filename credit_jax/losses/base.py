@@ -33,15 +33,12 @@ Loss: TypeAlias = Callable[[FieldTree, FieldContext], Array]
 
 
 class CompositeLoss(abc.ABC):
-    """A `Loss` with several logged parts, and optionally with trained parameters.
-
-    `loss(tree, context)` is `loss.total(loss.parts(tree, context), context)`. In
-    training, the parameters are in `context.loss_parameters`.
-    """
+    """A `Loss` with several logged parts, and optionally with trained parameters."""
 
     @property
     def parameters(self) -> Mapping[str, np.ndarray]:
         """Initial values of the parameters that are trained with the model, by name."""
+        # In training, they are in `context.loss_parameters`.
         return {}
 
     @abc.abstractmethod
@@ -127,13 +124,7 @@ class PointwiseLoss(ConfiguredLoss):
     def values(
         self, prediction: Array, target: Array, context: FieldContext
     ) -> ChannelFields:
-        """Computes the values.
-
-        Args:
-            prediction: (samples, channel, time, rows, lon).
-            target: the same shape: it is repeated for the members of an ensemble.
-            context: global means and channels.
-        """
+        """Computes the values; the target is repeated for members of an ensemble."""
 
     def __call__(self, tree: FieldTree, context: FieldContext) -> Scalar:
         target = context.repeat_members(tree["y"])

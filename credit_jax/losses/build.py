@@ -105,15 +105,11 @@ class BaseLoss(WeightArgs, CompositeLoss):
         channels: Mapping[str, int],
         *,
         row_weights: Float[np.ndarray, " lat"] | None = None,
-        variances: Mapping[str, float] | None = None,
-        level_weights: Mapping[str, np.ndarray] | None = None,
+        variances: Mapping[str, float] | None = None,  # by key; 1 for a missing one
+        level_weights: Mapping[str, np.ndarray] | None = None,  # by key, too
         validation: bool = False,
     ) -> BaseLoss:
-        """Builds the loss of the arguments of the section, or that of validation.
-
-        Weights of rows are (lat,); variances of targets and weights of their levels are
-        by key, 1 for a missing one.
-        """
+        """Builds the loss of the arguments of the section, or that of validation."""
         loss = parse(cls, args, SECTION)
         scaled = loss.var_weighting in SCALED
         if scaled and variances is None:
@@ -360,19 +356,10 @@ def build_loss(
 def build_channel_weights(
     weights: Mapping[str, Any], channels: Mapping[str, int]
 ) -> Float[np.ndarray, " channel"]:
-    """Expands `loss.variable_weights` to every target channel.
-
-    Args:
-        weights: one number for each variable, or one for each of its levels.
-        channels: number of channels of each target variable, in channel order. A name
-            may be a whole key ("ERA5/prognostic/3d/U"), whose last part is used.
-
-    Returns:
-        (channel,) float32.
-
-    Differs from CREDIT: weights are matched by name, not by their order in the file,
-    and one number for a variable with levels applies to all of them.
-    """
+    """Expands `loss.variable_weights` to every target channel."""
+    # A name may be a whole key ("ERA5/prognostic/3d/U"), whose last part is used.
+    # Differs from CREDIT: weights are matched by name, not by their order in the file,
+    # and one number for a variable with levels applies to all of them.
     names = [key.rsplit("/", 1)[-1] for key in channels]
     missing = [name for name in names if name not in weights]
     unknown = [name for name in weights if name not in names]
@@ -429,12 +416,7 @@ def _weights_by_key(
     levels: Mapping[str, Sequence[float] | None],
     tendencies: Mapping[str, Sequence[float]] | None,
 ) -> dict[str, np.ndarray]:
-    """Weights of the channels of each variable by level and by tendency; {} for 1.
-
-    A variable of one channel without a level has the weight 1. Weights by tendency are
-    1 / variance with mean 1; channels without a variance, such as diagnostic ones, keep
-    their weights.
-    """
+    """Weights of the channels of each variable by level and by tendency; {} for 1."""
     weights: dict[str, np.ndarray] = {}
     section = config.level_weights
     if section is not None:
@@ -462,6 +444,8 @@ def _weights_by_key(
             "loss.tendency_weights needs the variances of its file "
             "(`build_loss(config, channels, tendencies=...)`)"
         )
+    # 1 / variance with mean 1; channels without a variance, such as diagnostic ones,
+    # keep their weights.
     inverse = {key: 1 / np.asarray(values) for key, values in tendencies.items()}
     mean = np.concatenate([*inverse.values(), *([] if inverse else [[1.0]])]).mean()
     return {

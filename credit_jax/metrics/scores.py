@@ -268,14 +268,18 @@ class BoundMetric:
 
     def scores(self, tree: FieldTree, context: FieldContext) -> dict[str, Array]:
         """Computes the weighted mean over variables, and the score of each variable."""
+        # Differs from CREDIT: takes "y_pred" and "y" if the postblocks do not make both
+        # "y_processed" and "y_target_processed", where CREDIT raises KeyError.
         prediction, target, context = self.variables.pair(
             tree, context, normalized=True
         )
         mean_fields = None
         if isinstance(self.metric, AnomalyMetric):
             read = self.climatology
+            # In the units of the scored fields; read when this is traced.
             fields = {} if read is None else read(self.metric.climatology_path)
             mean_fields = local_climatology(fields, target, context)
+        # Members of an ensemble are scored one by one, as in CREDIT.
         target = context.repeat_members(target)
         values = self.metric(Pair(prediction, target, mean_fields, context))
         keys = context.layout.keys
@@ -318,12 +322,7 @@ class Metrics:
 def parse_metrics(
     config: MetricsConfig | None, *, has_climatology: bool = False
 ) -> dict[str, tuple[MetricArgs, ConfiguredMetric]]:
-    """Parses the metrics of a section, in its order; None is CREDIT's default set.
-
-    Returns:
-        Name -> the arguments that all metrics accept, of which those of a metric
-        override the shared ones of "combined"; and the metric with its own arguments.
-    """
+    """Parses the metrics of a section, in its order; None is CREDIT's default set."""
     if config is None:
         default = {"rmse": Rmse(), "r2score": R2Score(), "bias": Bias()}
         if has_climatology:
@@ -343,6 +342,7 @@ def parse_metrics(
         if unknown:
             nearest = nearest_key(unknown[0], [*cls.model_fields, *common_fields])
             raise ValueError(f"{path}.{unknown[0]}: unknown key; {nearest}")
+        # Those of a metric override the shared ones of "combined".
         common_args = parse(MetricArgs, {**shared, **common}, path)
         return common_args, parse(cls, specific, path)
 
@@ -372,20 +372,7 @@ def build_metrics(
     climatology: Climatologies | None = None,
     variances: Variances = target_variances,
 ) -> Metrics:
-    """Builds the metrics of a run; None is CREDIT's default set.
-
-    Members of an ensemble are scored one by one, as in CREDIT. The result is a function
-    `(tree, context) -> {"rmse": mean over variables, "rmse/ERA5/...": one variable,
-    ...}`. It scores "y_processed" and "y_target_processed", or "y_pred" and "y" if the
-    postblocks do not make both. The channels and weights of the section replace those
-    of the context. Mean fields are in the units of the scored fields; `acc` and
-    `activity` read them when they are traced.
-
-    Differs from CREDIT: scores "y_pred" and "y" if the postblocks make no
-    "y_target_processed", where CREDIT raises KeyError. Without a file the climatology
-    is the mean of the training period; CREDIT uses the running mean of the targets seen
-    so far.
-    """
+    """Builds the metrics of a run; None is CREDIT's default set."""
     parsed = parse_metrics(config, has_climatology=climatology is not None)
     # Those that compare with fields of a file or of the training period.
     compare = {
@@ -421,14 +408,12 @@ def local_climatology(
     target: Float[Array, "batch channel time rows lon"],
     context: FieldContext,
 ) -> Float[Array, "1 channel time rows lon"]:
-    """This shard's rows of the mean field of every channel, by key or name.
-
-    For missing variables, it is the mean of `target` over all samples of the batch.
-    """
+    """This shard's rows of the mean field of every channel, by key or name."""
     lat, parts = context.reducer.rows.size, []
     for key, channels in context.layout.slices.items():
         values = target[:, channels]
         stored = fields.get(key, fields.get(key.rsplit("/", 1)[-1]))
+        # That of a missing variable is the mean over all samples of the batch.
         if stored is None:
             part = context.data_mean(values)[None]
         else:

@@ -140,10 +140,7 @@ class Context:
         return self.key is not None
 
     def samples(self, batch: int) -> Array:
-        """Returns the global index of each of `batch` local entries, (batch,).
-
-        Member m of sample s has index s * num_members + m.
-        """
+        """Returns the global index of each of `batch` local entries, (batch,)."""
         local = jnp.arange(batch)
         sample = self.first_sample + self.sample_stride * (local // self.num_members)
         return sample * self.num_members + local % self.num_members
@@ -157,25 +154,18 @@ class Context:
     def normal_field(
         self, name: str, field: Field, channels: int | None = None
     ) -> PointNoise:
-        """Returns N(0, 1) noise at every sample and point of a field, `precision.wide`.
-
-        Args:
-            name: name of the call site, unique within a block.
-            channels: number of channels of the noise; None for those of the field.
-        """
+        """N(0, 1) noise at every sample and point of a field, in `precision.wide`."""
         batch, _, columns, width = field.data.shape
         draw = partial(random_normal, dtype=self.precision.wide)
         samples, width = self.samples(batch), channels or width
+        # The name of a call site is unique within a block.
         noise = self._noise(name)
         return noise.field(draw, name, samples, field.layout, columns, width)
 
     def normal_vector(
         self, name: str, batch: int, size: int
     ) -> Float[Array, "batch size"]:
-        """Returns `size` draws of N(0, 1) for each of `batch` local samples.
-
-        They are of `precision.wide`: float32 or wider.
-        """
+        """`size` draws of N(0, 1) for each local sample, in `precision.wide`."""
         noise, samples = self._noise(name), self.samples(batch)
         if name in noise.replacements:
             return jnp.take(noise.replacements[name], samples, axis=0)

@@ -41,17 +41,7 @@ class Routing:
 
 
 class ExpertFeedForward(nnx.Module):
-    """LayerNorm, then the weighted sum of the chosen experts; with residual.
-
-    An expert is up, exact GELU, dropout, down. Spectral norm applies to the shared
-    experts only, not to the other experts or the router.
-
-    In training the layer stores, as `nnx.BatchStat` variables, the inputs of the
-    auxiliary losses (`models.crossformer.crossformer`), which are means over all
-    tokens of the global batch on every mesh: `load`, the fraction of choices of each
-    expert; `probability`, the router probability of each expert; `router_z`, the
-    squared logsumexp of the router's logits.
-    """
+    """LayerNorm, then the weighted sum of the chosen experts; with residual."""
 
     def __init__(
         self,
@@ -66,6 +56,8 @@ class ExpertFeedForward(nnx.Module):
         num = routing.num_experts
         into, back = torch_uniform(channels), torch_uniform(hidden)
         self.norm = LayerNorm(channels)
+        # An expert is up, exact GELU, dropout, down. Spectral norm applies to the
+        # shared experts only, not to the other experts or the router.
         self.router = parameter(into, (channels, num), ("embed", None))
         self.up = parameter(
             into, (num, channels, hidden), (EXPERTS, "embed", EXPERT_MLP)
@@ -80,6 +72,9 @@ class ExpertFeedForward(nnx.Module):
             self.tp_plan = (("shared_up", "shared_down"),)
             self.shared_up = Linear(channels, hidden * routing.shared)
             self.shared_down = Linear(hidden * routing.shared, channels)
+        # Inputs of the auxiliary losses (`models.crossformer.crossformer`), means over
+        # all tokens of the global batch in training: fraction of choices of each
+        # expert, its router probability, and squared logsumexp of the router's logits.
         self.load = batch_stat(constant(0.0), (num,))
         self.probability = batch_stat(constant(0.0), (num,))
         self.router_z = batch_stat(constant(0.0), ())

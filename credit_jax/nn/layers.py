@@ -47,13 +47,9 @@ def drop_units(
     field: Field,
     context: Context,
     rate: float,
-    units: int,
+    units: int,  # global number; `x` has fewer if they are sharded over tp
 ) -> Float[Array, "batch rows lon unit"]:
-    """Dropout with a mask by global sample, row, column and unit.
-
-    Args:
-        units: global number of units; if `x` has fewer, its units are sharded over tp.
-    """
+    """Dropout with a mask by global sample, row, column and unit."""
     if context.key is None or rate == 0.0:
         return x
     batch, _, columns, local = x.shape
@@ -74,22 +70,17 @@ def drop_attention(
     context: Context,
     rate: float,
     heads: int,
-    rows: int,
+    rows: int,  # global number of rows of windows
     *,
     part: Array | int | None = None,
 ) -> Float[Array, "batch windows head tokens tokens"]:
-    """Dropout with a mask by global sample, window, head and pair of tokens.
-
-    Args:
-        rows: global number of rows of windows.
-        part: index of the local heads among the equal parts of all heads; None for the
-            index of this device along tp.
-    """
+    """Dropout with a mask by global sample, window, head and pair of tokens."""
     if context.key is None or rate == 0.0:
         return weights
     batch, windows, local, tokens, _ = weights.shape
     sample = context.samples(batch)
     high = sample[:, None] * rows + window_rows[None, :]
+    # The local heads are this one of the equal parts of all heads.
     part = axis_index(context.axes.tensor) if part is None else part
     head = part * local + jnp.arange(local)
     low = window_columns[:, None] * heads + head[None, :]
@@ -108,19 +99,11 @@ def matmul(
     kernel: Float[Array, " channel *out"],
     context: Context | None = None,
     *,
-    shape: tuple[int, int] | None = None,
+    shape: tuple[int, int] | None = None,  # global (input, output); None: never float8
     split: TensorSplit = None,
     dtype: Any = None,
 ) -> Float[Array, "*batch *out"]:
-    """Returns `x @ kernel`, in float8 if the context's precision selects the matrix.
-
-    Args:
-        context: None never multiplies in float8.
-        shape: (input, output) channels of the global matrix; None never multiplies in
-            float8.
-        split: how the matrix is sharded over tp: output channels ("column"), input
-            channels ("row"), or not at all (None).
-    """
+    """Returns `x @ kernel`, in float8 if the context's precision selects the matrix."""
     float8 = None if context is None else context.precision.float8
     if not context or not shape or not float8 or not float8.takes(*shape):
         return dense(x, kernel, dtype=dtype)
@@ -158,10 +141,7 @@ class LayerNorm(nnx.Module):
 
 
 class GroupNorm(nnx.Module):
-    """torch.nn.GroupNorm on fields; the statistics are those of the global field.
-
-    With as many groups as channels it is torch.nn.InstanceNorm2d.
-    """
+    """torch.nn.GroupNorm on fields; the statistics are those of the global field."""
 
     def __init__(
         self,
@@ -171,6 +151,7 @@ class GroupNorm(nnx.Module):
         epsilon: float = 1e-5,
         affine: bool = True,
     ) -> None:
+        # With as many groups as channels it is torch.nn.InstanceNorm2d.
         self.num_groups, self.epsilon, self.affine = num_groups, epsilon, affine
         if affine:
             self.scale = parameter(constant(1.0), (channels,), ("embed",))
@@ -185,31 +166,25 @@ class GroupNorm(nnx.Module):
 
 
 class Linear(nnx.Module):
-    """torch.nn.Linear over the last dim: x @ kernel + bias, replicated or sharded.
-
-    `nn.tensor_parallel` sets the attribute `split`. "column": each tp device computes
-    its output channels. "row": each tp device multiplies its input channels; a `psum`
-    sums the products, then the bias is added.
-
-    Args of the constructor:
-        channel_in, channel_out: numbers of channels.
-        calls: number of calls of the layer in a forward pass. In training, spectral
-            norm runs a power iteration for each call, so each has its own kernel.
-        use_bias: whether to add a bias.
-    """
+    """torch.nn.Linear over the last dim: x @ kernel + bias, replicated or sharded."""
 
     def __init__(
         self,
         channel_in: int,
         channel_out: int,
         *,
-        calls: int = 1,
+        calls: int = 1,  # of the layer in a forward pass
         use_bias: bool = True,
     ) -> None:
         init = torch_uniform(channel_in)
+        # Set by `nn.tensor_parallel`. "column": each tp device computes its output
+        # channels. "row": each tp device multiplies its input channels; a `psum` sums
+        # the products, then the bias is added.
         self.split: TensorSplit = None
         self.use_bias = use_bias
         self.shape = (channel_in, channel_out)
+        # In training, spectral norm runs a power iteration for each call, so each has
+        # its own kernel.
         self.kernel = parameter(
             init,
             self.shape,
@@ -223,17 +198,11 @@ class Linear(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "*batch channel_in"],
-        context: Context | None = None,
+        context: Context | None = None,  # required for "row", and for float8
         *,
-        call: Array | int = 0,
+        call: Array | int = 0,  # index among the `calls` of a forward pass
     ) -> Float[Array, "*batch channel_out"]:
-        """Applies the layer.
-
-        Args:
-            x: (batch..., channel_in).
-            context: required if `split` is "row", and for products in float8.
-            call: index of this call among the `calls` of a forward pass.
-        """
+        """Applies the layer."""
         kernel = of_call(self.kernel[...], 2, call)
         if self.split == "row":
             product = sum_over_tensor(x, kernel, context, shape=self.shape)
@@ -249,10 +218,7 @@ def sum_over_tensor(
     *,
     shape: tuple[int, int] | None = None,
 ) -> Float[Array, "*batch channel_out"]:
-    """Returns `x @ kernel` with the rows of the kernel sharded over tp: one `psum`.
-
-    The sum is in float32 or wider, the result in the dtype of `x`.
-    """
+    """Returns `x @ kernel` with the rows of the kernel sharded over tp: one `psum`."""
     assert context is not None, "a block passes its context to a row layer"
     tensor = context.axes.tensor
     # Of one device the product itself is summed in float32 and rounded once.
@@ -289,19 +255,7 @@ class OutProjection(nnx.Module):
 
 
 class Conv(nnx.Module):
-    """Two-dimensional convolution of a field, NHWC, as torch.nn.Conv2d.
-
-    A 1 x 1 convolution can be sharded over tp in the same way as `Linear`.
-
-    Args of the constructor:
-        channel_in, channel_out: numbers of channels.
-        kernel_size, stride: of both dims.
-        padding: zeros at every edge; or zero rows and columns, each (low, high).
-        groups: number of channel groups.
-        use_bias: whether to add a bias.
-        kernel_init, bias_init: initializers; None for torch's default.
-        spectral_norm: whether CREDIT's spectral norm applies to the kernel.
-    """
+    """Two-dimensional convolution of a field, NHWC, as torch.nn.Conv2d."""
 
     def __init__(
         self,
@@ -310,15 +264,16 @@ class Conv(nnx.Module):
         kernel_size: int,
         *,
         stride: int = 1,
-        padding: Padding | int = 0,
+        padding: Padding | int = 0,  # zeros at every edge, or (low, high) of dims
         groups: int = 1,
         use_bias: bool = True,
         kernel_init: Initializer | None = None,
         bias_init: Initializer | None = None,
-        spectral_norm: bool = True,
+        spectral_norm: bool = True,  # whether CREDIT's applies to the kernel
     ) -> None:
         shape = (kernel_size, kernel_size, channel_in // groups, channel_out)
         default = torch_uniform(math.prod(shape[:3]))
+        # A 1 x 1 convolution can be sharded over tp in the same way as `Linear`.
         self.split: TensorSplit = None
         self.stride = (stride, stride)
         self.groups = groups
@@ -337,16 +292,10 @@ class Conv(nnx.Module):
     def __call__(
         self,
         field: Field,
-        out: Layout | None = None,
-        context: Context | None = None,
+        out: Layout | None = None,  # of the rows; None as for `conv_field`
+        context: Context | None = None,  # required if `split` is "row"
     ) -> Field:
-        """Applies the layer.
-
-        Args:
-            field: channel_in channels.
-            out: layout of the output rows; None for the default of `conv_field`.
-            context: required if `split` is "row".
-        """
+        """Applies the layer."""
         if self.split == "row":
             kernel = self.kernel[...][0, 0]
             field = field.like(sum_over_tensor(field.data, kernel, context))
@@ -391,14 +340,7 @@ class FeedForward(nnx.Module):
 
 
 class BatchNorm(nnx.Module):
-    """torch.nn.BatchNorm2d on fields.
-
-    In training the statistics are those of the global batch on every mesh, as in
-    torch.nn.SyncBatchNorm.
-
-    `momentum` is the weight of a batch in the running statistics; None for their mean
-    over all batches.
-    """
+    """torch.nn.BatchNorm2d on fields, by the global batch: torch.nn.SyncBatchNorm."""
 
     def __init__(
         self, channels: int, *, momentum: float | None = 0.1, epsilon: float = 1e-5

@@ -70,12 +70,8 @@ def param_spec_of(variable: nnx.Variable) -> ParamSpec:
 
 
 def of_call(array: Array, ndim: int, call: Array | int) -> Array:
-    """Returns the parameter for one call of its layer.
-
-    Args:
-        array: the parameter; in a training forward pass, with a leading dim of calls
-            if the layer is called several times (`nn.spectral_norm`).
-    """
+    """Returns the parameter for one call of its layer."""
+    # In training, that of a layer that is called several times has a dim of calls.
     if array.ndim == ndim:
         return array
     return lax.dynamic_index_in_dim(array, call, keepdims=False)
@@ -111,11 +107,9 @@ ModelState = dict[str, Collection]
 
 
 def wide_statistics(model_state: Any) -> Any:
-    """Returns copies of the batch-norm statistics in float32, to begin their average.
-
-    The training loop donates its state, which may have an array once. Counts of
-    batches are averaged like the other statistics, as in CREDIT; nothing reads them.
-    """
+    """Copies of the batch-norm statistics in float32, to begin their average."""
+    # The training loop donates its state, which may have an array once. Counts of
+    # batches are averaged like the other statistics, as in CREDIT; nothing reads them.
     return jax.tree.map(
         lambda x: (
             x.update(dtype="float32")

@@ -55,13 +55,7 @@ _Run: TypeAlias = Callable[[Any, _Inputs], tuple[Any, Variables]]
 
 
 def run_block(context: Context, block: nnx.Module, *args: Any, **static: Any) -> Any:
-    """Runs `block(*args, context, **static)` with gathered weights, rematerialized.
-
-    Updates the running statistics of the batch norms below the block.
-
-    Args:
-        block: the block, whose parameters are as stored: split over dp_shard.
-    """
+    """Runs `block(*args, context, **static)` with gathered weights, rematerialized."""
     # `jax.checkpoint` takes functions of arrays. The module is put together inside
     # of it, so that the backward pass gathers the parameters again, too.
     graph, params, stats = nnx.split(block, Parameter, nnx.BatchStat)
@@ -85,24 +79,15 @@ def run_block(context: Context, block: nnx.Module, *args: Any, **static: Any) ->
 
 def scan_blocks(
     context: Context,
-    blocks: nnx.Module,
+    blocks: nnx.Module,  # of `stack_blocks`
     carry: Carry,
     num: int,
-    variants: Sequence[Mapping[str, Any]] = ({},),
+    variants: Sequence[Mapping[str, Any]] = ({},),  # static arguments of block i % len
 ) -> Carry:
-    """Runs `num` stacked blocks in sequence: carry = block(carry, context).
-
-    Updates the running statistics of the batch norms below the blocks.
-
-    Args:
-        blocks: as returned by `nn.parameters.stack_blocks`. If it has a method
-            `ready()`, a function of the parameters below its submodules `ready_of`
-            alone, that is computed for all blocks at once before the scan, and each
-            block gets its result as the keyword argument `ready`.
-        carry: input of the first block; blocks keep its structure and layout.
-        variants: static keyword arguments; block i gets
-            `variants[i % len(variants)]`.
-    """
+    """Runs `num` stacked blocks in sequence: carry = block(carry, context)."""
+    # If blocks have a method `ready()`, a function of the parameters below the
+    # submodules `ready_of` alone, it is computed for all blocks at once before the
+    # scan, and each gets its result as the keyword argument `ready`.
     early: Sequence[str] = getattr(blocks, "ready_of", ())
     graph, apart, params, stats = nnx.split(
         blocks,

@@ -50,10 +50,7 @@ ITERATIONS = 15
 def spectral_norm_shapes(
     param_spec: ParamSpec, shape: tuple[int, ...] | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of u (output dims) and v (input dims) of a matrix.
-
-    The dim of stacked blocks, if any, comes first.
-    """
+    """Returns the shapes of u (output dims) and v (input dims) of a matrix."""
     shape = shape or param_spec.shape
     lead = shape[:1] if param_spec.is_stacked else ()
     out = param_spec.matrix_out or ()
@@ -72,14 +69,7 @@ def init_spectral_norm(
     *,
     alone: bool = False,
 ) -> Collection:
-    """Returns local shards of u and v for every matrix, after `ITERATIONS`.
-
-    torch.nn.utils.spectral_norm begins with random vectors, whose sigma may be near 0:
-    a model that is evaluated before it is trained then gives values of 1e20.
-
-    Args:
-        key: typed PRNG key, by which the first u are drawn from N(0, 1).
-    """
+    """Returns local shards of u and v for every matrix, after `ITERATIONS`."""
     drawn: dict[str, ParamSpec] = {}
     drawn_specs: dict[str, PartitionSpec] = {}
     for path, param_spec in param_specs.items():
@@ -102,6 +92,8 @@ def init_spectral_norm(
         )
     ]
     unroll = _unroll(ITERATIONS, param_specs, specs, alone=alone)
+    # torch.nn.utils.spectral_norm begins with random vectors, whose sigma may be near
+    # 0: a model that is evaluated before it is trained then gives values of 1e20.
     us, all_vs = lax.scan(
         lambda us, _: matrices.power_iteration(us),
         us,
@@ -121,11 +113,7 @@ def iterate(
     param_specs: ParamSpecs,
     specs: Shardings = None,
 ) -> Collection:
-    """Returns u and v for one training forward pass: one power iteration per call.
-
-    v = W'u / |W'u|, u = Wv / |Wv|, without gradient. `after_calls` removes the dim of
-    calls from the vectors of layers that are called several times.
-    """
+    """Returns u and v for one training forward pass: one power iteration per call."""
     # The first call of every layer together; most layers have no other.
     called = {path: param_specs[path] for path in state if param_specs[path].calls}
     new = _iterated(weights, state, called, specs)
@@ -144,6 +132,7 @@ def iterate(
         _, later = lax.scan(again, first, length=turns, unroll=unroll)
 
         for name, pair in first.items():
+            # `after_calls` removes the dim of calls again.
             dim = int(several[name].is_stacked)
             calls = new[name] = dict[str, Array]()
             for side, vector in pair.items():
@@ -181,23 +170,17 @@ def normalize(
     *,
     compensated: bool = False,
 ) -> Weights:
-    """Divides each matrix that has vectors by sigma = u' W v; returns all weights.
-
-    A matrix with `ParamSpec.calls` 0 is not divided. If the vectors have a dim of
-    calls, the result has it, too, as each call has its own sigma.
-
-    Args:
-        state: as returned by `iterate`, or the stored one.
-        compensated: whether the rounding errors of the sums of sigma are summed, too.
-            An error of sigma scales a whole matrix; of weights that are divided once
-            for many forward passes, it would add up from step to step.
-    """
+    """Divides each matrix that has vectors by sigma = u' W v; returns all weights."""
+    # If the vectors have a dim of calls, the result has it, too, as each call has its
+    # own sigma. A matrix with `ParamSpec.calls` 0 is not divided.
     several = _per_call(state, param_specs)
     once = {
         path: param_specs[path]
         for path in state
         if param_specs[path].calls and path not in several
     }
+    # An error of sigma scales a whole matrix; of weights that are divided once for many
+    # forward passes, it would add up from step to step.
     divided = partial(_divided_exactly if compensated else _divided, weights)
     out = {**weights, **divided(state, once, specs)}
     # `vmap` over the dim of calls, which is equally long for matrices called equally

@@ -28,21 +28,9 @@ HIDDEN = "mlp"
 
 
 def apply_tensor_parallel(module: nnx.Module) -> nnx.Module:
-    """Shards the layers in the `tp_plan` of every block of a module over tp.
-
-    It renames dims in the parameter specs, so it must be called before they are read.
-    It has no effect on a mesh without tp.
-
-    Args:
-        module: a module without values; changed in place.
-
-    Returns:
-        The same module.
-
-    Raises:
-        ValueError: a `tp_plan` names a layer that is missing or cannot be split; or a
-            block has `_tp_col` or `_tp_row`, as in CREDIT.
-    """
+    """Shards the layers in the `tp_plan` of every block over tp, in place."""
+    # This renames dims in the parameter specs, so it comes before they are read. It has
+    # no effect on a mesh without tp.
     for _, block in nnx.iter_modules(module):
         paths = {name: getattr(block, name, None) for name in ("_tp_col", "_tp_row")}
         if any(path is not None for path in paths.values()):
