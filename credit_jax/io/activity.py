@@ -45,11 +45,7 @@ _log = _ActivityLog()
 
 @contextmanager
 def activity(text: str) -> Iterator[None]:
-    """Names what the main thread does in the block; other threads are not followed.
-
-    Args:
-        text: such as "reading batch 3", for a line that continues those around it.
-    """
+    """Names what the main thread does in the block; other threads are not followed."""
     if not in_main_thread():
         yield
         return
@@ -67,12 +63,8 @@ def activity(text: str) -> Iterator[None]:
 
 @contextmanager
 def hang_limit(seconds: float, end: Callable[[str], None]) -> Iterator[None]:
-    """Limits the time without the begin or the end of a work, within a `Heartbeat`.
-
-    Args:
-        seconds: the limit; 0 is none.
-        end: called with the description of the work, in the thread of the heartbeat.
-    """
+    """Limits the time without the begin or the end of a work, within a `Heartbeat`."""
+    # 0 is no limit; `end` gets the description of the work, in the heartbeat's thread.
     _log.limit, _log.changed_at = (seconds, end) if seconds else None, time.monotonic()
     try:
         yield
@@ -86,12 +78,7 @@ def in_main_thread() -> bool:
 
 
 def description() -> str:
-    """Returns what is being done, and for how long; "" if nothing was named.
-
-    >>> with activity("epoch 1/3"), activity("reading batch 1"):
-    ...     description()
-    'epoch 1/3: reading batch 1 (0 s)'
-    """
+    """Returns what is being done, and for how long: "epoch 1/3: reading (0 s)"."""
     works = [*_log.works]
     if not works:
         return ""
@@ -100,11 +87,7 @@ def description() -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Formats a duration in whole seconds.
-
-    >>> duration_text(42.4), duration_text(135), duration_text(7260)
-    ('42 s', '2 min 15 s', '2 h 1 min')
-    """
+    """Formats a duration in whole seconds: "42 s", "2 min 15 s", "2 h 1 min"."""
     full = int(seconds)
     if full < 60:
         return f"{full} s"
@@ -173,13 +156,8 @@ _claims: list[_Claim] = []
 
 @contextmanager
 def answered(answer: Callable[[str], str]) -> Iterator[None]:
-    """Declares that the block handles the first signal itself.
-
-    Args:
-        answer: name of the signal -> line to print when it arrives; called in the
-            thread of the heartbeat.
-    """
-    claim = _Claim(answer)
+    """Declares that the block handles the first signal itself."""
+    claim = _Claim(answer)  # is called in the thread of the heartbeat
     _claims.append(claim)
     try:
         yield
@@ -188,13 +166,7 @@ def answered(answer: Callable[[str], str]) -> Iterator[None]:
 
 
 class Heartbeat:
-    """Prints what is being done when the log is quiet, and acknowledges signals.
-
-    In a thread other than the main one signals are left alone.
-
-    Args:
-        name: name of the command, where nothing else is known.
-    """
+    """Prints what is being done when the log is quiet, and acknowledges signals."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -207,6 +179,7 @@ class Heartbeat:
         line_written()
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
+        # In a thread other than the main one signals are left alone.
         self._follows = in_main_thread()
         if self._follows:
             self._old_wakeup = signal.set_wakeup_fd(

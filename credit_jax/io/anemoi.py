@@ -64,10 +64,7 @@ class AnemoiStore:
 
     @cached_property
     def levels(self) -> dict[str, dict[float, int]]:
-        """Name of a variable on levels -> level -> position in `data`.
-
-        The name is that of "t_500" without the level, or else the parameter of MARS.
-        """
+        """Name of a variable on levels -> level -> position in `data`."""
         by_name: dict[str, dict[float, int]] = {}
         by_parameter: dict[str, dict[float, int]] = {}
         for index, variable in enumerate(self.variables):
@@ -81,6 +78,7 @@ class AnemoiStore:
             if name and variable == f"{name}_{level}":
                 by_name.setdefault(name, {})[value] = index
             by_parameter.setdefault(str(mars.get("param", name)), {})[value] = index
+        # The name of "t_500" without the level, or else the parameter of MARS.
         return by_parameter | by_name
 
     def levels_of(self, variable: str) -> tuple[float, ...]:
@@ -93,11 +91,7 @@ class AnemoiStore:
         return tuple(self.levels[variable])
 
     def places(self, variable: str, levels: tuple[float, ...] | None) -> list[int]:
-        """Positions of a variable in `data`, of some levels in order.
-
-        Args:
-            levels: levels; None for a variable without levels.
-        """
+        """Positions of a variable in `data`, of some levels in order, None without."""
         if levels is None:
             if variable not in self.variables:
                 raise ValueError(
@@ -115,11 +109,7 @@ class AnemoiStore:
         return [self.levels[variable][level] for level in levels]
 
     def statistics(self, name: str) -> xr.Dataset:
-        """Returns a statistic of all variables, of those on levels also by level.
-
-        Args:
-            name: "mean" or "stdev".
-        """
+        """Returns the "mean" or "stdev" of all variables, on levels also by level."""
         values = np.asarray(self.array(name)[:])
         units = {v: self.metadata(v).get("units") for v in self.variables}
         variables: dict[str, Any] = {

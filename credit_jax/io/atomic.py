@@ -20,16 +20,11 @@ from credit_jax.io.remote import local_path
 
 @contextmanager
 def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields a temporary path; its file replaces `path` if the block raises no error.
-
-    Temporary files that dead processes of this host left behind are removed first.
-
-    Args:
-        path: final path of the file; its parent folder is created.
-    """
+    """Yields a temporary path; its file replaces `path` if the block succeeds."""
     target = Path(local_path(str(path))).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{target.stem}.partial-{socket.gethostname()}-"
+    # Files that dead processes of this host left behind.
     for other in target.parent.glob(f"{prefix}*{target.suffix}"):
         number = other.name.removeprefix(prefix).removesuffix(target.suffix)
         if number.isdigit() and not _is_running(int(number)):
@@ -44,11 +39,7 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields a temporary folder, which is renamed to `path` if the block succeeds.
-
-    Args:
-        path: as for `new_file`; there must be no such folder, or an empty one.
-    """
+    """Yields a temporary folder, which is renamed to `path` if the block succeeds."""
     with new_file(path) as partial:
         partial.mkdir()
         yield partial
@@ -62,11 +53,7 @@ def _remove(path: Path) -> None:
 
 
 def refuse_existing(path: Path, option: str = "--out") -> None:
-    """Checks that nothing is there that an output would replace.
-
-    Args:
-        path: path of the output; an empty folder is nothing.
-    """
+    """Checks that nothing but an empty folder is where an output would be."""
     if path.is_dir() and not any(path.iterdir()):
         return
     if path.exists() or path.is_symlink():
@@ -76,11 +63,7 @@ def refuse_existing(path: Path, option: str = "--out") -> None:
 
 
 def move_aside(path: Path) -> Path:
-    """Renames a file or folder to a name with the UTC time, and returns its path.
-
-    >>> move_aside(Path("scaler.json"))
-    PosixPath('scaler_20260102_030405.json')
-    """
+    """Renames a file or folder to a name with the UTC time, and returns its path."""
     stem = f"{path.stem}_{datetime.now(UTC):%Y%m%d_%H%M%S}"
     stems = (f"{stem}_{n}" if n else stem for n in itertools.count())
     names = (path.with_name(f"{name}{path.suffix}") for name in stems)

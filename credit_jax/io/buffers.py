@@ -20,11 +20,7 @@ _SMALLEST = 2**20
 
 
 class Buffers:
-    """Allocates numpy arrays, and reuses their memory once no array refers to it.
-
-    Thread-safe. It never holds more memory than arrays have used at once, so that it
-    keeps what is in flight, whatever the number of threads that read.
-    """
+    """Allocates numpy arrays, and reuses their memory once no array refers to it."""
 
     def __init__(self) -> None:
         self._free: list[np.ndarray] = []
@@ -46,6 +42,8 @@ class Buffers:
             memory = next((m for m in reversed(self._free) if m.nbytes == size), None)
             self._free = [other for other in self._free if other is not memory]
             self._used += size
+            # Never more memory than arrays have used at once is held, so that what is
+            # in flight stays, whatever the number of threads that read.
             self._peak = max(self._peak, self._used)
             # The oldest memory above the peak is dropped.
             left = self._peak - self._used - sum(m.nbytes for m in self._free)

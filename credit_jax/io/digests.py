@@ -68,17 +68,12 @@ def digest_of(folder: Path) -> str:
 
 
 def digests_of(named: Mapping[str, str]) -> dict[str, str]:
-    """SHA-256 of files, and of folders such as Zarr stores, by name.
-
-    Of files and folders of more than 1 GiB, which take long to read, it is that of the
-    names and sizes of all files, of the metadata of Zarr, and of 64 MiB of the rest:
-    the beginning, the end, and pieces of 1 MiB at equal distances. Of folders with more
-    than 100,000 files it is that of the metadata alone. Icechunk repositories have the
-    ID of their snapshot. What does not exist, and what is remote, has none.
-
-    Args:
-        named: path of each name; environment variables are expanded.
-    """
+    """SHA-256 of files, and of folders such as Zarr stores, by name."""
+    # Of those of more than 1 GiB, which take long to read, it is that of the names and
+    # sizes of all files, of the metadata of Zarr, and of 64 MiB of the rest: the
+    # beginning, the end, and pieces of 1 MiB at equal distances. Of folders with more
+    # than 100,000 files it is that of the metadata alone. Icechunk
+    # repositories have the ID of their snapshot. What is remote has none.
     paths = {name: os.path.expandvars(path) for name, path in named.items()}
     return {
         name: session_at(path).snapshot_id
@@ -129,12 +124,9 @@ def _digest_at(path: Path) -> str:
 
 
 def _sizes_at(path: Path) -> Iterator[tuple[str, int]]:
-    """Relative paths and sizes of the files of a folder and of those linked from it.
-
-    A file is the only one, and its relative path is empty.
-    """
+    """Relative paths and sizes of the files of a folder and of those linked from it."""
     if path.is_file():
-        yield "", path.stat().st_size
+        yield "", path.stat().st_size  # it is the only one
     entered = {os.path.realpath(path)}
     for parent, folders, names in os.walk(path, followlinks=True):
         # A link to a folder above would be followed without end.
@@ -155,19 +147,7 @@ def write_records(path: Path, records: Mapping[str, FileRecord]) -> None:
 
 
 def find_damage(path: Path, *, or_newer: bool = False) -> list[str]:
-    """Compares the files of a folder with the records that `write_records` wrote.
-
-    Files without a record are not checked.
-
-    Args:
-        path: file of the records, in the folder to check.
-        or_newer: accept files that are newer than their records, such as those of a
-            run that continues in the folder.
-
-    Returns:
-        One line for each file that is missing or differs, or one line if the records
-        cannot be read; an empty list if `path` does not exist.
-    """
+    """Lists the files of a folder that differ from records of `write_records`."""
     if not path.is_file():
         return []
     try:
@@ -182,6 +162,7 @@ def find_damage(path: Path, *, or_newer: bool = False) -> list[str]:
         name, expected = item
         file = path.parent / name
         try:
+            # Those of a run that continues in the folder.
             if or_newer and file.stat().st_mtime > written:
                 return None
             actual = record_of(file)

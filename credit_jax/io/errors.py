@@ -14,14 +14,7 @@ from jax.errors import JaxRuntimeError
 
 @contextmanager
 def errors_of(origin: str, *names: str) -> Iterator[None]:
-    """Prepends a place, and variables of it, to errors of the body.
-
-    >>> with errors_of("levels.nc", "a", "b"):
-    ...     raise ValueError("3 levels, expected 4")
-    Traceback (most recent call last):
-        ...
-    ValueError: levels.nc: a, b: 3 levels, expected 4
-    """
+    """Prepends a place, and variables of it, to errors: "levels.nc: a, b: ..."."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -36,25 +29,18 @@ _NUMBER = re.compile(r"(?:os_error_code='|errno = )(\d+)")
 
 
 class WriteError(OSError):
-    """Something could not be written: a full disk, a quota, lost permission.
-
-    Attribute `errno` is that of the operating system's error, if known.
-    """
+    """Something could not be written: a full disk, a quota, lost permission."""
 
 
 @contextmanager
 def write_errors(path: Path, advice: str = "") -> Iterator[None]:
-    """Converts errors of writing in the block to `WriteError`.
-
-    These are OSErrors, and the RuntimeErrors and ValueErrors that PyTorch, Orbax and
-    TensorStore raise instead. Errors of JAX's runtime, such as that of a collective
-    during a save, are passed on.
-    """
+    """Converts errors of writing in the block to `WriteError`."""
     try:
         yield
     except (WriteError, JaxRuntimeError):
         # A process whose peer has died gets a JaxRuntimeError, too.
         raise
+    # PyTorch, Orbax and TensorStore raise RuntimeErrors and ValueErrors, too.
     except (OSError, RuntimeError, ValueError) as error:
         # The operating system's message, if it is known, or else the first line.
         match, cause = _NUMBER.search(str(error)), str(error).split("\n")[0]
@@ -64,20 +50,13 @@ def write_errors(path: Path, advice: str = "") -> Iterator[None]:
         cause = getattr(error, "strerror", None) or cause
         text = f"{path}: could not be written: {cause}"
         failure = WriteError(f"{text}; {advice}" if advice else text)
-        failure.errno = number
+        failure.errno = number  # of the operating system, if known
         raise failure from error
 
 
 @contextmanager
 def writable_folder(path: str | Path, option: str) -> Iterator[Path]:
-    """Makes a folder for the files of the block, and checks that it can be written to.
-
-    Folders that it made are removed again if the block raises an error and leaves them
-    empty.
-
-    Args:
-        path: path of the folder; variables of the environment and `~` are put in.
-    """
+    """Makes a folder for the files of the block; checks that it can be written to."""
     folder = Path(os.path.expandvars(path)).expanduser().resolve()
     try:
         new = [parent for parent in (folder, *folder.parents) if not parent.exists()]
@@ -92,6 +71,7 @@ def writable_folder(path: str | Path, option: str) -> Iterator[Path]:
     try:
         yield folder
     except BaseException:
+        # Folders that it made, if they are empty.
         with suppress(OSError):
             for parent in new:
                 parent.rmdir()

@@ -16,15 +16,9 @@ NAME = ".lock"
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[bool]:
-    """Locks a folder while the block runs; the system unlocks it if the process dies.
-
-    The lock is `flock` on a file in the folder; on network file systems that support
-    it, it holds for all hosts.
-
-    Yields:
-        Whether there is a lock: False where the file system has none.
-    """
+    """Locks a folder while the block runs; yields False where the system cannot."""
     path = folder / NAME
+    # `flock`, on network file systems for all hosts; a process that dies unlocks it.
     file = _taken(path)
     if file is None:
         yield False

@@ -47,12 +47,7 @@ class CompleteStore(WrapperStore):
     _supports_sync_io = False
 
     async def get(self, key: str, *args: Any, **options: Any) -> Any:
-        """See `zarr.abc.store.Store.get`.
-
-        Raises:
-            ValueError: it is a chunk of a v2 array that is not there and has no fill
-                value.
-        """
+        """See `zarr.abc.store.Store.get`."""
         value = await super().get(key, *args, **options)
         if value is None and (match := _CHUNK.fullmatch(key)):
             prototype = args[0] if args else options.get("prototype")
@@ -103,18 +98,13 @@ _SPARE = 2**12  # bytes of headers and checksums
 
 
 class Chunks:
-    """The chunks of a data set of HDF5 that were written.
-
-    Args:
-        dataset: dataset of an open file.
-        shape: shape of the variable, which may be longer than its data set along
-            unlimited dims; None if it is not.
-    """
+    """The chunks of a data set of HDF5 that were written."""
 
     def __init__(
         self, dataset: h5py.Dataset, shape: Sequence[int] | None = None
     ) -> None:
         self._name = str(dataset.name)
+        # A variable may be longer than its data set along unlimited dims.
         self._shape = tuple(dataset.shape if shape is None else shape)
         self._stored = dataset.shape
         self._chunks = tuple(dataset.chunks or dataset.shape)
@@ -144,11 +134,7 @@ class Chunks:
         return chunks
 
     def check(self, index: Sequence[Any]) -> None:
-        """Checks that the values at an outer index were written.
-
-        Args:
-            index: an integer, a slice or indices for each dim.
-        """
+        """Checks that the values at an outer index were written."""
         if self._chunks_written is None:
             return
         chunks = [
@@ -163,12 +149,8 @@ class Chunks:
 
 
 def _numbers(indices: Any, size: int, end: int, chunk: int) -> list[int]:
-    """Numbers of the chunks along a dim that an index touches.
-
-    Args:
-        end: size of the data set along it; it also stands for what is past it, as the
-            last chunk has no values there either.
-    """
+    """Numbers of the chunks along a dim that an index touches."""
+    # `end` also stands for what is past it, as the last chunk has no values there.
     if not isinstance(indices, slice):
         positions = np.atleast_1d(np.arange(size)[indices])
         return np.unique(np.where(positions < end, positions // chunk, end)).tolist()

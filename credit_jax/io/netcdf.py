@@ -35,34 +35,26 @@ def write_netcdf(
 
 
 def attribute_value(value: Any) -> str | int | float:
-    """Returns what an attribute of a file can hold: JSON of all but text and numbers.
-
-    NetCDF has no booleans, no nulls and no nested values.
-    """
+    """Returns what an attribute can hold: JSON of all but text and numbers."""
+    # NetCDF has no booleans, no nulls and no nested values.
     is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
     return value if is_plain else json.dumps(value)
 
 
 @dataclass(frozen=True)
 class NetcdfSeries:
-    """Writes NetCDF-4 files of numbers that have one layout, or a few.
+    """Writes NetCDF-4 files of numbers that have one layout, or a few."""
 
-    The files are those of `write_netcdf`. For small files it spends nine tenths of its
-    time on dims and attributes, and HDF5 runs one thread at a time. Here dims and
-    attributes are made once, and copied; arrays that are contiguous in the file are
-    copied between them without HDF5, and chunks are compressed by the calling thread.
-    Chunks are at most as long as their dims.
-    """
-
+    # For small files `write_netcdf` spends nine tenths of its time on dims and
+    # attributes, and HDF5 runs one thread at a time. Here dims and attributes are made
+    # once, and copied; arrays that are contiguous in the file are copied between them
+    # without HDF5, and chunks, which are at most as long as their dims, are compressed
+    # by the calling thread.
     encoding: Encoding = field(default_factory=dict)  # encoding of the variables
     _layouts: dict[str, _Layout] = field(default_factory=dict)
 
     def write(self, dataset: xr.Dataset, path: Path) -> None:
-        """Writes a file.
-
-        Args:
-            dataset: dataset to write; all of its variables are numbers or times.
-        """
+        """Writes a file of numbers and times."""
         variables, attributes = self._encoded(dataset)
         # Units of times may differ: those that do not fit their dates are replaced.
         layout = str([(k, v.sizes, v.dtype, v.attrs) for k, v in variables.items()])
@@ -156,10 +148,8 @@ def _layout_of(empty: bytes, values: Mapping[str, np.ndarray]) -> _Layout:
 
 
 def _with_values(empty: bytes, values: Mapping[str, np.ndarray]) -> io.BytesIO:
-    """A file with values in its arrays.
-
-    Chunks are compressed here, as HDF5 would do so for one thread at a time.
-    """
+    """A file with values in its arrays."""
+    # Chunks are compressed here, as HDF5 would do so for one thread at a time.
     content = io.BytesIO(empty)
     with h5py.File(content, "r+") as file:
         for name, array in values.items():

@@ -33,19 +33,10 @@ _OTHERS = {
 
 
 def reading_engine(path: str | Path) -> str | None:
-    """Returns the xarray engine that reads a file from any thread.
-
-    The netCDF C library is not thread-safe: a read concurrent with another read, or
-    with writing or closing any other file, can crash the process. NetCDF-4 files are
-    HDF5 and are read by h5netcdf, which takes h5py's lock; classic ones by scipy.
-
-    Args:
-        path: a file, or the folder or the URL of a Zarr store; a URL that ends with .nc
-            is taken for a NetCDF-4 file.
-
-    Returns:
-        Name of the engine; None leaves the choice to xarray.
-    """
+    """Returns the xarray engine that reads a file from any thread, None for a guess."""
+    # The netCDF C library is not thread-safe: a read concurrent with another read, or
+    # with writing or closing any other file, can crash the process. NetCDF-4 files are
+    # HDF5 and are read by h5netcdf, which takes h5py's lock; classic ones by scipy.
     if is_url(path) and str(path).endswith(".nc") and not is_repository(path):
         return "h5netcdf"
     if is_url(path) or os.path.isdir(path):
@@ -65,22 +56,14 @@ def _starts_with(path: str | Path, *signatures: bytes) -> bool:
 
 
 class OpenFiles:
-    """A thread-safe cache of open data sets.
-
-    All readers of a run share one instance, so that each file is opened once. Beyond
-    MAX_OPEN data sets, the least recently used are dropped.
-    """
+    """A thread-safe cache of open data sets, one for all readers of a run."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._datasets: collections.OrderedDict = collections.OrderedDict()
 
     def dataset(self, path: str | Path, engine: str | None = None) -> xr.Dataset:
-        """Opens a file, or returns it from the cache; arrays are not read.
-
-        Args:
-            engine: xarray's engine, ignored for URLs; None chooses by `reading_engine`.
-        """
+        """Opens a file, or returns it from the cache; arrays are not read."""
         key = os.fspath(path), engine
         with self._lock:
             if key not in self._datasets:
@@ -124,11 +107,7 @@ def _named(path: str) -> Iterator[None]:
 def open_dataset(
     path: str | Path, engine: str | None = None, **options: Any
 ) -> xr.Dataset:
-    """Opens a file whose metadata have been checked; arrays are not read.
-
-    Args:
-        engine: xarray's engine, ignored for URLs; None chooses by `reading_engine`.
-    """
+    """Opens a file whose metadata have been checked; arrays are not read."""
     path, location = os.fspath(path), None
     if is_url(path):
         engine = reading_engine(path)
@@ -172,11 +151,7 @@ def open_dataset(
 
 
 def open_group(path: str, location: Any = None) -> Any:
-    """Opens the group of a Zarr store, which need not be a data set of xarray.
-
-    Args:
-        location: zarr's store of the URL; None opens it.
-    """
+    """Opens the group of a Zarr store, which need not be a data set of xarray."""
     import zarr
     from zarr.storage import LocalStore
 

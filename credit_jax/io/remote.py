@@ -67,11 +67,7 @@ def _url_exists(url: str) -> bool:
 
 
 def read_bytes(path: str, start: int = 0, size: int = -1) -> bytes:
-    """Reads a range of bytes of a local file or a URL.
-
-    Args:
-        size: number of bytes; -1 reads to the end.
-    """
+    """Reads a range of bytes of a local file or a URL; -1 to the end."""
     if not is_url(path):
 
         def read() -> bytes:

@@ -58,10 +58,7 @@ _LOG = logging.getLogger("credit_jax")
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether a read that failed with this error may succeed when retried.
-
-    False for files that are missing, not permitted, truncated or damaged.
-    """
+    """Whether a read that failed with this error may succeed when retried."""
     if isinstance(error, FileNotFoundError | PermissionError):
         return False
     if isinstance(error, TimeoutError | ConnectionError):
@@ -73,27 +70,14 @@ def is_transient(error: BaseException) -> bool:
 
 
 def brief(error: BaseException) -> str:
-    """Returns the text of an error on one line of at most `_LONGEST` characters.
-
-    Errors of obstore contain pages of HTML, and then Rust's account of themselves.
-    """
+    """Returns the text of an error on one line of at most `_LONGEST` characters."""
+    # Errors of obstore contain pages of HTML, and then Rust's account of themselves.
     text = " ".join(str(error).partition("\n\nDebug source:")[0].split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def retried(read: Callable[[], T], path: str) -> T:
-    """Returns the result of `read`, retried after transient errors.
-
-    A read that takes longer than SLOW_SECONDS is logged, and again each time its
-    duration has doubled.
-
-    Args:
-        read: function that reads; it may be called several times.
-
-    Raises:
-        OSError: every attempt failed with a transient error.
-        Exception: any other error of `read`, without a retry.
-    """
+    """Returns the result of `read`, retried after transient errors; logs slow reads."""
     global _watch
     with _watch_lock:
         if _watch is None:

@@ -16,20 +16,7 @@ _END: Any = object()  # in place of an item after the last one
 
 
 class Workers:
-    """A thread pool with a limited number of pending jobs.
-
-    After an error the remaining jobs are dropped, and every later call of `submit`,
-    `check` or `close` raises it.
-
-    Args:
-        num_threads: number of threads; 1 runs the jobs in order.
-        max_pending: number of waiting and running jobs at which `submit` blocks.
-        name: prefix of the names of the threads.
-
-    Attributes:
-        seconds: total run time of all jobs.
-        blocked: total time for which `submit` blocked.
-    """
+    """A thread pool with a limited number of pending jobs."""
 
     def __init__(self, num_threads: int, max_pending: int, name: str) -> None:
         self._name = name
@@ -37,6 +24,7 @@ class Workers:
         self._slots = threading.BoundedSemaphore(max_pending)
         self._lock = threading.Lock()
         self._error: BaseException | None = None
+        # Total times, of all jobs and of waiting in `submit`.
         self.seconds = self.blocked = 0.0
 
     def submit(self, job: Callable[[], Any]) -> Future:
@@ -75,6 +63,7 @@ class Workers:
                 job()
         except BaseException as error:
             with self._lock:
+                # Later calls raise the first error, and the other jobs are dropped.
                 self._error = self._error or error
         finally:
             with self._lock:
@@ -83,17 +72,7 @@ class Workers:
 
 
 class ReadAhead(Generic[Item]):
-    """An iterator whose items a background thread computes in advance.
-
-    An error in the thread is raised by `next`.
-
-    Args:
-        items: iterable that the thread consumes.
-        num_ahead: number of items that are computed in advance.
-
-    Attributes:
-        seconds: time that the thread has spent computing items.
-    """
+    """An iterator whose items a background thread computes in advance."""
 
     def __init__(self, items: Iterable[Item], num_ahead: int) -> None:
         self._items = iter(items)

@@ -34,15 +34,7 @@ _CIRCLES = {"radians": 2 * np.pi, "shares of a circle": 1.0}
 def coordinate(
     dataset: xr.Dataset, kind: Horizontal, ndim: int | None = 1
 ) -> xr.DataArray | None:
-    """Latitudes or longitudes as they are stored; None if no variable is one.
-
-    Of several, such as those of staggered grids, the ones of most variables are taken.
-
-    Args:
-        dataset: an opened file.
-        kind: the coordinate.
-        ndim: its number of dims; None for any.
-    """
+    """Latitudes or longitudes as they are stored; None if no variable is one."""
 
     def is_axis(array: xr.DataArray) -> bool:
         keys = ("axis", "cartesian_axis")
@@ -69,6 +61,7 @@ def coordinate(
     for test in tests:
         matching = [array for array in arrays if array.ndim and test(array)]
         if matching:
+            # Of several, such as those of staggered grids, the ones of most variables.
             used = [dim for x in dataset.data_vars.values() for dim in x.dims]
             return max(matching, key=lambda x: sum(used.count(d) for d in x.dims))
     return None
@@ -77,16 +70,7 @@ def coordinate(
 def horizontal(
     dataset: xr.Dataset, path: str, ndim: int | None = 1
 ) -> tuple[xr.DataArray | None, xr.DataArray | None]:
-    """Latitudes and longitudes in degrees north and east; None where there are none.
-
-    Args:
-        dataset, ndim: see `coordinate`.
-        path: the file, for errors.
-
-    Raises:
-        ValueError: their units are of something else, or numbers that are named so are
-            colatitudes, numbers of rows, radians or shares of a circle.
-    """
+    """Latitudes and longitudes in degrees north and east; None where there are none."""
     latitude, longitude = (
         None if x is None else _degrees(x, kind, path)
         for kind in ("latitude", "longitude")
@@ -100,11 +84,7 @@ def horizontal(
 
 
 def level_values(array: xr.DataArray, path: str) -> LevelValues:
-    """The values of a level coordinate, with their unit and direction.
-
-    Raises:
-        ValueError: they are text or dates.
-    """
+    """The values of a level coordinate, with their unit and direction."""
     if array.dtype.kind not in "iuf" or array.ndim != 1:
         raise ValueError(
             f"{path}: the levels {array.name} are of dtype {array.dtype} and have "

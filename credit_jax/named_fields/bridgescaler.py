@@ -59,24 +59,16 @@ class MinMaxScaler:
 
 @dataclass(frozen=True, eq=False)
 class QuantileScaler:
-    """bridgescaler's DQuantileScaler(Tensor): a t-digest of each channel.
+    """bridgescaler's DQuantileScaler(Tensor): a t-digest of each channel."""
 
-    Attributes:
-        centroids: a (centroid, 2) array of means and weights for each channel.
-        size: (channel,) number of values seen.
-        distribution: distribution of transformed values: uniform, normal or logistic.
-        min_val, max_val: bounds of quantiles before the distribution is applied.
-        fast_transform: whether the transform interpolates between `num_knots` knots.
-    """
-
-    centroids: tuple[Float[np.ndarray, "_ 2"], ...]
+    centroids: tuple[Float[np.ndarray, "_ 2"], ...]  # means, weights
     minimum: PerChannel
     maximum: PerChannel
-    size: PerChannel
-    distribution: str
-    min_val: float
+    size: PerChannel  # number of values seen
+    distribution: str  # of transformed values: uniform, normal or logistic
+    min_val: float  # bounds of quantiles before the distribution
     max_val: float
-    fast_transform: bool
+    fast_transform: bool  # interpolates between `num_knots` knots
     num_knots: int
     columns: ColumnNames
     channels_last: bool
@@ -88,18 +80,7 @@ ScalerDict: TypeAlias = Mapping[str, Mapping[str, Mapping[str, Scaler]]]
 
 
 def read_scalers(path: str | Path) -> dict[str, dict[str, dict[str, Scaler]]]:
-    """Reads all scalers of a file.
-
-    Args:
-        path: path of the JSON file; environment variables in it are expanded.
-
-    Returns:
-        `{data_type: {source: {var_key: scaler}}}`, in the order of the file.
-
-    Raises:
-        ValueError: the file is missing or has another form, or one of its scalers is
-            not fitted or of an unsupported class.
-    """
+    """Reads the scalers of a file: {data_type: {source: {var_key: scaler}}}."""
     path = os.path.expandvars(path)
     try:
         text = Path(path).read_text()
@@ -126,12 +107,7 @@ def read_scalers(path: str | Path) -> dict[str, dict[str, dict[str, Scaler]]]:
 
 
 def parse_scaler(text: str) -> Scaler:
-    """Parses a scaler from the JSON string of bridgescaler's `print_scaler`.
-
-    Raises:
-        ValueError: the text is no scaler, or one that is not fitted or of an
-            unsupported class.
-    """
+    """Parses a scaler from the JSON string of bridgescaler's `print_scaler`."""
     values = json.loads(text, object_hook=_decode_array)
     if not isinstance(values, dict) or "type" not in values:
         raise ValueError("expected the attributes of a scaler with its type")
@@ -170,11 +146,9 @@ def parse_scaler(text: str) -> Scaler:
 
 
 def levels_of(scaler: Scaler) -> tuple[float, ...] | None:
-    """The names of the channels of a scaler, where they are values of levels.
-
-    `credit preprocess` fits arrays, whose channels are only counted from 0.
-    """
+    """The names of the channels of a scaler, where they are values of levels."""
     columns = getattr(scaler, "columns", ())
+    # `credit preprocess` fits arrays, whose channels are only counted from 0.
     counted = columns == tuple(range(len(columns)))
     numbers = all(isinstance(column, int | float) for column in columns)
     return tuple(map(float, columns)) if columns and numbers and not counted else None
@@ -193,34 +167,20 @@ def take_channels(scaler: Scaler, indices: Int[np.ndarray, " n"]) -> Scaler:
 
 
 def channel_variance(scaler: Scaler) -> PerChannel | None:
-    """(channel,) float32 variance of the data of a scaler; None for a min-max scaler.
-
-    For a quantile scaler it is the variance of its centroids, slightly less than that
-    of the data.
-
-    Differs from CREDIT: reads the numpy DQuantileScaler, too, which CREDIT skips.
-    """
+    """(channel,) float32 variance of the data; None for a min-max scaler."""
     if isinstance(scaler, StandardScaler):
         return np.asarray(scaler.variance, np.float32)
     if isinstance(scaler, DeepStandardScaler):
         return np.square(np.asarray(scaler.deviation, np.float32))
     if isinstance(scaler, MinMaxScaler):
         return None
+    # The variance of the centroids, slightly less than that of the data. Differs from
+    # CREDIT: reads the numpy DQuantileScaler, too, which CREDIT skips.
     return np.array([_variance(c) for c in scaler.centroids], np.float32)
 
 
 def target_variances(path: str | Path) -> dict[str, float]:
-    """Reads the variance of every target variable, averaged over its channels.
-
-    Args:
-        path: path of a scaler file, whose scalers under "target" are read.
-
-    Returns:
-        Variances by variable key; variables without a finite variance are omitted.
-
-    Raises:
-        ValueError: as `read_scalers`, or the file has no target scalers.
-    """
+    """Reads the variance, if finite, of target variables, averaged over channels."""
     scalers = read_scalers(path)
     if "target" not in scalers:
         raise ValueError(
@@ -294,13 +254,7 @@ Attributes: TypeAlias = Mapping[str, Any]
 def write_scalers(
     path: str | Path, scalers: Mapping[str, Mapping[str, Mapping[str, Attributes]]]
 ) -> None:
-    """Writes scalers as a JSON file that `read_scalers` reads.
-
-    Args:
-        path: path of the file.
-        scalers: {"input" or "target": {source: {key: attributes}}}; numpy arrays among
-            the attributes are written in base64.
-    """
+    """Writes attributes as a JSON file that `read_scalers` reads, arrays in base64."""
     options: Any = {"indent": 4, "sort_keys": True, "default": _encoded_array}
     nested = {
         data_type: {

@@ -31,15 +31,10 @@ from credit_jax.parallel.rows.layout import Field, block_layout
 
 @dataclass(frozen=True)
 class ChannelLayout:
-    """The variables of a channel dim, in order.
+    """The variables of a channel dim, in order."""
 
-    Attributes:
-        keys: keys of the variables, such as "ERA5/prognostic/3d/T".
-        counts: number of channels of each variable.
-    """
-
-    keys: tuple[str, ...]
-    counts: tuple[int, ...]
+    keys: tuple[str, ...]  # such as "ERA5/prognostic/3d/T"
+    counts: tuple[int, ...]  # number of channels of each variable
 
     @classmethod
     def of(cls, channels: Mapping[str, int]) -> ChannelLayout:
@@ -53,11 +48,7 @@ class ChannelLayout:
 
     @property
     def slices(self) -> dict[str, slice]:
-        """The channels of each variable.
-
-        >>> ChannelLayout(("T", "SP"), (3, 1)).slices
-        {'T': slice(0, 3, None), 'SP': slice(3, 4, None)}
-        """
+        """The channels of each variable."""
         ends = np.cumsum(self.counts).tolist()
         pairs = zip(self.keys, self.counts, ends, strict=True)
         return {key: slice(end - count, end) for key, count, end in pairs}

@@ -34,15 +34,10 @@ _LOG = logging.getLogger("credit_jax")
 
 
 class LevelValues(CoordinateValues):
-    """Values of levels, and what their file says of them.
+    """Values of levels, and what their file says of them."""
 
-    Attributes:
-        unit: as the file spells it; "" if it is unknown, or of numbers.
-        positive: "up", "down", or "" if it is unknown.
-    """
-
-    unit: str
-    positive: str
+    unit: str  # as the file spells it; "" if it is unknown, or of numbers
+    positive: str  # "up", "down", or "" if it is unknown
 
     def __new__(cls, values: Any, unit: str = "", positive: str = "") -> LevelValues:
         levels = super().__new__(cls, map(float, values))
@@ -97,13 +92,11 @@ UNKNOWN = GridCoordinates()
 
 @dataclass(frozen=True)
 class Coordinates(GridCoordinates):
-    """The coordinates of x and y, without levels, and of the sources of a run.
-
-    Beside them are the units of its variables by key, which checkpoints record apart.
-    """
+    """The coordinates of x and y, without levels, and of the sources of a run."""
 
     calendar: str | None = None
     sources: Mapping[str, GridCoordinates] = field(default_factory=dict)
+    # By variable key; checkpoints record them apart.
     units: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -122,13 +115,7 @@ class Coordinates(GridCoordinates):
         }
 
     def check_calendar(self, calendar: str | None, origin: str) -> None:
-        """Checks that dates are in the calendar of the run, if both are known.
-
-        Raises:
-            ValueError: they are in another one.
-
-        >>> Coordinates(calendar="noleap").check_calendar("noleap", "data")
-        """
+        """Checks that dates are in the calendar of the run, if both are known."""
         if None not in (self.calendar, calendar) and calendar != self.calendar:
             raise ValueError(
                 f"{origin}: the dates are in the calendar {calendar}, expected "
@@ -175,34 +162,15 @@ def indices_of(
     some: bool = False,
     of_run: bool = False,
 ) -> np.ndarray | None:
-    """Returns the positions of coordinate values in another coordinate.
-
-    Longitudes that differ by 360 degrees are equal, and so are levels in units that can
-    be converted (see `readings`). Levels that one side only numbers, from 0 or from 1,
-    are taken in order, with a note, if there are as many on the other side.
-
-    Args:
-        requested: values of one origin, in order; None if unknown.
-        available: values of the other origin; None if unknown.
-        kind: the coordinate.
-        origin: file of `available`, for the error.
-        requested_origin: file or origin of `requested`, for the error.
-        some: whether `available` may have further values, which are left out.
-        of_run: whether `requested` are those of a run, whose values no numbers replace.
-
-    Returns:
-        (requested,) positions; None if they are 0, 1, 2, ..., and where a side is
-        unknown.
-
-    Raises:
-        ValueError: the values differ, or one of `available` occurs twice.
-    """
+    """Returns the positions of coordinate values in another; None for 0, 1, 2, ..."""
     if requested is None or available is None:
         return None
     factors = readings(requested, available) if kind == "level" else (1.0,)
     pair = requested, available
     requested, available = (np.asarray(x, np.float64).ravel() for x in pair)
     check_once(available, kind, origin)
+    # Levels that one side only numbers, from 0 or from 1, are taken in order, with a
+    # note, if there are as many on the other side; no numbers replace those of a run.
     if kind == "level" and is_numbered(requested, available):
         if of_run and counts(available):
             raise _differ(*pair, kind, origin, requested_origin)
@@ -212,6 +180,7 @@ def indices_of(
         )
         return None
     readable = [_places(requested, available * factor, kind) for factor in factors]
+    # With `some`, `available` may have further values, which are left out.
     complete = some or len(available) == len(requested)
     fits = [x for x in readable if x is not None and complete]
     if len(fits) > 1 and factors[0] != 1.0:
@@ -231,16 +200,7 @@ def _note(text: str) -> None:
 
 
 def readings(levels: Any, other: Any) -> tuple[float, ...]:
-    """Factors that may bring levels to the unit of others, the likely one first.
-
-    Where both units are known there is one, or none. Levels without a unit are
-    pressures in hPa, or else in Pa (those above 1200 always), or values of anything. If
-    their only reading beside equal numbers is another one, that comes first: where both
-    fit, which of them is meant cannot be known.
-
-    >>> readings(LevelValues([500.0], "hPa"), LevelValues([5e4], "Pa"))
-    (0.01,)
-    """
+    """Factors that may bring levels to the unit of others, the likely one first."""
     units, ways, tops = zip(
         *(
             (getattr(x, "unit", ""), getattr(x, "positive", ""), max(x, default=0.0))
@@ -255,6 +215,10 @@ def readings(levels: Any, other: Any) -> tuple[float, ...]:
         return () if change is None else (-change[0] if turned else change[0],)
     if turned or (any(units) and not any(pressures)):
         return () if turned else (1.0,)
+    # Levels without a unit are pressures in hPa, or else in Pa (those above 1200
+    # always), or values of anything. If their only reading beside equal numbers is
+    # another one, that comes first: where both fit, which of them is meant cannot be
+    # known.
     choices = [
         (unit,) if unit else ("Pa",) if top > _MOST_HPA else ("hPa", "Pa")
         for unit, top in zip(units, tops, strict=True)
@@ -264,16 +228,7 @@ def readings(levels: Any, other: Any) -> tuple[float, ...]:
 
 
 def check_once(values: Any, kind: Kind, origin: str) -> None:
-    """Checks that a coordinate has each value once.
-
-    Args:
-        values: values of the coordinate; longitudes 360 degrees apart are equal.
-        kind: the coordinate.
-        origin: file of the values, for the error.
-
-    Raises:
-        ValueError: a value occurs more than once.
-    """
+    """Checks that a coordinate has each value once."""
     values = np.asarray(values, np.float64).ravel()
     ordered = np.sort(values % 360.0 if kind == "longitude" else values)
     again = ordered[1:][np.diff(ordered) == 0]
@@ -287,22 +242,7 @@ def check_once(values: Any, kind: Kind, origin: str) -> None:
 def common_indices(
     current: Any, other: Any, kind: Kind, origin: str = "the other"
 ) -> list[tuple[int, int]]:
-    """Positions of the values that two coordinates have in common, in both.
-
-    Of several `readings` of levels the one in which most values are common is taken.
-
-    Args:
-        current, other: values of both.
-        kind: the coordinate.
-        origin: file of `other`, for the error.
-
-    Raises:
-        ValueError: a value of `other` occurs more than once, or two readings have as
-            many values in common.
-
-    >>> common_indices([500.0, 850.0], [850.0, 700.0], "level")
-    [(1, 0)]
-    """
+    """Positions of the values that two coordinates have in common, in both."""
     check_once(other, kind, origin)
     factors = readings(current, other) if kind == "level" else (1.0,)
     values = np.asarray(other, np.float64)
@@ -310,6 +250,7 @@ def common_indices(
     for factor in factors:
         near = (_places(np.array([x]), values * factor, kind) for x in current)
         shared.append([(k, int(x[0])) for k, x in enumerate(near) if x is not None])
+    # Of several `readings` of levels the one in which most values are common.
     best = max(shared, key=len, default=[])
     if best and factors[0] != 1.0 and sum(len(x) == len(best) for x in shared) > 1:
         raise _ambiguous(current, other, origin, "the other")
@@ -317,25 +258,16 @@ def common_indices(
 
 
 def is_numbered(current: Any, other: Any) -> bool:
-    """Whether one of two level coordinates only numbers as many levels of the other.
-
-    Numbers on both sides are values: the same ones in another order are not in order.
-
-    >>> is_numbered([500.0, 850.0], [0, 1]), is_numbered([2, 1], [1, 2])
-    (True, False)
-    """
+    """Whether one of two level coordinates only numbers as many levels of the other."""
     current, other = (np.asarray(x, np.float64).ravel() for x in (current, other))
+    # Numbers on both sides are values: in another order they are not in order.
     if len(current) != len(other) or np.array_equal(np.sort(current), np.sort(other)):
         return False
     return counts(current) != counts(other)
 
 
 def counts(levels: Any) -> bool:
-    """Whether values of several levels count them, from 0 or from 1.
-
-    >>> counts([1, 2, 3]), counts([3, 2, 1])
-    (True, False)
-    """
+    """Whether values of several levels count them, from 0 or from 1."""
     number, values = len(levels), np.asarray(levels, np.float64)
     return number > 1 and any(
         np.array_equal(values, np.arange(number) + first) for first in (0, 1)
@@ -416,11 +348,7 @@ def _differ(
 
 
 def listed(values: Any) -> str:
-    """Values of levels for people; "none" where there are none.
-
-    >>> listed([500.0, 850.0])
-    '500, 850'
-    """
+    """Values of levels for people; "none" where there are none."""
     return ", ".join(f"{x:g}" for x in (() if values is None else values)) or "none"
 
 
@@ -431,16 +359,11 @@ def _listed(values: Any) -> str:
 
 
 def are_numbered_alike(values: Any, numbers: Any) -> bool:
-    """Whether levels of data have the numbers of levels of a file, in any order.
-
-    Hybrid levels are known by their numbers, which data may have as values of their
-    level coordinate.
-
-    >>> are_numbered_alike([3.0, 2.0], [2, 3]), are_numbered_alike([50, 100], [1, 2])
-    (True, False)
-    """
+    """Whether levels of data have the numbers of levels of a file, in any order."""
     if values is None or numbers is None:
         return False
+    # Hybrid levels are known by their numbers, which data may have as values of their
+    # level coordinate.
     current, other = (np.sort(np.asarray(x, float)) for x in (values, numbers))
     return np.array_equal(current, other)
 
@@ -455,16 +378,7 @@ def take_indices(
 def on_grid(
     array: np.ndarray, axes: GridCoordinates, grid: GridCoordinates
 ) -> np.ndarray:
-    """Puts the rows and columns of an array, its last axes, in the order of a grid.
-
-    Args:
-        array: (..., lat, lon).
-        axes: its coordinates.
-        grid: coordinates of the data.
-
-    Raises:
-        ValueError: see `indices_of`.
-    """
+    """Puts the rows and columns of an array, its last axes, in the order of a grid."""
     origin = axes.where, grid.where
     rows = indices_of(grid.latitude, axes.latitude, "latitude", *origin)
     columns = indices_of(grid.longitude, axes.longitude, "longitude", *origin)
@@ -474,23 +388,14 @@ def on_grid(
 def grid_indices(
     requested: tuple[Any, Any], available: tuple[Any, Any], label: str, origin: str
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """The positions of the rows and columns of a grid in another; see `indices_of`.
-
-    Args:
-        requested: latitudes and longitudes, (lat,) and (lon,), or both (y, x) on a
-            curvilinear grid, whose points must be in order; None if unknown.
-        available: those of the other grid.
-        label, origin: origins of `available` and of `requested`, for the error.
-
-    Raises:
-        ValueError: the grids differ.
-    """
+    """The positions of the rows and columns of a grid in another; see `indices_of`."""
     indices = list[np.ndarray | None]()
     kinds: tuple[Kind, ...] = ("latitude", "longitude")
     for kind, first, other in zip(kinds, requested, available, strict=True):
         if first is None or other is None or np.ndim(first) == np.ndim(other) == 1:
             indices.append(indices_of(first, other, kind, label, origin))
             continue
+        # Points of a curvilinear grid (y, x) must be in order.
         turned = np.shape(first) == np.shape(other) and np.subtract(first, other)
         if (
             turned is False
@@ -504,14 +409,7 @@ def grid_indices(
 def check_shared_grid(
     requested: tuple[Any, Any], available: tuple[Any, Any], label: str, origin: str
 ) -> None:
-    """Checks that two grids are the same, in the same order.
-
-    Args:
-        requested, available, label, origin: as for `grid_indices`.
-
-    Raises:
-        ValueError: values or their order differ.
-    """
+    """Checks that two grids are the same, in the same order."""
     indices = grid_indices(requested, available, label, origin)
     check_order(indices, "rows or columns", label, origin)
 
@@ -519,11 +417,7 @@ def check_shared_grid(
 def check_order(
     indices: Iterable[np.ndarray | None], subject: str, label: str, origin: str
 ) -> None:
-    """Checks that positions of `indices_of` are in order.
-
-    Raises:
-        ValueError: they are not.
-    """
+    """Checks that positions of `indices_of` are in order."""
     if any(index is not None for index in indices):
         raise ValueError(
             f"{label}: {subject} are in another order than those of {origin}, expected "

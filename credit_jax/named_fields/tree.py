@@ -23,18 +23,11 @@ PREDICTION, TARGET = "y_processed", "y_target_processed"
 
 @dataclass(frozen=True)
 class ChannelGroup:
-    """The channels of one variable.
+    """The channels of one variable."""
 
-    Attributes:
-        var_key: "{source}/{field_type}/{3d|2d}/{variable}".
-        n_levels: number of its channels.
-        n_time: number of its times.
-        levels: values of its levels; None if it has none or they are unknown.
-    """
-
-    var_key: str
-    n_levels: int
-    n_time: int
+    var_key: str  # "{source}/{field_type}/{3d|2d}/{variable}"
+    n_levels: int  # number of its channels
+    n_time: int  # number of its times
     levels: CoordinateValues | None = field(default=None, compare=False)
 
     @property
@@ -68,12 +61,7 @@ def by_key(fields: NamedFields) -> dict[str, Any]:
 
 @contextmanager
 def keys_of_tree(subject: str, tree: FieldTree) -> Iterator[None]:
-    """Turns a KeyError of a user's function into a ValueError with the keys there are.
-
-    Args:
-        subject: the function, for the error.
-        tree: the named fields of a step that it takes.
-    """
+    """Turns a KeyError of a user's function into a ValueError with all keys."""
     try:
         yield
     except KeyError as error:
@@ -88,22 +76,7 @@ def keys_of_tree(subject: str, tree: FieldTree) -> Iterator[None]:
 def named_pair(
     tree: FieldTree, targets: Collection[str], *, include_computed: bool = True
 ) -> tuple[Array, Array, ChannelLayout]:
-    """Concatenates the named fields of prediction and target along channels.
-
-    Args:
-        tree: has "y_processed" and "y_target_processed", each
-            `{source: {key: (samples, level, time, rows, lon)}}`.
-        targets: keys of the target variables of the data, in channel order.
-        include_computed: whether to append the other variables of the prediction,
-            which postblocks computed, sorted by key.
-
-    Returns:
-        The prediction (samples, channel, time, rows, lon) and the target (batch,
-        channel, time, rows, lon), both in float32 or wider, and their channel layout.
-
-    Raises:
-        ValueError: an entry or a variable is missing.
-    """
+    """Concatenates the named fields of prediction and target along channels."""
     pair = []
     for entry in (PREDICTION, TARGET):
         if entry not in tree:
@@ -116,6 +89,7 @@ def named_pair(
         pair.append(by_key(tree[entry]))
     keys = list(targets)
     if include_computed:
+        # Other variables of the prediction, which postblocks computed.
         keys += sorted(set(pair[0]) - set(keys))
     for entry, fields in zip((PREDICTION, TARGET), pair, strict=True):
         if missing := [key for key in keys if key not in fields]:

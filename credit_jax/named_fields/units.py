@@ -60,11 +60,7 @@ EXPECTED: Mapping[str, str] = {
 
 
 def text_of(attributes: Mapping[Any, Any], key: str) -> str:
-    """An attribute of a file as text, "" if there is none.
-
-    >>> text_of({"units": ["hPa"]}, "units"), text_of({}, "units")
-    ('hPa', '')
-    """
+    """An attribute of a file as text, "" if there is none."""
     value = attributes.get(key)
     parts = [] if value is None else np.asarray(value).ravel().tolist()
     return " ".join(p.decode() if isinstance(p, bytes) else str(p) for p in parts)
@@ -72,11 +68,7 @@ def text_of(attributes: Mapping[Any, Any], key: str) -> str:
 
 @cache
 def unit_of(text: str) -> Any:
-    """Pint's unit of a text; None for one that is not known, and for none.
-
-    >>> unit_of("m2 s**-2") == unit_of("m^2/s^2"), unit_of("blob")
-    (True, None)
-    """
+    """Pint's unit of a text; None for one that is not known, and for none."""
     plain = _WATER.sub("", " ".join(text.split()))
     plain = _ALIASES.get(plain.lower(), plain)
     for spelling in (plain, plain.lower()):
@@ -107,18 +99,13 @@ def _registry() -> Any:
 
 @cache
 def conversion(of: str, to: str) -> tuple[float, float] | None:
-    """Factor and offset from one unit to another; None if there are none.
-
-    Depths of water are masses: 1 mm is 1 kg m-2. A rate is no accumulation.
-
-    >>> conversion("cm s-1", "m/s"), conversion("W m-2", "J m-2")
-    ((0.01, 0.0), None)
-    """
+    """Factor and offset from one unit to another; None if there are none."""
     first, second = unit_of(of), unit_of(to)
     if first is None or second is None:
         return (1.0, 0.0) if of == to else None
     registry = _registry()
     depths = registry.m.dimensionality, (registry.m / registry.s).dimensionality
+    # Depths of water are masses: 1 mm is 1 kg m-2. A rate is no accumulation.
     is_water = first.dimensionality in depths or second.dimensionality in depths
     for power in (0, 1, -1) if is_water else (0,):
         unit = first * registry.Unit("kg / m**3") ** power if power else first
@@ -132,11 +119,7 @@ def conversion(of: str, to: str) -> tuple[float, float] | None:
 
 
 def differ(one: str, other: str) -> bool:
-    """Whether two units are known and numbers in them differ.
-
-    >>> differ("Pa", "hPa"), differ("m s**-1", "m/s"), differ("K", "blob")
-    (True, False, False)
-    """
+    """Whether two units are known and numbers in them differ."""
     both = unit_of(one) is not None and unit_of(other) is not None
     return both and conversion(one, other) != (1.0, 0.0)
 
@@ -147,29 +130,18 @@ def comparable(one: str, other: str) -> bool:
 
 
 def unique_names(variables: Sequence[tuple[str, str]]) -> list[str]:
-    """The names of (name, key) pairs; keys where a name occurs twice.
-
-    >>> unique_names([("T", "A/T"), ("T", "B/T"), ("Q", "A/Q")])
-    ['A/T', 'B/T', 'Q']
-    """
+    """The names of (name, key) pairs; keys where a name occurs twice."""
     names = [name for name, _ in variables]
     return [name if names.count(name) == 1 else key for name, key in variables]
 
 
 def unit_problems(base: VariableUnits, units: VariableUnits) -> list[str]:
-    """A line for each variable of a run that has another unit in its base.
-
-    Variables are matched by their names, or by the whole keys where several variables
-    are called so. Names of units that are not known differ from none.
-
-    Args:
-        base: units of the base.
-        units: units of the run.
-    """
+    """A line for each variable of a run that has another unit in its base."""
     expected, here = (
         dict(zip(unique_names([(k.split("/", 2)[2], k) for k in x]), x, strict=True))
         for x in (base, units)
     )
+    # Names of units that are not known differ from none.
     problems = []
     for name, key in here.items():
         unit, path = units[key]

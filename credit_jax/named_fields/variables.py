@@ -32,26 +32,16 @@ LevelSelection: TypeAlias = Mapping[str, LevelPlaces]
 
 @dataclass(frozen=True, eq=False)
 class Variable:
-    """What is known of a variable.
+    """What is known of a variable."""
 
-    Attributes:
-        key: "source/field type/3d or 2d/name", or its name in a file.
-        levels: values of its levels; None for a variable without levels.
-        chosen: positions of these levels in the field; None is all.
-        level_dim: name of the level coordinate.
-        units, long_name: "" if they are unknown.
-        level_units: see `labeled_levels`.
-        constant: whether a file has it without times, for all of them.
-    """
-
-    key: str
-    levels: np.ndarray | None = None
-    chosen: LevelPlaces = None
-    level_dim: str = LEVEL
-    units: str = ""
+    key: str  # "source/field type/3d or 2d/name", or its name in a file
+    levels: np.ndarray | None = None  # values; None without levels
+    chosen: LevelPlaces = None  # positions of these levels in the field; None is all
+    level_dim: str = LEVEL  # name of the level coordinate
+    units: str = ""  # "" if unknown
     long_name: str = ""
-    level_units: str = ""
-    constant: bool = False
+    level_units: str = ""  # see `labeled_levels`
+    constant: bool = False  # whether a file has it without times, for all of them
 
     @property
     def name(self) -> str:
@@ -61,23 +51,17 @@ class Variable:
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """Where a table of variables is in another one.
+    """Where a table of variables is in another one."""
 
-    Attributes:
-        levels: positions of the common levels in the table, by variable.
-        other_levels: positions of these levels in the other table.
-        rows, columns: positions in the other grid; None keeps the order.
-        factor, offset: (channel, 1, 1), or () for all channels, to the units of the
-            table; None keeps the units.
-        notes: levels that are left out or only numbered, and units that are not known.
-    """
-
-    levels: LevelSelection = field(default_factory=dict)
-    other_levels: LevelSelection = field(default_factory=dict)
-    rows: np.ndarray | None = None
+    levels: LevelSelection = field(default_factory=dict)  # in the table
+    other_levels: LevelSelection = field(default_factory=dict)  # in the other table
+    rows: np.ndarray | None = None  # positions in the other grid; None keeps the order
     columns: np.ndarray | None = None
+    # (channel, 1, 1), or () for all channels, to the units of the table; None keeps
+    # them.
     factor: np.ndarray | np.float32 | None = None
     offset: np.ndarray | np.float32 | None = None
+    # Levels that are left out or only numbered, and units that are not known.
     notes: tuple[str, ...] = ()
 
     def __call__(
@@ -95,26 +79,15 @@ class Alignment:
 
 @dataclass(frozen=True, eq=False)
 class Variables:
-    """Variables on one grid.
+    """Variables on one grid."""
 
-    Attributes:
-        where: origin, for errors.
-        table: variables by name.
-        latitude, longitude: (lat,) and (lon,) degrees, or both (y, x) on a curvilinear
-            grid.
-    """
-
-    where: str
+    where: str  # origin, for errors
     table: Mapping[str, Variable]
-    latitude: np.ndarray
+    latitude: np.ndarray  # degrees, (lat,), or (y, x) on a curvilinear grid
     longitude: np.ndarray
 
     def select(self, names: Iterable[str]) -> Variables:
-        """Some of the variables, in this order.
-
-        Raises:
-            ValueError: one is missing.
-        """
+        """Some of the variables, in this order."""
         names = [*names]
         if missing := [name for name in names if name not in self.table]:
             raise ValueError(
@@ -124,16 +97,7 @@ class Variables:
         return replace(self, table={name: self.table[name] for name in names})
 
     def align(self, other: Variables, *, complete: bool = False) -> Alignment:
-        """Finds the variables of this table in another one.
-
-        Args:
-            other: has all of them, and may have more, on the same grid.
-            complete: whether it must have all of their levels.
-
-        Raises:
-            ValueError: a variable or all of its levels are missing, grids differ, or
-                units cannot be converted.
-        """
+        """Finds the variables of this table in another one, which may have more."""
         rows, columns = grid_indices(
             (self.latitude, self.longitude),
             (other.latitude, other.longitude),
@@ -161,7 +125,7 @@ class Variables:
                         f"{name}: {other.where} has no level {listed(left)} of "
                         f"{self.where}; it has {listed(candidate.levels)}"
                     )
-                    if complete:
+                    if complete:  # no levels may be left out
                         raise ValueError(text)
                     notes.append(f"{text}; left out")
                 if _one_is_numbered(variable.levels, candidate.levels):
@@ -237,17 +201,8 @@ class Variables:
 def labeled_levels(
     levels: Any, attributes: Mapping[str, Any]
 ) -> tuple[np.ndarray, str]:
-    """Values of a level coordinate, pressures in hPa, and their units.
-
-    The units are "hPa", "sigma", those of the file, or "" for numbers of levels.
-
-    Args:
-        levels: values of the coordinate.
-        attributes: CF attributes of the coordinate.
-
-    >>> labeled_levels([50000.0, 85000.0], {"units": "Pa"})
-    (array([500., 850.]), 'hPa')
-    """
+    """Values of a level coordinate, pressures in hPa, and their units."""
+    # These are "hPa", "sigma", those of the file, or "" for numbers of levels.
     unit = text_of(attributes, "units")
     change = conversion(unit, "hPa")
     values = np.multiply(levels, change[0] if change else 1.0)
@@ -259,11 +214,7 @@ def labeled_levels(
 
 
 def is_numbered(levels: np.ndarray) -> bool:
-    """Whether levels only number themselves, from 0 or from 1, as nothing names them.
-
-    >>> is_numbered(np.array([0.0])), is_numbered(np.array([500.0, 850.0]))
-    (True, False)
-    """
+    """Whether levels only number themselves, from 0 or 1, as nothing names them."""
     return counts(levels) or [*levels] == [0]
 
 

@@ -27,27 +27,13 @@ SMALLEST_VARIANCE = 1e-12
 def combination_weights(
     keys: Sequence[str],
     *,
-    variances: Mapping[str, float] | None = None,
-    multipliers: Mapping[str, float] | None = None,
+    variances: Mapping[str, float] | None = None,  # sigma^2; 1 if missing
+    multipliers: Mapping[str, float] | None = None,  # 1 if missing
     normalize: bool = True,
+    # Power of a variable's unit in the score: 2 for a squared error, 0 for a ratio.
     scale_power: int = 2,
 ) -> Float[np.ndarray, " variable"]:
-    """Computes the weight `multiplier / sigma^scale_power` of each variable.
-
-    Args:
-        keys: keys of the variables.
-        variances: sigma^2 by key; 1 for a missing key, or for all if None.
-        multipliers: factors by key; 1 for a missing key, or for all if None.
-        normalize: whether to divide the weights by their mean.
-        scale_power: power of a variable's unit in the score: 2 for a squared error, 1
-            for an error, 0 for a ratio.
-
-    Returns:
-        (variable,) float32, in the order of `keys`.
-
-    >>> combination_weights(["T", "Q"], variances={"T": 4.0}, normalize=False).tolist()
-    [0.25, 1.0]
-    """
+    """Computes the weight `multiplier / sigma^scale_power` of each variable."""
     variances, multipliers = variances or {}, multipliers or {}
     weights = np.array(
         [
@@ -62,17 +48,7 @@ def combination_weights(
 
 
 def latitude_weights(latitude: Float[np.ndarray, " lat"]) -> Float[np.ndarray, " lat"]:
-    """Area weights `cos(latitude) / mean(cos(latitude))` of rows, in float32.
-
-    Args:
-        latitude: (lat,) degrees north.
-
-    Returns:
-        (lat,) weights with mean 1.
-
-    >>> latitude_weights(np.array([60.0, 0.0, -60.0])).round(2).tolist()
-    [0.75, 1.5, 0.75]
-    """
+    """Area weights `cos(latitude) / mean(cos(latitude))` of rows, in float32."""
     weights = np.cos(np.deg2rad(np.asarray(latitude, np.float64)))
     return (weights / weights.mean()).astype(np.float32)
 
@@ -80,15 +56,7 @@ def latitude_weights(latitude: Float[np.ndarray, " lat"]) -> Float[np.ndarray, "
 def row_weights(
     latitude: Float[np.ndarray, " lat"] | None, section: str
 ) -> Float[np.ndarray, " lat"]:
-    """The area weights of a section with `use_latitude_weights`.
-
-    Args:
-        latitude: (lat,) degrees north; None if the section names no file.
-        section: dotted path of the section, for the error.
-
-    Raises:
-        ValueError: there are no latitudes.
-    """
+    """The area weights of a section with `use_latitude_weights`."""
     if latitude is None:
         raise ValueError(
             f"{section}.use_latitude_weights: true needs {section}.latitude_weights, a "
@@ -99,25 +67,13 @@ def row_weights(
 
 @dataclass(frozen=True, eq=False)
 class ScoredVariables:
-    """The variables that a loss or a metric scores one by one, and their weights.
-
-    Attributes:
-        args: what selects and weights them.
-        section: dotted path of `args`.
-        channels: number of channels of each target variable, by key.
-        row_weights: (lat,) area weights; None for equal ones.
-        variances: variances of the target variables by key; None for equal ones.
-
-    Raises:
-        ValueError: `variable_weights` names unknown variables. Any key with a "/" is
-            taken for that of a variable that a postblock computes.
-    """
+    """The variables that a loss or a metric scores one by one, and their weights."""
 
     args: WeightArgs
-    section: str
-    channels: Mapping[str, int]
-    row_weights: Float[np.ndarray, " lat"] | None = None
-    variances: Mapping[str, float] | None = None
+    section: str  # dotted path of `args`
+    channels: Mapping[str, int]  # number of channels of each target variable
+    row_weights: Float[np.ndarray, " lat"] | None = None  # equal if None
+    variances: Mapping[str, float] | None = None  # of target variables; equal if None
 
     def __post_init__(self) -> None:
         unknown = [k for k in self.args.variable_weights if k not in self.channels]
@@ -132,20 +88,13 @@ class ScoredVariables:
     def pair(
         self, tree: FieldTree, context: FieldContext, *, normalized: bool = False
     ) -> tuple[Array, Array, FieldContext]:
-        """The prediction and the target to score, and the context of their channels.
-
-        Args:
-            tree: has the named fields of `named_pair`.
-            context: replaced are its channels and its weights of rows and channels.
-            normalized: whether "y_pred" and "y" are taken if the tree has no such
-                fields.
-        """
+        """The prediction and the target to score, and the context of their channels."""
         if (PREDICTION in tree and TARGET in tree) or not normalized:
             computed = self.args.include_computed_diagnostics
             prediction, target, layout = named_pair(
                 tree, self.channels, include_computed=computed
             )
-        else:
+        else:  # normalized fields, where the tree has no others
             prediction, target = (widened(tree[key]) for key in ("y_pred", "y"))
             layout = ChannelLayout.of(self.channels)
         self.warn_unscored("variable_weights", layout.keys)

@@ -39,10 +39,7 @@ def model_with_adapters(config: Config) -> ModelDef:
 def adapter_record(
     config: Config, model_def: ModelDef, params: Arrays
 ) -> AdapterRecord:
-    """Returns what a package says of adapters.
-
-    `params` are those of the base as they were, and what was trained, by path.
-    """
+    """Returns what a package says of adapters, with `params` of base and training."""
     finetune, low_rank = config.trainer.finetune, model_def.low_rank
     assert finetune is not None, "a run with adapters"
     assert low_rank is not None, "and so is its model"
@@ -61,10 +58,8 @@ def adapter_record(
 
 
 def digest_of_base(params: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 of the paths, dtypes, shapes and bytes of arrays.
-
-    So a base is known in whatever file it is: a run, a package, or one of PyTorch.
-    """
+    """SHA-256 of the paths, dtypes, shapes and bytes of arrays."""
+    # So a base is known in whatever file it is: a run, a package, or one of PyTorch.
     total = hashlib.sha256()
     for path in sorted(params):
         array = np.ascontiguousarray(params[path])
@@ -76,10 +71,7 @@ def digest_of_base(params: Mapping[str, np.ndarray]) -> str:
 def with_base(
     path: Path, record: AdapterRecord, model_def: ModelDef, base: Artifact
 ) -> tuple[Arrays, HostModelState]:
-    """Reads adapters and adds them to the weights of their base.
-
-    Returns all parameters by path, and the model state. `model_def` has no adapters.
-    """
+    """Reads adapters and adds them to the weights of their base: all by path, state."""
     specs = model_def.param_specs
     matrices = {name for name, spec in specs.items() if is_matrix(spec)}
     unknown = sorted(({*record.targets} - matrices) | ({*record.trained} - {*specs}))

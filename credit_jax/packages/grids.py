@@ -83,11 +83,7 @@ _INPUT, _OUTPUT = "input", "output"
 def channel_groups(
     schema: ChannelSchema, further: Mapping[str, ChannelSchema]
 ) -> dict[str, Sequence[ChannelGroup]]:
-    """The variables of "input", "output", and each further input of the model.
-
-    Args:
-        further: those of inputs beside x, by the names that the model gives them.
-    """
+    """The variables of "input", "output", and each further input of the model."""
     inputs = {name: of_input.input for name, of_input in further.items()}
     return {_INPUT: schema.input, _OUTPUT: schema.target, **inputs}
 
@@ -98,12 +94,7 @@ def write_channels(
     levels: Mapping[str, Sequence[float] | None],
     described: Mapping[str, Mapping[str, str]],
 ) -> None:
-    """Writes the channels, in order; "level" is null without levels.
-
-    Args:
-        levels: source -> values of its level coordinate, None if unknown.
-        described: key of a variable -> its unit and names, those that are known.
-    """
+    """Writes the channels, in order; "level" is null without levels."""
     content: dict[str, list[dict[str, Any]]] = {name: [] for name in groups}
     for name, group in ((name, g) for name, some in groups.items() for g in some):
         values: Sequence[float | None] = [None]

@@ -95,11 +95,7 @@ class AdapterRecord:
 
 @dataclass(frozen=True, config=_CONFIG)
 class Manifest:
-    """The contents of `package.json`.
-
-    Raises:
-        ValueError: a name is not allowed, or a file has no digest or is missing.
-    """
+    """The contents of `package.json`."""
 
     model_type: str  # `model.type`
     step: int  # step of the checkpoint with the weights

@@ -93,14 +93,7 @@ class Package(Artifact):
         unread: Sequence[str] = ("diagnostic",),
         sections: Mapping[str, Any] = MappingProxyType({}),
     ) -> Config:
-        """The config of forecasts.
-
-        Args:
-            data: YAML file whose keys override those of the data section; its
-                `custom_objects` are those of the user.
-            unread: field types whose files are not opened.
-            sections: further sections, which packages do not hold.
-        """
+        """The config of forecasts, with the keys of a YAML file of data, if any."""
         config = {**self.resolved(), **sections, "save_loc": str(self.path)}
         inference = config.setdefault("inference", {})
         section = inference if "data" in inference else config
@@ -185,20 +178,7 @@ class Package(Artifact):
 
 
 def open_package(folder: str | Path, base: str | Path | None = None) -> Package:
-    """Opens a package and checks all its files; weights are read on access.
-
-    Args:
-        folder: its folder.
-        base: what adapters were trained on, a run, a package or a checkpoint of CREDIT;
-            None for a package with all weights.
-
-    Raises:
-        FileNotFoundError: the folder is not a package, or there is no base.
-        ValueError: a file is missing, unknown, changed, of another kind, a link, or
-            outside of the folder; the schema is newer; channels are duplicated; an
-            object that it refers to is not installed; or the package has adapters alone
-            and no base is given, or all weights and one is.
-    """
+    """Opens a package, adapters with their base; checks all files, reads no weights."""
     path = Path(folder).absolute()
     manifest = read_manifest(path)
     check_files(path, manifest)
@@ -246,19 +226,7 @@ def open_artifact(
     base: str | Path | None = None,
     verify: bool = True,
 ) -> Artifact:
-    """Opens a run, a package or a checkpoint of CREDIT; arrays are read on access.
-
-    Args:
-        source: its path, or what `find_base` found there.
-        step: number of the checkpoint of a run; None is the newest undamaged one.
-        weights: "average", "last", or None for the average if there is one.
-        base: see `open_package`.
-        verify: compare files with their digests before they are read.
-
-    Raises:
-        FileNotFoundError, ValueError: there is none, it is damaged, it has no such
-            weights, or PyTorch is not installed, which its files need.
-    """
+    """Opens a run, a package or a checkpoint of CREDIT; arrays are read on access."""
     is_base = isinstance(source, Base)
     path, kind = (source.path, source.kind) if is_base else (source, kind_of(source))
     if kind == "package":

@@ -58,10 +58,8 @@ class PathReference:
 
 
 def normalized(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns only the sections of a config that determine forecasts.
-
-    Keys that credit_jax ignores are dropped; default paths of blocks are made explicit.
-    """
+    """Returns only the sections of a config that determine forecasts."""
+    # Keys that credit_jax ignores are dropped; default paths become explicit.
     full = copy.deepcopy(dict(written))
     config = {key: full[key] for key in _SECTIONS if full.get(key) is not None}
     every = full.get(SECTION) or {}
