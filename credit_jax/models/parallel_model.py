@@ -466,11 +466,9 @@ class ParallelModel:
         noise: Noise | None = None,
         capture_intermediates: list[Field] | None = None,
     ) -> Context:
-        """Returns the context of a forward pass, in training with the key of dropout.
-
-        See `local_forward`; in training, noise has a key that follows from `key`.
-        """
+        """Context of a forward pass, see `local_forward`; in training, with a key."""
         if key is not None:
+            # In training, noise has a key that follows from that of dropout.
             noise = Noise(jax.random.fold_in(key, NOISE))
         # dp_replicate is the outermost axis of the data-parallel rank.
         rank: Array | int = 0

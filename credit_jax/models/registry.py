@@ -24,11 +24,7 @@ FAMILIES = (*FAMILIES, unet_diffusion)
 
 
 def parse_model(section: Mapping[str, Any]) -> ModelConfig:
-    """Returns the validated, frozen config of a `model:` section.
-
-    Raises:
-        ValueError: unknown type or key, or an invalid value; lists all errors.
-    """
+    """The validated config of a `model:` section; a ConfigError lists all errors."""
     name = section.get("type")
     if name not in MODELS:
         raise ConfigError([str(not_available("model.type", name, sorted(MODELS)))])
@@ -36,11 +32,7 @@ def parse_model(section: Mapping[str, Any]) -> ModelConfig:
 
 
 def build(section: Mapping[str, Any]) -> ModelDef:
-    """Returns the model definition of a `model:` section.
-
-    Raises:
-        ValueError: the section is invalid, or sizes are inconsistent; lists all errors.
-    """
+    """The model definition of a `model:` section; a ConfigError lists all errors."""
     config = parse_model(section)
     if problems := [*config.problems()]:
         raise ConfigError(problems, "model")

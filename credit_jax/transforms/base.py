@@ -207,47 +207,23 @@ class Transform(StrictModel):
     reads: ClassVar[tuple[str, ...]] = ()
 
     def open(self) -> None:
-        """Reads the files into private attributes, once, before all that follows.
-
-        Raises:
-            OSError: a file cannot be read.
-            ValueError: a file has invalid content.
-        """
+        """Reads the files into private attributes, once; raises for invalid content."""
 
     def check(self, schema: TreeSchema) -> None:
-        """Checks the variables before the transform.
-
-        Raises:
-            ValueError: it cannot be applied to them.
-        """
+        """Checks the variables before the transform; raises where it does not apply."""
 
     def at(self, schema: TreeSchema, grid: GridCoordinates) -> Transform:
-        """Returns the transform with the values of its files in the order of the data.
-
-        Args:
-            schema: the variables before the transform, with their levels.
-            grid: latitudes and longitudes of the fields.
-
-        Raises:
-            ValueError: the files have other coordinates; names both.
-        """
+        """The transform with the values of its files in the order of the data."""
+        # A ValueError names both where files have other coordinates than the grid, or
+        # than the levels of the variables before the transform.
         return self
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
-        """Returns the tree after the transform.
-
-        Args:
-            tree: see the top of this module; it is not modified.
-            context: context of the step if traced; None on the host.
-        """
+        """Returns a tree after the transform; the context is None on the host."""
         raise NotImplementedError
 
     def inverse(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
-        """Restores the names and units before a preblock, but not the grid.
-
-        Raises:
-            ValueError: it has no inverse.
-        """
+        """Restores the names and units before a preblock, but not the grid."""
         raise ValueError(
             "it has no inverse, so that values after it have no known physical units"
         )
@@ -261,11 +237,7 @@ class Transform(StrictModel):
         return schema
 
     def describe(self, units: Descriptions) -> Descriptions:
-        """Returns the attributes of the fields that it makes, or gives another name.
-
-        Args:
-            units: attributes of the fields before it.
-        """
+        """The attributes of the fields that it makes or renames, from those before."""
         return {}
 
     @property
@@ -376,15 +348,10 @@ def change_entry(
 
 
 def selects(variables: Variables, key: str) -> bool:
-    """Whether the argument `variables` selects the variable of a key.
-
-    >>> selects(("ERA5/prognostic",), "ERA5/prognostic/3d/T")
-    True
-    >>> selects("ERA5/prognostic/3d/T", "ERA5/prognostic/3d/T")
-    False
-    """
+    """Whether the argument `variables` selects the variable of a key."""
     # CREDIT iterates over the letters of a string, and so it is here.
     every = not variables
+    # Keys, and parts of them: ERA5/prognostic selects ERA5/prognostic/3d/T.
     return every or any(key == x or key.startswith(f"{x}/") for x in variables or ())
 
 

@@ -308,12 +308,9 @@ def _named(attributes: Mapping[str, str], levels: str) -> dict[str, str]:
 
 
 def derived_key(var_key: str, suffix: str) -> str:
-    """Returns the key of a variable on pressure levels.
-
-    >>> derived_key("ERA5/prognostic/3d/T", "_PRES")
-    'ERA5/derived_diagnostic/3d/T_PRES'
-    """
+    """Returns the key of a variable on pressure levels."""
     source, _, dims, name = var_key.split("/")[:4]
+    # ERA5/prognostic/3d/T to ERA5/derived_diagnostic/3d/T_PRES, for instance.
     return f"{source}/derived_diagnostic/{dims}/{name}{suffix}"
 
 
@@ -434,11 +431,9 @@ class FullLevels(OverGround):
         return (*self.effects.levels, *map(self.derived, names), sea_level)
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
-        """Adds the fields of `effects`, and pressure, geopotential and MSLP.
-
-        Differs from CREDIT: `P_HEIGHT` is computed (CREDIT writes zeros), and the
-        geopotential of levels that a file counts from 0 is that of these levels.
-        """
+        """Adds the fields of `effects`, and pressure, geopotential and MSLP."""
+        # Differs from CREDIT: `P_HEIGHT` is computed (CREDIT writes zeros), and the
+        # geopotential of levels that a file counts from 0 is that of these levels.
         surface = self.filled(tree, self.surface_pressure_var, context, PASCAL)
         ground = self.ground_of(tree, surface, context)
         temperature = self.filled(tree, self.temperature_var, context, KELVIN)

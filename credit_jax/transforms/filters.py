@@ -85,11 +85,9 @@ class LaplaceFilter(OutputBlock):
     scalars: tuple[ScalarArgs, ...] = ()
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
-        """Replaces the variables; rows are gathered, as the filter is global.
-
-        Differs from CREDIT: its functions name variables by the channels of models of
-        16 levels; here the config names them.
-        """
+        """Replaces the variables; rows are gathered, as the filter is global."""
+        # Differs from CREDIT: its functions name variables by the channels of models of
+        # 16 levels; here the config names them.
         fixed: dict[str, Any] = {}
         for wind in self.winds:
             keys = wind.u, wind.v

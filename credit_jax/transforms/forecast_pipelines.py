@@ -62,18 +62,9 @@ def with_reconstruct(pipeline: Pipeline) -> Pipeline:
 
 
 def for_forecast(pipeline: Pipeline) -> Pipeline:
-    """Returns a copy for forecasts, which have no target and need physical units.
-
-    It lacks the postblocks of the target, that is of "y" and the entries made from it.
-    It has the inverses of what `preblocks.per_step` make of the values of predicted
-    variables, of the last block first, where no postblock undoes it: after the
-    `reconstruct` of predictions, as the blocks that follow take physical units, or
-    after the inverse of a later preblock. Training of several steps feeds back what
-    these blocks make (`rollout.Advance`).
-
-    Differs from CREDIT: its rollout fails at a block that needs "y", and feeds back
-    fields that are still normalized, in training and in forecasts.
-    """
+    """Returns a copy for forecasts, which have no target and need physical units."""
+    # Differs from CREDIT: its rollout fails at a block that needs "y", and feeds back
+    # fields that are still normalized, in training and in forecasts.
     # What is made of the target has its names from the blocks that make it.
     splits = [block for block in pipeline.blocks if _splits(block, "y")]
     of_target = {"y", *(block.argument("out_key") for block in splits)}
@@ -87,6 +78,11 @@ def for_forecast(pipeline: Pipeline) -> Pipeline:
             & of_target
         )
     ]
+    # The inverses of what `preblocks.per_step` make of the values of predicted
+    # variables, of the last block first, where no postblock undoes it: after the
+    # `reconstruct` of predictions, as the blocks that follow take physical units, or
+    # after the inverse of a later preblock. Training of several steps feeds back what
+    # these blocks make (`rollout.Advance`).
     index = 1 + _index_of_output(blocks)
     # Nothing is undone of a prediction that is not split.
     steps = pipeline.of(Phase.BEFORE_STEP) if index else ()

@@ -105,13 +105,10 @@ def scale_quantiles(
     grid: tuple[int, int],
     rows: Callable[[np.ndarray], Any],
 ) -> LevelFields:
-    """Transforms a field (batch, level, time, lat, lon) to a distribution, or back.
-
-    Channels are levels, or grid points of `grid`, of which `rows` selects those of this
-    shard, with ones in padding rows.
-
-    Differs from CREDIT: sums of weights are rounded once.
-    """
+    """Transforms a field (batch, level, time, lat, lon) to a distribution, or back."""
+    # Channels are levels, or grid points of `grid`, of which `rows` selects those of
+    # this shard, with ones in padding rows.
+    # Differs from CREDIT: sums of weights are rounded once.
     dim = 1 if not scaler.channels_last else x.ndim - 1
     if per_point:
         flat = x.reshape(x.shape[0], -1).T

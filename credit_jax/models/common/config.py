@@ -256,10 +256,8 @@ class ModelConfig(StrictModel):
         return f"{direction}_channels"
 
     def problems(self) -> Iterator[str]:
-        """Yields errors of sizes that do not fit each other, one line each.
-
-        What a key by itself may be is the type of its field.
-        """
+        """Yields errors of sizes that do not fit each other, one line each."""
+        # What a key by itself may be is the type of its field.
         names = "input_channels", "output_channels"
         numbers = [getattr(self, name, 1) for name in names]
         if min(numbers) < 1:
@@ -278,13 +276,8 @@ class ModelConfig(StrictModel):
 
 
 def ignored_by(model: str, names: str = "", **reasons: str) -> dict[str, str]:
-    """Returns keys that CREDIT's constructor of a model accepts and does not read.
-
-    Args:
-        model: CREDIT's name of the model.
-        names: the keys, with spaces between.
-        **reasons: further keys, with what is to be said of them.
-    """
+    """Keys that CREDIT's constructor of a model accepts and does not read, and why."""
+    # Keys in one text, and by name those of which more is to be said.
     named = dict.fromkeys(names.split(), "") | reasons
     return {key: f"CREDIT's {model} ignores it{why}" for key, why in named.items()}
 

@@ -344,15 +344,9 @@ class ChannelFixers:
     def __call__(
         self, x: ChannelArray, y: ChannelArray, context: FieldContext | None = None
     ) -> ChannelArray:
-        """Returns the corrected output.
-
-        Args:
-            x: input of the model. Its last time is the state before the step, through
-                which no gradient flows.
-
-        Differs from CREDIT: channels that no fixer corrects are not converted to
-        physical units and back, which would only round them.
-        """
+        """Returns the corrected output of a model with the input x."""
+        # The last time of x is the state before the step, through which no gradient
+        # flows.
         previous = x[:, :, -1:]
         if isinstance(x, jax.Array):
             previous = jax.lax.stop_gradient(previous)
@@ -369,6 +363,8 @@ class ChannelFixers:
             channels, values = fixer(reads, context)
             if units is not None:
                 values = units.normalized(values, channels)
+            # Differs from CREDIT: channels that no fixer corrects are not converted to
+            # physical units and back, which would only round them.
             parts = [y[:, : channels.start], values, y[:, channels.stop :]]
             y = namespace(y).concatenate(parts, axis=1)
         return y

@@ -314,14 +314,12 @@ class Swin(nnx.Module):
         self.head = PatchExpansion(config.embed_dim, config.output_channels * points)
 
     def __call__(self, inputs: Mapping[str, Any], context: Context) -> Prediction:
-        """Predicts from local samples and rows, in block layout over the domain axis.
-
-        Differs from CREDIT: padding, with which CREDIT's model fails, is added before
-        the patch embedding and cropped after unpatching, as its source intends.
-        """
+        """Predicts from local samples and rows, in blocks over the domain axis."""
         config, x = self.config, inputs["x"]
         cast = context.precision.cast(x)
         fold = "mean" if config.frames > 1 else "channel"
+        # Differs from CREDIT: padding, with which CREDIT's model fails, is added before
+        # the patch embedding and cropped after unpatching, as its source intends.
         entered = enter(cast, config.img_size[0], context, config.padding, fold)
         field = run_block(context, self.embedding, entered)
         rows = window_layout(field.layout, field.layout.size, config.window[0])

@@ -502,15 +502,13 @@ class UNet(nnx.Module):
         )
 
     def __call__(self, inputs: Mapping[str, Array], context: Context) -> Prediction:
-        """Predicts from local samples and rows, in block layout over the domain axis.
-
-        Differs from CREDIT: in training, the statistics of batch norms are those of the
-        global batch, not of each data-parallel rank.
-        """
+        """Predicts from local samples and rows, in blocks over the domain axis."""
         x = inputs["x"]
         with jax.named_scope(INPUT):
             data = fold_frames(context.precision.cast(x), "mean")
         field = Field(data, context.rows(self.config.image_height))
+        # Differs from CREDIT: in training, the statistics of batch norms are those of
+        # the global batch, not of each data-parallel rank.
         slopes = [self._network(field, context)]
         if self.config.rk4_integration:
             # (k1 + 2 k2 + 2 k3 + k4) / 6; k1 = f(x), k2 = f(x + k1 / 2), ...
