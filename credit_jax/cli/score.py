@@ -6,12 +6,14 @@ climatology, and writes scores.nc and scores.csv (`evaluation.scores`).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import shutil
+import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,27 +29,40 @@ from credit_jax.cli.commands import (
 from credit_jax.config import Config, build_config
 from credit_jax.config.base import ConfigWarning
 from credit_jax.config.components import extensions
+from credit_jax.config.data import in_training
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.data.opened_data import NamedData
-from credit_jax.evaluation.comparison import attributes_of
+from credit_jax.evaluation.comparison import ScoreComparison, attributes_of
+from credit_jax.evaluation.differences import in_common, paired_differences
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_times
 from credit_jax.evaluation.opening import (
+    NO_CLIMATOLOGY,
     ScoreOptions,
     dims_of_scores,
     grid_of,
     in_order,
+    observation_files,
     open_comparison,
     open_forecasts,
     score_files,
 )
-from credit_jax.evaluation.regions import choose_regions
+from credit_jax.evaluation.regions import Region, choose_regions
 from credit_jax.evaluation.scores import (
+    NONE_TRAINED,
     PAGE_NAME,
+    TRAINING_DATES,
+    UNKNOWN,
+    difference_table,
     other_scores,
     score_table,
     write_scores,
 )
-from credit_jax.evaluation.sums import merged_sums
+from credit_jax.evaluation.sums import (
+    ScoreDims,
+    ScoreSums,
+    merged_sums,
+    path_of_sums,
+)
 from credit_jax.forecast.archive import ForecastRecord, record_beside
 from credit_jax.io.errors import WriteError, writable_folder, write_errors
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
@@ -59,7 +74,8 @@ class ComparisonOptions(Command):
     """What forecasts are compared with."""
 
     truth: str | None = option(
-        "a YAML file with a data section, a NetCDF file or a Zarr store (default: the "
+        "a YAML file with a data section, a NetCDF file or a Zarr store; to `score` "
+        "also observations: CSV, Parquet, NetCDF, a folder of such files (default: the "
         "data section of the forecast's config)",
         None,
         "DATA",
@@ -108,6 +124,15 @@ class Score(ComparisonOptions):
     forecast: str = option(
         "folder of `credit-jax forecast` or of CREDIT, or a Zarr store", metavar="DIR"
     )
+    against: str | None = option(
+        "another forecast: differences of scores, and their 95 % intervals", None, "DIR"
+    )
+    height: str | None = option(
+        "height (m) or geopotential of the forecast's surface: brings temperatures to "
+        "the elevation of stations by 6.5 K/km",
+        None,
+        "DATA",
+    )
     out: str = option("folder of the scores", metavar="DIR")
     members: int | None = option("take the first members alone", None)
     shard: str = option(
@@ -123,12 +148,24 @@ class Score(ComparisonOptions):
         compile_sooner()
         use_cache(self.cache)
         regions = choose_regions(in_order(self.regions))
-        files = open_forecasts(self.forecast)
+        tables = observation_files(self.truth)
+        if self.height is not None and not tables:
+            raise ValueError("--height belongs to observations as --truth")
+        if self.shard != "1/1" and (tables or self.against):
+            raise ValueError("--shard belongs to one forecast and a truth on its grid")
+        forecast = self._opened("--forecast", self.forecast)
+        if tables or self.against:
+            return self._score_starts(forecast, regions, tables)
+        return self._score_grid(*forecast, regions)
+
+    def _opened(self, name: str, path: str) -> tuple[ForecastFiles, ForecastRecord]:
+        """The forecasts of an option, which are finished and have members."""
+        files = open_forecasts(path)
         record = record_beside(files.where)
         if record.unfinished:
             raise ValueError(
-                f"--forecast: {record.unfinished} of {record.total} forecasts in "
-                f"{self.forecast} are not finished; make them with forecast --resume"
+                f"{name}: {record.unfinished} of {record.total} forecasts in {path} "
+                "are not finished; make them with forecast --resume"
             )
         available = files.num_members
         if self.members is not None and not 1 <= self.members <= available:
@@ -136,18 +173,126 @@ class Score(ComparisonOptions):
                 f"--members must be from 1 to {available}, the members of the "
                 f"forecasts; got {self.members}"
             )
-        members = self.members or available
         if not files.leads.size:
-            raise ValueError(f"--forecast: {self.forecast} has no lead time above 0")
+            raise ValueError(f"{name}: {path} has no lead time above 0")
+        return files, record
+
+    def _compared(
+        self, files: ForecastFiles, record: ForecastRecord
+    ) -> tuple[ScoreComparison, dict[str, Any]]:
+        """The references on the grid of forecasts, and the attributes of the scores."""
         config = _config(record, files)
         options = self.score_options(config, record.training_dates)
         comparison = open_comparison(options, files.grid.table, valid_times(files))
         for note in comparison.notes:
             print_line(f"note: {note}", "yellow")
-        attributes = attributes_of(files.where, comparison, record.provenance)
+        return comparison, attributes_of(files.where, comparison, record.provenance)
+
+    def _score_starts(
+        self,
+        forecast: tuple[ForecastFiles, ForecastRecord],
+        regions: tuple[Region, ...],
+        tables: Sequence[str],
+    ) -> int:
+        """Scores at stations, or beside another forecast: sums of each start date."""
+        forecasts, about = [forecast], dict[str, Any]()
+        if self.against is not None:
+            other, other_record = self._opened("--against", self.against)
+            files, other, notes = in_common(forecast[0], other)
+            for note in notes:
+                print_line(f"note: {note}", "yellow")
+            forecasts = [(files, forecast[1]), (other, other_record)]
+            about["against"] = other.where
+        noted = list[str]()
+        parts, scored = dict[str, Any](), list[tuple[list[ScoreSums], ScoreDims]]()
+        with writable_folder(self.out, "--out") as out:
+            for files, record in forecasts:
+                comparison, described = None, self._of_stations(files, record)
+                if not tables:
+                    comparison, described = self._compared(files, record)
+                if not scored:
+                    about = described | about
+                    refuse_other_scores(out, "--out", about)
+                members = self.members or files.num_members
+                if comparison is None:
+                    result = _score_stations()(
+                        tables,
+                        files,
+                        regions=regions,
+                        variables=in_order(self.variables),
+                        num_members=members,
+                        height=self.height,
+                    )
+                    for note in [n for n in result.notes if n not in noted]:
+                        print_line(f"note: {note}", "yellow")
+                    noted += result.notes
+                    if not scored:
+                        about |= result.attributes
+                        parts["maps"] = result.write(out)
+                    scored.append((result.sums, result.dims))
+                    continue
+                grid = grid_of(files.grid.latitude, files.grid.longitude, regions)
+                dims = dims_of_scores(comparison, grid, files.leads, members)
+                with tempfile.TemporaryDirectory() as stored:
+                    folder = Path(stored)
+                    score_files(
+                        files, comparison, grid, num_members=members, folder=folder
+                    )
+                    paths = [path_of_sums(folder, start) for start in files.starts]
+                    scored.append(([*map(ScoreSums.load, paths)], dims))
+            (sums, dims), *others = scored
+            differences = None
+            for other_sums, other_dims in others:
+                sides = [
+                    ", ".join((*(c.label for c in d.channels), *d.regions))
+                    for d in (dims, other_dims)
+                ]
+                if sides[0] != sides[1]:
+                    raise ValueError(
+                        f"--against: the scores are of {sides[0]}, and of {sides[1]}; "
+                        "choose common --variables"
+                    )
+                differences = paired_differences(sums, other_sums)
+                weights = [
+                    sum(x.arrays["forecast/weight"].sum() for x in side)
+                    for side in (sums, other_sums)
+                ]
+                if abs(weights[0] - weights[1]) > 1e-6 * weights[0]:
+                    print_line(
+                        "note: --against: the forecasts have values at different "
+                        f"points, of weights {weights[0]:g} and {weights[1]:g}",
+                        "yellow",
+                    )
+            total = functools.reduce(ScoreSums.merge, sums)
+            report(dims.scores(total, about, differences), out, **parts)
+        return OK
+
+    def _of_stations(
+        self, files: ForecastFiles, record: ForecastRecord
+    ) -> dict[str, Any]:
+        """The attributes of scores at stations."""
+        ranges = record.training_dates
+        seen = in_training(valid_times(files), ranges) if ranges else ""
+        return {
+            "title": "scores of forecasts at stations",
+            "forecast": files.where,
+            "truth": self.truth,
+            "climatology": NO_CLIMATOLOGY,
+            TRAINING_DATES: seen or (NONE_TRAINED if ranges else UNKNOWN),
+        }
+
+    def _score_grid(
+        self,
+        files: ForecastFiles,
+        record: ForecastRecord,
+        regions: tuple[Region, ...],
+    ) -> int:
+        """Scores, of all or a part of the start dates, on the grid of the forecast."""
+        comparison, attributes = self._compared(files, record)
         refuse_other_scores(self.out, "--out", attributes)
         with writable_folder(self.out, "--out") as out:
             grid = grid_of(files.grid.latitude, files.grid.longitude, regions)
+            members = self.members or files.num_members
             dims = dims_of_scores(comparison, grid, files.leads, members)
             shard, total = parse_shard(self.shard), len(files.starts)
             # Sums of other comparisons have another folder.
@@ -181,7 +326,7 @@ main = Score.main
 
 
 def refuse_other_scores(
-    folder: str, option: str, attributes: Mapping[str, Any]
+    folder: str | Path, option: str, attributes: Mapping[str, Any]
 ) -> None:
     """Checks that scores would replace none but earlier ones of the same forecasts."""
     path = Path(os.path.expandvars(folder)).expanduser()
@@ -191,17 +336,29 @@ def refuse_other_scores(
         )
 
 
-def report(scores: Any, folder: str | Path) -> None:
-    """Writes scores and their page, and prints the table."""
+def report(scores: Any, folder: str | Path, **parts: Any) -> None:
+    """Writes scores and their page, of which `parts` are more, and prints the table."""
     try:
         with write_errors(Path(folder)):
             paths = write_scores(scores, folder)
             for point in extensions("page").values():
-                paths = point.load()(scores, Path(folder) / PAGE_NAME), *paths
+                paths = point.load()(scores, Path(folder) / PAGE_NAME, **parts), *paths
     except WriteError as error:
         raise CommandError(str(error), FAILED) from error
     print_table(score_table(scores))
+    if "rmse_difference" in scores:
+        print_table(difference_table(scores))
     print_line(f"scores: {', '.join(map(str, paths))}")
+
+
+def _score_stations() -> Callable[..., Any]:
+    """The function of the extension that scores forecasts at stations."""
+    for point in extensions("observations").values():
+        return point.load()
+    raise ValueError(
+        "--truth: observations are scored by credit_jax.extensions.stations, which is "
+        "not installed: pip install -e . once more"
+    )
 
 
 def _config(record: ForecastRecord, files: ForecastFiles) -> Config | None:

@@ -6,6 +6,7 @@ truth at the start date.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +38,7 @@ from credit_jax.evaluation.sums import (
     path_of_sums,
 )
 from credit_jax.io.activity import activity
-from credit_jax.io.open_files import OpenFiles
+from credit_jax.io.open_files import OpenFiles, opened
 from credit_jax.io.workers import ReadAhead
 from credit_jax.named_fields.variables import Variables
 from credit_jax.parallel.mesh.dims import ParallelDims
@@ -130,6 +131,32 @@ def open_forecasts(path: str, open_files: OpenFiles | None = None) -> ForecastFi
                 "of start dates such as 20010601_0000Z, and it is no Zarr store"
             )
     return open_zarr(path, files)
+
+
+# Tables of observations.
+TABLES = (".csv", ".psv", ".parquet")
+
+
+def observation_files(truth: str | None) -> list[str]:
+    """The files of observations that a truth names; none if it is on a grid.
+
+    Args:
+        truth: a table, a NetCDF file of variables with one dim, or a folder of such.
+    """
+    if truth is None or "://" in truth:
+        return []
+    path = Path(os.path.expandvars(truth)).expanduser()
+    if path.is_dir():
+        if any((path / name).exists() for name in _ZARR):
+            return []
+        suffixes = (*TABLES, ".nc")
+        named = [file for file in path.rglob("*") if file.suffix.lower() in suffixes]
+        return [str(file) for file in sorted(named) if observation_files(str(file))]
+    if path.suffix.lower() == ".nc" and path.is_file():
+        with opened(path) as dataset:
+            names = {"value", "variable"} <= {*map(str, dataset.variables)}
+            return [str(path)] if names and len(dataset.sizes) == 1 else []
+    return [str(path)] if path.suffix.lower() in TABLES else []
 
 
 def holds_forecasts(folder: Path) -> bool:

@@ -4,6 +4,10 @@ An `xarray.Dataset`, one data variable a metric:
 
     rmse, mae, bias, activity, crps, spread    in the units of the channel
     acc, spread_skill_ratio, missing           ratios
+    count                                      observations, where these are the truth
+    rmse_difference, mae_, crps_               in the units of the channel: less that of
+                                               the forecast `against`, and
+    rmse_interval, mae_, crps_                 half of the width of its 95 % interval
     rank_histogram                             ratio, with the dim `rank`
     energy_spectrum                            units squared, with the dim
                                                `zonal_wavenumber`, and `band` instead of
@@ -19,7 +23,8 @@ Coordinates:
     channel              labels, "T500" or "t2m"; with it `variable` (name), `level`
                          (NaN at the surface), `units` and `long_name` ("" if unknown),
                          `level_units` ("hPa", "sigma"; "" if levels are numbers)
-    region               names of `evaluation.regions`, "global" first
+    region               names of `evaluation.regions`, "global" first; then "network
+                         NAME" of observations
     prediction_timedelta lead times, increasing, without 0
     rank                 0 (the truth is below all members) to the number of members
     band                 regions that span all longitudes
@@ -63,7 +68,7 @@ DIMS = (SYSTEM, CHANNEL, REGION, LEAD)
 TRAINING_DATES = "training_dates"
 NONE_TRAINED, UNKNOWN = "none", "unknown"
 # Attributes that say what scores are of.
-_IDENTITY = ("forecast", "truth", "climatology")
+_IDENTITY = ("forecast", "truth", "climatology", "against")
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,8 @@ class Metric:
     best: float | None = 0.0
 
 
+# Metrics of which two forecasts are compared, start date by start date.
+PAIRED = ("rmse", "mae", "crps")
 METRICS: Mapping[str, Metric] = {
     "rmse": Metric("root mean squared error"),
     "mae": Metric("mean absolute error"),
@@ -99,6 +106,15 @@ METRICS: Mapping[str, Metric] = {
         best=None,
     ),
     "missing": Metric("share without values", power=0, best=0.0),
+    "count": Metric("number of observations", power=0, best=None),
+    **{
+        f"{name}_{kind}": Metric(f"{title} of {name} to that of another forecast")
+        for name in PAIRED
+        for kind, title in (
+            ("difference", "difference"),
+            ("interval", "half of the 95 % interval of the difference"),
+        )
+    },
 }
 
 
@@ -213,6 +229,18 @@ _SHOWN = (FORECAST, PERSISTENCE, CLIMATOLOGY)
 MAX_LEADS = 5
 
 
+def _spaced_leads(scores: xr.Dataset) -> list[int]:
+    """Positions of up to MAX_LEADS lead times."""
+    count = scores.sizes[LEAD]
+    spaced = np.linspace(0, count - 1, min(count, MAX_LEADS))
+    return sorted({round(float(number)) for number in spaced})
+
+
+def _lead_text(lead: np.timedelta64) -> str:
+    hours = lead / np.timedelta64(1, "h")
+    return f"{hours / 24:g} d" if hours % 24 == 0 else f"{hours:g} h"
+
+
 def score_table(scores: xr.Dataset) -> Table:
     """Global RMSE of each variable; of several levels the root mean square over them.
 
@@ -224,9 +252,7 @@ def score_table(scores: xr.Dataset) -> Table:
     """
     rmse = scores["rmse"].sel(region="global")
     squares = (rmse**2).groupby("variable").mean()
-    count = scores.sizes[LEAD]
-    spaced = np.linspace(0, count - 1, min(count, MAX_LEADS))
-    chosen = sorted({round(float(number)) for number in spaced})
+    chosen = _spaced_leads(scores)
     systems = [system for system in _SHOWN if system in scores[SYSTEM].values]
     members = int(scores.attrs.get("num_members", 1))
     mean = f", mean of {members} members" if members > 1 else ""
@@ -238,9 +264,8 @@ def score_table(scores: xr.Dataset) -> Table:
     table = Table(title=title, title_justify="left", box=HORIZONTALS)
     table.add_column("variable", no_wrap=True)
     table.add_column("system", min_width=max(map(len, systems)))
-    for hours in scores[LEAD].values[chosen] / np.timedelta64(1, "h"):
-        text = f"{hours / 24:g} d" if hours % 24 == 0 else f"{hours:g} h"
-        table.add_column(text, justify="right")
+    for lead in scores[LEAD].values[chosen]:
+        table.add_column(_lead_text(lead), justify="right")
     for name in dict.fromkeys(scores["variable"].values.tolist()):
         errors = squares.sel(variable=name).isel({LEAD: chosen})
         values = np.sqrt(np.stack([errors.sel({SYSTEM: k}).values for k in systems]))
@@ -263,4 +288,36 @@ def score_table(scores: xr.Dataset) -> Table:
             last = system == systems[-1]
             head = Text(printable(heads[row]))  # names of files, no markup
             table.add_row(head, system, *cells, end_section=last)
+    return table
+
+
+def difference_table(scores: xr.Dataset) -> Table:
+    """Differences of the global RMSE to that of another forecast, with intervals.
+
+    Green where the forecast is better and the interval excludes 0, red where worse.
+    """
+    place = {SYSTEM: FORECAST, REGION: "global"}
+    differences, intervals = (
+        scores[f"rmse_{kind}"].sel(place) for kind in ("difference", "interval")
+    )
+    leads = _spaced_leads(scores)
+    table = Table(
+        title=f"RMSE less that of {escape(printable(str(scores.attrs['against'])))}, "
+        "global, with 95 % intervals",
+        title_justify="left",
+        box=HORIZONTALS,
+    )
+    table.add_column("channel", no_wrap=True)
+    for lead in leads:
+        table.add_column(_lead_text(scores[LEAD].values[lead]), justify="right")
+    for channel in scores[CHANNEL].values:
+        cells = []
+        for lead in leads:
+            one, half = (
+                float(x.sel({CHANNEL: channel})[lead]) for x in (differences, intervals)
+            )
+            text = f"{one:+.3g} ± {half:.2g}"
+            look = "green" if one + half < 0 else "red" if one - half > 0 else ""
+            cells.append(f"[{look}]{text}[/]" if look else text)
+        table.add_row(Text(printable(str(channel))), *cells)
     return table

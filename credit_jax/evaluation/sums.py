@@ -125,11 +125,21 @@ class ScoreDims:
     num_members: int = 1
 
     def scores(
-        self, sums: ScoreSums, attributes: Mapping[str, Any] | None = None
+        self,
+        sums: ScoreSums,
+        attributes: Mapping[str, Any] | None = None,
+        differences: Mapping[str, Mapping[str, np.ndarray]] | None = None,
     ) -> xr.Dataset:
-        """The data set of `evaluation.scores`, of sums over all start dates."""
+        """The data set of `evaluation.scores`, of sums over all start dates.
+
+        Args:
+            differences: those of `evaluation.differences`.
+        """
         with np.errstate(divide="ignore", invalid="ignore"):
-            metrics = _metrics(sums.arrays, self.num_members, len(sums.starts))
+            metrics: dict[str, Mapping[str, np.ndarray]] = {
+                **_metrics(sums.arrays, self.num_members, len(sums.starts)),
+                **(differences or {}),
+            }
         systems = [
             k for k in SYSTEMS if any(k in values for values in metrics.values())
         ]
@@ -200,7 +210,10 @@ def _metrics(
             # Weights are rounded to float32, so that their sum is not quite 1.
             missing[np.abs(missing) < _ROUNDING] = 0.0
             missing[..., (weight == 0).all(axis=(0, 1))] = np.nan  # empty regions
-            scores["missing"] = missing
+            if "forecast/count" not in sums:
+                scores["missing"] = missing
+            elif "count" in of_system:  # weights are numbers of observations
+                scores["count"] = of_system["count"]
             if "variance" in of_system:
                 scores["crps"] = of_system["crps"] / weight
                 scores["spread"] = np.sqrt(of_system["variance"] / weight)
@@ -208,6 +221,7 @@ def _metrics(
                 scores["spread_skill_ratio"] = (
                     factor * scores["spread"] / scores["rmse"]
                 )
+            if "rank" in of_system:
                 scores["rank_histogram"] = of_system["rank"] / weight[..., None]
         if "anomaly_weight" in of_system:
             scores["activity"] = np.sqrt(

@@ -21,6 +21,7 @@ from credit_jax.named_fields.variables import Variable
 
 _NUMBERS = ("latitude", "longitude", "level", "value", "error")
 _NEEDED = ("time", "latitude", "longitude", "variable", "value", "error")
+SECTION = "assimilation.observations"
 # Smaller errors have weights, 1 / error^2, that float32 does not hold.
 _SMALLEST_ERROR, _LARGEST_VALUE = 1e-19, 1e30
 # Units of the value, and of the level.
@@ -34,7 +35,7 @@ class TrajectoryGrid:
     """The points of the fields of a forecast."""
 
     variables: Mapping[str, Variable]
-    # Longitudes go around the globe.
+    # Longitudes of the globe, or of a part of it.
     latitude: np.ndarray
     longitude: np.ndarray
     times: np.ndarray  # the start, and every step
@@ -44,32 +45,40 @@ class TrajectoryGrid:
     predicted: frozenset[str] = frozenset()  # what a forecast has, but not its start
 
 
-def read_observations(paths: Iterable[str]) -> pd.DataFrame:
+def read_observations(
+    paths: Iterable[str],
+    origin: str = SECTION,
+    layout: Callable[[pd.DataFrame], pd.DataFrame] | None = None,
+) -> pd.DataFrame:
     """Reads observations, a row each, in the order of the files; NaT, NaN for none."""
+    # A layout brings other tables to this one; scores need no errors.
     tables = []
     # NetCDF files have one dim. All need _NEEDED; units and level_units (there also as
     # attributes of value and level) are compared; more is handed to operators.
     for path in map(Path, paths):
         if not path.is_file():
-            raise FileNotFoundError(f"assimilation.observations: {path} does not exist")
+            raise FileNotFoundError(f"{origin}: {path} does not exist")
         try:
             read = _READERS.get(path.suffix.lower())
-            table = _netcdf(path) if read is None else _timed(read(path))
+            table = _netcdf(path) if read is None else read(path)
+            if layout is not None:
+                table = layout(table).assign(error=1.0)
+            table = table if read is None else _timed(table)
         except (ImportError, ValueError) as error:
             raise ValueError(
-                f"assimilation.observations: {path} cannot be read as CSV (.csv), "
+                f"{origin}: {path} cannot be read as CSV (.csv, with | .psv), "
                 f"Parquet (.parquet) or, else, NetCDF: {error}"
             ) from error
         missing = [name for name in _NEEDED if name not in table]
         if missing:
             raise ValueError(
-                f"assimilation.observations: {path} lacks {', '.join(missing)}; it has "
+                f"{origin}: {path} lacks {', '.join(missing)}; it has "
                 f"{', '.join(map(str, table))}"
             )
         taken = [name for name in (_FILE, _ROW) if name in table]
         if taken:
             raise ValueError(
-                f"assimilation.observations: {path} has a column {taken[0]!r}, which "
+                f"{origin}: {path} has a column {taken[0]!r}, which "
                 "here says where an observation is from; rename it"
             )
         if "level" not in table:
@@ -78,8 +87,7 @@ def read_observations(paths: Iterable[str]) -> pd.DataFrame:
             numbers: Any = pd.to_numeric(table[name], errors="coerce")
             # Variables without levels may have any text there.
             if name != "level":
-                origin = f"assimilation.observations: {path}: "
-                _check_read(table[name], numbers, "number", origin)
+                _check_read(table[name], numbers, "number", f"{origin}: {path}: ")
             table[name] = numbers.astype(float)
         # Characters of NetCDF are padded.
         table["variable"] = table["variable"].astype(str).str.strip(" \0")
@@ -91,6 +99,7 @@ def read_observations(paths: Iterable[str]) -> pd.DataFrame:
 _READERS: Mapping[str, Callable[[Path], pd.DataFrame]] = {
     # A comma at the end of all rows would make the first column an index otherwise.
     ".csv": partial(pd.read_csv, skipinitialspace=True, index_col=False),
+    ".psv": partial(pd.read_csv, sep="|", index_col=False, low_memory=False),
     ".parquet": lambda path: pd.read_parquet(path),
 }
 
@@ -224,13 +233,19 @@ def find_faults(
     latitude = table["latitude"].to_numpy()
     south, north = grid.latitude.min(), grid.latitude.max()
     inside = (latitude >= south - 1e-6) & (latitude <= north + 1e-6)
-    inside &= np.abs(table["longitude"].to_numpy()) <= 360
+    longitude = table["longitude"].to_numpy()
+    west, width = _columns(grid.longitude)
+    # A column of the grid itself may be rounded to just west of it.
+    inside &= (np.abs(longitude) <= 360) & (
+        (longitude - west + 1e-6) % 360 <= width + 2e-6
+    )
+    columns = f", the columns from {west:g} to {west + width:g}" * (width < 360)
     mark(
         "place",
         ~inside,
         lambda row: (
             f"latitude {row['latitude']:g}, longitude {row['longitude']:g}; the rows "
-            f"are from {south:g} to {north:g}"
+            f"are from {south:g} to {north:g}{columns}"
         ),
     )
     for column, recognized, subject in (
@@ -294,6 +309,17 @@ def find_faults(
     return Faults(reasons, first)
 
 
+def _columns(longitude: np.ndarray) -> tuple[float, float]:
+    """West edge and width of a grid's columns; 360 where they go around the globe."""
+    # The gap to the first column once more; of one column it is the circle.
+    columns = np.unique(longitude % 360)
+    gaps = np.diff(columns, append=columns[0] + 360)
+    widest = int(gaps.argmax())
+    if gaps[widest] < 1.5 * np.median(gaps):
+        return 0.0, 360.0
+    return float(columns[(widest + 1) % len(columns)]), float(360 - gaps[widest])
+
+
 def in_units_of(
     table: pd.DataFrame, grid: TrajectoryGrid, operators: Iterable[str]
 ) -> pd.DataFrame:
@@ -318,7 +344,10 @@ def in_units_of(
 
 
 def notes_on_units(
-    table: pd.DataFrame, grid: TrajectoryGrid, operators: Iterable[str]
+    table: pd.DataFrame,
+    grid: TrajectoryGrid,
+    operators: Iterable[str],
+    origin: str = SECTION,
 ) -> list[str]:
     """Lines on observations whose units are not compared."""
     names = table["variable"].where(~table["variable"].isin([*operators]))
@@ -330,7 +359,7 @@ def notes_on_units(
             for name, count in counts.items()
         )
         notes.append(
-            f"assimilation.observations: those without units are read in the model's: "
+            f"{origin}: those without units are read in the model's: "
             f"{each}; a column units is compared"
         )
     named = names.where(units != "")
@@ -342,8 +371,8 @@ def notes_on_units(
     ]
     if each:
         notes.append(
-            "assimilation.observations: units that cannot be compared, and are taken "
-            f"for the model's: {', '.join(each)}"
+            f"{origin}: units that cannot be compared, and are taken for the model's: "
+            f"{', '.join(each)}"
         )
     return notes
 
@@ -355,24 +384,26 @@ def _texts(table: pd.DataFrame, column: str) -> pd.Series:
 
 
 def usable(
-    table: pd.DataFrame, faults: Faults, leave_out: Sequence[str]
+    table: pd.DataFrame,
+    faults: Faults,
+    leave_out: Sequence[str],
+    origin: str = SECTION,
 ) -> tuple[pd.DataFrame, list[str]]:
     """The observations without those that are left out, and lines that name these."""
     refused = faults.lines(table, [r for r in get_args(Reason) if r not in leave_out])
     if refused:
+        reasons = ", ".join(line.partition(":")[0] for line in refused)
+        advice = f", or leave them out by assimilation.leave_out: [{reasons}]"
         raise ValueError(
-            "assimilation.observations: observations that cannot be used:\n"
+            f"{origin}: observations that cannot be used:\n"
             + "\n".join(f"  {line}" for line in refused)
-            + "\n  correct them, or leave them out by assimilation.leave_out: "
-            f"[{', '.join(line.partition(':')[0] for line in refused)}]"
+            + f"\n  correct them{advice if origin == SECTION else ''}"
         )
     left = table.loc[faults.reasons == ""].reset_index(drop=True)
     lines = faults.lines(table, leave_out)
     if table.empty:
-        raise ValueError("assimilation.observations: the files have no observations")
+        raise ValueError(f"{origin}: the files have no observations")
     if left.empty:
         full = "\n".join(f"  {line}" for line in lines)
-        raise ValueError(
-            f"assimilation.observations: none of {len(table)} can be used:\n{full}"
-        )
+        raise ValueError(f"{origin}: none of {len(table)} can be used:\n{full}")
     return left, lines

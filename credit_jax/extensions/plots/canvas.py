@@ -172,8 +172,8 @@ _REGIONS = {
 
 def region_text(region: str) -> str:
     """Names a region."""
-    if region in _REGIONS:
-        return _REGIONS[region]
+    if region in _REGIONS or region.startswith("network "):
+        return _REGIONS.get(region, region)
     text = region.replace("-", " ")
     return text if text.endswith(("hemisphere", "tropics")) else text.title()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import as_file, files
@@ -207,6 +207,58 @@ class MapFigure:
             east = np.concatenate([[east[-1] - 360.0], east, [east[0] + 360.0]])
             field = np.concatenate([field[:, -1:], field, field[:, :1]], axis=1)
         return east, latitude, field
+
+
+def station_figure(
+    longitude: Float[np.ndarray, " station"],
+    latitude: Float[np.ndarray, " station"],
+    values: Mapping[str, Float[np.ndarray, " station"]],
+    *,
+    title: str,
+    units: str = "",
+) -> Any:
+    """Returns a figure of maps of stations, beside each other; see `MapFigure`.
+
+    Args:
+        values: title of a map -> values, whose colors diverge if they have both signs.
+    """
+    from matplotlib.collections import LineCollection
+
+    # From the widest gap between stations on.
+    east = np.unique(longitude % 360)
+    gaps = np.diff(east, append=east[0] + 360)
+    margin = min(gaps.max() / 2, 5.0)
+    west = float((east + gaps)[gaps.argmax()] - margin + 180) % 360 - 180
+    width = 360 - gaps.max() + 2 * margin
+    west, width = (west, width) if width < 300 else (-180.0, 360.0)
+    south, north = max(latitude.min() - 5, -90), min(latitude.max() + 5, 90)
+    with style():
+        figure = new_figure(4.8 * len(values), 4.2)
+        for number, (name, each) in enumerate(values.items(), 1):
+            axis = figure.add_subplot(1, len(values), number)
+            is_signed = each.min() < 0 < each.max()
+            colors = error_colors_of([each]) if is_signed else colors_of([each])
+            lines = LineCollection(coastline(west), colors=INK, linewidths=0.6)
+            axis.add_collection(lines, autolim=False)
+            image = axis.scatter(
+                (longitude - west) % 360 + west,
+                latitude,
+                s=14,
+                c=each,
+                cmap=colors.name,
+                vmin=colors.low,
+                vmax=colors.high,
+                edgecolors=INK,
+                linewidths=0.3,
+            )
+            axis.set(xlim=(west, west + width), ylim=(south, north), title=name)
+            bar = figure.colorbar(
+                image, ax=axis, orientation="horizontal", extend=colors.extend
+            )
+            if units:
+                bar.set_label(typeset_units(units))
+        figure.suptitle(title)
+    return figure
 
 
 @cache

@@ -15,6 +15,7 @@ from credit_jax.evaluation.scores import (
     FORECAST,
     LEAD,
     MEMBERS,
+    PAIRED,
     PERSISTENCE,
     RANK,
     SYSTEM,
@@ -61,6 +62,9 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "spread": "spread",
         "spread_skill_ratio": "spread / skill",
         "missing": "missing",
+        "count": "observations",
+        **{f"{name}_difference": f"{name.upper()} difference" for name in PAIRED},
+        **{f"{name}_interval": f"± {name.upper()}" for name in PAIRED},
     }
 )
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from credit_jax.evaluation.scores import FORECAST, LEAD, REGION
+from credit_jax.evaluation.scores import FORECAST, LEAD, PAIRED, REGION
 from credit_jax.extensions.plots.canvas import (
     DAY,
     channel_text,
@@ -38,6 +38,8 @@ OTHERS = (
     "spread",
     "spread_skill_ratio",
     "missing",
+    "count",
+    *(f"{name}_{kind}" for name in PAIRED for kind in ("difference", "interval")),
 )
 
 
@@ -151,6 +153,8 @@ def score_table(scores: xr.Dataset, region: str) -> list[Part]:
     )
     if int(scores.attrs.get("num_members", 1)) > 1:
         note += " RMSE, MAE, bias, ACC and activity are those of the ensemble mean."
+    if "against" in scores.attrs:
+        note += f" Differences are to {scores.attrs['against']}, ± their 95 % interval."
     return [
         part(
             "table",

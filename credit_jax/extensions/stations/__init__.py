@@ -1,0 +1,1 @@
+"""Scores of forecasts against observations of stations."""
