@@ -58,13 +58,7 @@ class Archive:
     digests: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, tasks: Iterable[Task], *, resume: bool) -> None:
-        """Checks the folder against what is to be written to it.
-
-        Raises:
-            ValueError: the folder contains forecasts with another identity, at other
-                coordinates or of files with other contents, or, unless `resume`, some
-                of these tasks.
-        """
+        """Checks the folder against what is to be written to it."""
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"--out: {self.folder} is a file; give a folder")
         path = self.folder / RECORD
@@ -227,12 +221,10 @@ def software() -> dict[str, str]:
 def identity_of(
     plan: ForecastPlan, model: ParallelModel, form: str = "none"
 ) -> dict[str, Any]:
-    """Returns what determines the values of the forecasts of a plan, by name.
-
-    The weights are not part of it. Keys of the config that change no value are left
-    out, so that a campaign can be resumed with other ones.
-    """
+    """Returns what determines the values of the forecasts of a plan, by name."""
     sections, schedule = plan.sections(), plan.schedule
+    # Neither weights nor keys that change no value, so that a campaign goes on with
+    # others.
     data = {k: v for k, v in sections["data"].items() if k not in _OF_TRAINING}
     identity = {**sections, "data": data}
     if schedule.num_members > 1:

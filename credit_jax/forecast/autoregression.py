@@ -41,12 +41,7 @@ class ForecastStep:
     outputs: Mapping[str, tuple[int, ...] | None] | None = None
 
     def start(self, first: FieldTree) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Splits a placed batch into the state before the first step and constants.
-
-        Args:
-            first: "x", "static", "x_physical" and "ic_raw" if transforms need them, and
-                the further inputs of the model; global arrays.
-        """
+        """Splits a placed batch into the state before the first step and constants."""
         # All other entries are constant during a forecast.
         carried = (*CARRY, *self.model.model_def.inputs)
         state = {name: first[name] for name in carried if name in first}
@@ -60,27 +55,12 @@ class ForecastStep:
         forcing: FieldTree,
         noise: Noise | None = None,
     ) -> tuple[dict[str, Any], StepFields]:
-        """Runs one step; the buffers of `state` are donated.
-
-        Args:
-            weights: weights of `Forecaster.weights`.
-            state: state of `start`, or of the step before.
-            constants: constants, as returned by `start`.
-            forcing: inputs of the next step: "forcing", the dynamic forcing at the end
-                of this step, and the further inputs of the model; any values at the
-                last step.
-            noise: noise of models that draw noise, with a key for each sample.
-
-        Returns:
-            The next state, and the fields after the step in physical units, float32;
-            rows stay padded.
-
-        On CPUs the samples of a device run one after another, with the program of a
-        single one: matrix products of other numbers of rows are summed in other orders,
-        so that a forecast would depend on those beside it in the last bits.
-        """
+        """The next state, and physical fields with padded rows; donates `state`."""
         arguments = state, constants, forcing, noise
         count = state["x"].shape[0] // self.model.axes.num_data
+        # CPUs run the samples of a device one after another, with the program of a
+        # single one: matrix products of other numbers of rows are summed in other
+        # orders, so that forecasts would depend on those beside them in the last bits.
         if count == 1 or self.model.mesh.devices.flat[0].platform != "cpu":
             return self._compiled(*weights, *arguments)
         parts = [self._compiled(*weights, *part) for part in self._split(arguments)]
@@ -90,18 +70,11 @@ class ForecastStep:
         self,
         weights: tuple[Weights, ModelState],
         first: FieldTree,
-        forcing: Iterable[FieldTree],
+        forcing: Iterable[FieldTree],  # the inputs of the next step, of each step
         noise: Noise | None = None,
-        number: int = 0,
+        number: int = 0,  # of the step before the first one, folded into `noise`
     ) -> Iterator[StepFields]:
-        """Yields the fields after each step, as soon as it is started.
-
-        Args:
-            weights, first: see `__call__` and `start`.
-            forcing: the inputs of the next step, of each step.
-            noise: noise of the batch; each step folds its number in.
-            number: number of the step before the first one.
-        """
+        """Yields the fields after each step, as soon as it is started."""
         state, constants = self.start(first)
         for index, inputs in enumerate(forcing, number + 1):
             drawn = None if noise is None else noise.fold_in(index)
@@ -109,14 +82,7 @@ class ForecastStep:
             yield fields
 
     def shapes(self, first: FieldTree, forcing: FieldTree) -> dict[str, int]:
-        """Key -> number of levels of every field that a step makes, in their order.
-
-        Nothing is compiled.
-
-        Raises:
-            ValueError: the transforms make no named fields, or cannot make the next
-                input from them.
-        """
+        """Key -> number of levels of every field that a step makes, in their order."""
         state, constants = self.start(first)
         weights = jax.eval_shape(self.model.init, jax.random.key(0))
         noise = Noise(jax.random.split(jax.random.key(0), first["x"].shape[0]))
@@ -212,16 +178,10 @@ class ForecastStep:
         self,
         params: Weights,
         model_state: ModelState,
-        arguments: Any,
+        arguments: Any,  # state, constants, forcing and noise
         target: Float[Array, "batch channel 1 rows lon"] | None = None,
     ) -> tuple[dict[str, Any], FieldTree]:
-        """The next state, and the tree after the transforms of a step; local rows.
-
-        Args:
-            params, model_state: local shards.
-            arguments: state, constants, forcing and noise, see `__call__`.
-            target: becomes "y" of the tree.
-        """
+        """The next state, and the tree after the transforms of a step; local rows."""
         state, constants, forcing, noise = arguments
         model, rollout = self.model, self.rollout
         context = FieldContext(model.reducer)

@@ -111,10 +111,8 @@ class DeviceClock:
 
     @contextmanager
     def spin_up(self) -> Iterator[None]:
-        """Counts the time of steps before the start dates, unless they are the first.
-
-        No other steps may run meanwhile, but the last ones that were started before.
-        """
+        """Counts the time of steps before the start dates, but of the first ones."""
+        # No other steps may run meanwhile, but the last ones that were started before.
         start = time.perf_counter()
         yield
         if self._first_end:
@@ -179,14 +177,7 @@ class Campaign:
         return replace(plan.reader, perturb=perturb)
 
     def run(self) -> Summary:
-        """Makes the forecasts that are not done yet.
-
-        Raises:
-            NonFiniteForecastError: values are not finite, and are not to be filled.
-            WriteError: something cannot be written.
-            OSError, ValueError: something cannot be read, or the processes have read
-                different files.
-        """
+        """Makes the forecasts that are not done yet."""
         archive = self.archive
         if jax.process_index() == 0:
             with write_errors(archive.folder, "choose another folder"):
@@ -293,10 +284,7 @@ class _Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class _Threads:
-    """The threads besides the one that starts the steps.
-
-    Leaving the context waits for all of them, or cancels pending work after an error.
-    """
+    """The threads besides the one that starts the steps; leaving waits for them."""
 
     reader: ReadAhead  # input of the steps, in order
     # Reference fields of the scores, in order; None without scores.
@@ -441,33 +429,12 @@ def score_campaign(
     folder: Path,
     *,
     options: ScoreOptions | None = None,
-    batch: int = 1,
+    batch: int = 1,  # per data-parallel rank, all members of a start date
     store: ForecastStore | None = None,
     attributes: Mapping[str, Any] | None = None,
     fill_nan: bool = False,
 ) -> xr.Dataset:
-    """Makes and scores forecasts from all start dates of a plan.
-
-    Forecasts that are done in the folder are not made again.
-
-    Args:
-        plan: plan, as returned by `plan_forecast`.
-        model: model on its mesh.
-        weights: weights of `Forecaster.weights`.
-        folder: folder of the record and of the sums; the same in all processes.
-        options: truth and climatology; by default the data section of the plan, and
-            means of the training period.
-        batch: forecasts per data-parallel rank; all members of a start date must be in
-            one batch.
-        store: store to which fields are written; None writes none.
-        attributes: further attributes of the data set.
-        fill_nan: whether values that are not finite are missing; otherwise an error.
-
-    Raises:
-        ValueError: data for the scores are missing, or the folder contains forecasts
-            with another identity.
-        NonFiniteForecastError: values are not finite, and `fill_nan` is False.
-    """
+    """Makes and scores forecasts from all start dates of a plan that are not done."""
     schedule, outputs = plan.schedule, outputs_of(plan, model)
     size = batch * model.axes.num_data
     if options is None:

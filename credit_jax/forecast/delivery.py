@@ -105,11 +105,7 @@ Tasks = Sequence[TaskProgress | None]
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """The samples of each group that this process reads and writes.
-
-    A process reads the samples of the data-parallel ranks that it has devices of. If a
-    rank spans several processes, the first one writes its samples.
-    """
+    """The samples of each group that this process reads and writes."""
 
     mesh: Mesh  # mesh of all processes
     size: int  # samples of a group
@@ -118,6 +114,7 @@ class Share:
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The data-parallel ranks of this process, ascending."""
+        # If a rank spans several processes, the first one writes its samples.
         return local_dp_ranks(self.mesh)
 
     @cached_property
@@ -135,20 +132,13 @@ class Share:
         return tuple(r * each + i for r in ranks for i in range(each))
 
     def with_all_rows(self, outputs: StepFields) -> StepFields:
-        """All-gathers the rows of the fields, if they span several processes.
-
-        A collective: every process must call it, in the same order.
-        """
+        """All-gathers rows that span several processes: a collective."""
         if all(field.is_fully_addressable for field in outputs.values()):
             return outputs
         return self._gather(outputs)
 
     def on_host(self, outputs: StepFields) -> dict[str, np.ndarray]:
-        """The samples of this process in the result of `with_all_rows`.
-
-        Returns:
-            Key -> (batch, level, lat, lon) float32, without padding rows.
-        """
+        """Key -> (batch, level, lat, lon) of this process, without padding rows."""
         return {k: _local(x)[:, :, 0, : self.num_rows] for k, x in outputs.items()}
 
     @cached_property

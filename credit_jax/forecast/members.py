@@ -121,11 +121,7 @@ def members_of(
 
 @dataclass
 class PreparedPerturbation:
-    """A `Perturb` of changes that another thread computes, as they need the model.
-
-    `prepare` is called with each group of tasks before it runs; the reading thread,
-    which has the groups in the same order, waits for it.
-    """
+    """A `Perturb` of changes that another thread computes, as they need the model."""
 
     make: Changes  # computes what is added to the states of tasks
     waited: float = 0.0  # seconds for which the reading thread waited for them
@@ -133,6 +129,8 @@ class PreparedPerturbation:
 
     def prepare(self, tasks: Sequence[Task], retained: Sequence[Task]) -> None:
         """Makes the perturbations of a group; `retained` are of this process."""
+        # Before each group runs; the reading thread, which has the groups in the same
+        # order, waits for it.
         changes = self.make(tasks)
         self._groups.put(
             {
@@ -191,11 +189,9 @@ class OnlineScores:
     def save(
         self, tasks: Sequence[Task], steps: Sequence[Mapping[str, np.ndarray]]
     ) -> None:
-        """Writes the sums of the start dates of a group, unless they exist.
-
-        All processes have the sums, of each written step; the first one writes them.
-        """
+        """Writes the sums of the start dates of a group, unless they exist."""
         members = self.schedule.num_members
+        # All processes have the sums of each written step.
         if jax.process_index() > 0:
             return
         for index, task in enumerate(tasks[::members]):

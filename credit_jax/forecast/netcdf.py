@@ -128,17 +128,10 @@ class NetcdfWriter(TaskWriter):
 def to_dataset(
     outputs: Outputs,
     times: list[np.datetime64],
-    steps: list[HostFields],
+    steps: list[HostFields],  # key -> (level, lat, lon) at each time
     member: int | None = None,
 ) -> xr.Dataset:
-    """Returns steps of a forecast in CREDIT's layout, with attributes and encoding.
-
-    Args:
-        outputs: the variables.
-        times: (time,) valid times.
-        steps: key -> (level, lat, lon) at each of them.
-        member: number of the ensemble member; None without an ensemble.
-    """
+    """Returns steps of a forecast in CREDIT's layout, with attributes and encoding."""
     space, levels = outputs.space, dict[str, np.ndarray]()
     # Values of each level coordinate; of unequal ones all, sorted, as in xarray.
     deep = [(v.level_dim, v.levels) for v in outputs.variables if v.levels is not None]

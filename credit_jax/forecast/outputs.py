@@ -140,12 +140,7 @@ class Outputs:
 
 
 def outputs_of(plan: ForecastPlan, model: ParallelModel) -> Outputs:
-    """The variables of forecasts that are written; nothing is compiled.
-
-    Raises:
-        ValueError: a variable or level is not predicted, or the first initial state
-            cannot be read.
-    """
+    """The variables of forecasts that are written; nothing is compiled."""
     task, reader = plan.schedule.tasks[0], plan.reader
     size = model.axes.num_data
     first = _shapes_on(model, reader.first([task]).arrays, size)
@@ -183,17 +178,7 @@ def choose_outputs(
     levels: Mapping[str, Sequence[float] | None],
     pipeline: Pipeline,
 ) -> tuple[Variable, ...]:
-    """Chooses the variables that are written, in the order of `shapes`, as in CREDIT.
-
-    Args:
-        config: the `inference.output` section.
-        shapes: key -> number of levels of every field that a step makes, in order.
-        levels: source -> its levels as listed in the config, or None.
-        pipeline: names the pressure levels of fields that postblocks interpolate.
-
-    Raises:
-        ValueError: a variable or a level is not predicted, or two have one name.
-    """
+    """Chooses variables that are written, in the order of `shapes`, as in CREDIT."""
     asked = dict.fromkeys(shapes)
     if config.variables is not None:
         asked = {choice.name: choice.levels for choice in config.variables}

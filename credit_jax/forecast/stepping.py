@@ -57,11 +57,7 @@ LatLon = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class StateForecaster:
-    """A package or a run on a mesh, as a function from states to forecasts.
-
-    Static fields and dynamic forcing are read or computed from the sources of its
-    config; a package has its static fields.
-    """
+    """A package or a run on a mesh, as a function from states to forecasts."""
 
     checkpoint: Artifact  # the run, package or checkpoint of CREDIT, opened
     config: Config
@@ -89,13 +85,9 @@ class StateForecaster:
         return self.step.model.model_def.frames
 
     def times_of_state(self, num_members: int = 1) -> tuple[int, ...]:
-        """Steps from the start to the times of a state, 0 last.
-
-        Args:
-            num_members: number of members; some perturbations need states before the
-                start.
-        """
+        """Steps from the start to the times of a state, 0 last."""
         schedule = replace(self.reader.schedule, num_members=num_members)
+        # Some perturbations need states before the start.
         previous = self._perturbation.states(schedule)
         history = range(self.history_len)
         return tuple(sorted({-k - frame for k in previous for frame in history}))
@@ -112,24 +104,8 @@ class StateForecaster:
     def forecast(
         self, state: State, times: np.ndarray, members: Sequence[int] | None = None
     ) -> Iterator[dict[str, jax.Array]]:
-        """Yields the steps after some states, one after another, without end.
-
-        Args:
-            state: key -> (batch, level, time, lat, lon), physical units, of every
-                prognostic variable, at the times of `times_of_state`.
-            times: (batch,) datetime64 of the newest fields of each sample.
-            members: the number of the ensemble member that each sample is: a member
-                above 0 is perturbed as the config says, and each has its noise in
-                models that draw noise; None is member 0.
-
-        Yields:
-            Key -> (batch, level, lat, lon) of every predicted variable, float32, in
-            physical units, on the mesh.
-
-        Raises:
-            ValueError: fields are missing or have another shape, or the forcing of a
-                time cannot be read.
-        """
+        """Yields the steps after some states, without end, in physical units."""
+        # Members above 0 are perturbed as the config says; each has its noise.
         members = [0] * len(times) if members is None else members
         batch, perturb = self.batch(state, times, members), None
         if batch.reader.schedule.num_members > 1:
@@ -237,22 +213,7 @@ def load_forecaster(
     precision: str = "float32",
     matmul_precision: str = "highest",
 ) -> StateForecaster:
-    """Builds the model of a package or a run on a mesh.
-
-    Args:
-        checkpoint: the run, package or checkpoint of CREDIT, opened.
-        data: path of the YAML file with the paths of dynamic forcing of a package, if
-            it is in files.
-        overrides: texts "KEY=VALUE" that replace values of the config.
-        parallelism, devices: the mesh, and how many devices it has, as in `credit-jax
-            forecast`.
-        precision: dtype of activations.
-        matmul_precision: see `trainer.matmul_precision`.
-
-    Raises:
-        ValueError: the mesh does not fit the model, forcing has no path, or preblocks
-            regrid the data of a source whose grid is not known.
-    """
+    """Builds the model of a package or a run on a mesh."""
     is_package = isinstance(checkpoint, Package)
     like, unread = checkpoint.coordinates, [DIAGNOSTIC]
     sources = {} if like is None else like.sources

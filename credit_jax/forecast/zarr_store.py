@@ -120,12 +120,7 @@ class ZarrStore(ForecastStore):
         return (TIME, *members, LEAD, *levels, *self.outputs.space)
 
     def write(self, task: Task, step: int, fields: HostFields) -> None:
-        """Writes all variables of a lead time of a forecast; missing ones stay NaN.
-
-        Raises:
-            ValueError: of TensorStore; a chunk cannot be written
-                (`credit_jax.io.errors`).
-        """
+        """Writes all variables of a lead time of a forecast; missing ones stay NaN."""
         members = (task.member,) if self.schedule.num_members > 1 else ()
         index = (task.start, *members, self.leads.index(step))
         levels, writes = self.outputs.levels(), []

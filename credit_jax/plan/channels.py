@@ -26,10 +26,8 @@ NUMBERS_OF_A_TIME = 4
 def schema_of(
     data: DataConfig, model: ModelConfig | None, pipeline: Pipeline | None = None
 ) -> ChannelSchema:
-    """Returns the channels of a data section, without opening a file.
-
-    The `levels` of the model, or 1, apply to sources with null levels.
-    """
+    """Returns the channels of a data section, without opening a file."""
+    # Of sources with null levels.
     levels = getattr(model, "levels", 1)
     schema = ChannelSchema.from_config(data, data.num_levels(levels))
     return schema if pipeline is None else schema.after(pipeline)
@@ -61,16 +59,14 @@ def fit_problems(
     loaders: Mapping[Split, Loader] = MappingProxyType({}),
     pipeline: Pipeline | None = None,
 ) -> list[str]:
-    """Finds mismatches between a model and the data, one line each.
-
-    Channels of a split that is not opened are derived from the config.
-    """
+    """Finds mismatches between a model and the data, one line each."""
 
     def opened(
         split: Split, data: DataConfig
     ) -> tuple[ChannelSchema, InputData | None]:
         if loader := loaders.get(split):
             return loader.schema, loader.dataset
+        # Of a split that is not opened.
         return schema_of(data, model, pipeline), None
 
     train, dataset = opened("train", config.data)
@@ -100,10 +96,7 @@ def data_problems(
     schema: ChannelSchema,
     opened: InputData | None,
 ) -> list[str]:
-    """Finds mismatches between a model and one data section, one line each.
-
-    Without opened data, inputs other than x are compared without files.
-    """
+    """Finds mismatches between a model and one data section, one line each."""
     problems = []
     if model.x.frames != data.history_len:
         problems.append(
@@ -235,11 +228,9 @@ class ChannelMatch:
 def match_channels(
     base: ChannelSchema, current: ChannelSchema, new: NewChannels
 ) -> ChannelMatch:
-    """Matches channels by the names of their variables and the values of their levels.
-
-    A variable may come from another source, and may be another field type: names of
-    several sources are compared with the source.
-    """
+    """Matches channels by the names of variables and the values of levels."""
+    # A variable may come from another source, and be another field type: names of
+    # several sources are compared with the source.
     inputs, outputs = (_indices(base, current, which) for which in ("input", "target"))
     copied = dict[int, int]()
     if isinstance(new, CopyChannels):

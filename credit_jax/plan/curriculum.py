@@ -94,12 +94,7 @@ def plan_stages(
 def plan_lengths(
     config: Config, loaders: Sequence[Loader | None], dp_size: int
 ) -> tuple[list[StageLength], list[str]]:
-    """Updates and epochs of each stage up to `trainer.epochs`, [] without; and notes.
-
-    A stage that ends within an epoch ends that epoch. Samples of stages whose data are
-    not open are counted by the dates. Notes are on stages that the run does not reach,
-    and on schedules that end before what they are for, as CREDIT's own do.
-    """
+    """Updates and epochs of each stage, [] without, up to `trainer.epochs`; notes."""
     stages, run = config.stages, config.trainer
     done, epochs, lengths = 0, run.start_epoch, list[StageLength]()
     # Micro-batches that a schedule counts, and the key of the schedule.
@@ -124,6 +119,7 @@ def plan_lengths(
         updates = left * each
         if until is not None and until.unit == "updates":
             updates = min(updates, max(until.number - done, 0))
+        # A stage that ends within an epoch ends that epoch.
         lengths.append(StageLength(updates, -(-updates // each)))
         done, epochs = done + updates, epochs + lengths[-1].epochs
         if section.scheduler is not None:

@@ -63,13 +63,7 @@ class MemoryEstimate:
 def estimate_memory(
     config: Config, model_def: ModelDef, axes: MeshAxes
 ) -> MemoryEstimate:
-    """Estimates the peak memory of a training step on one device.
-
-    Bytes of parameters, gradients, AdamW's two moments, EMA, the normalized weights of
-    spectral norm, the gathered parameters of the largest blocks, those gathered over
-    domain, activations, the batch with the targets of all steps, and the input of each
-    step that gradients through whole forecasts keep.
-    """
+    """Estimates the peak memory of a training step on one device."""
     trainer = config.trainer
     param_specs = model_def.param_specs
     rules = rules_of(trainer)
@@ -108,12 +102,7 @@ def estimate_memory(
 def memory_problems(
     config: Config, model_def: ModelDef, axes: MeshAxes, memory: float, origin: str
 ) -> list[str]:
-    """A problem for each stage of a run that needs more memory than a device has.
-
-    Args:
-        config, model_def, axes: see `estimate_memory`.
-        memory, origin: bytes of a device, and what has them, such as "NVIDIA H100".
-    """
+    """A problem for each stage of a run that needs more memory than a device has."""
     lines = []
     for index, stage in enumerate(config.stages or (config,)):
         size = estimate_memory(stage, model_def, axes).total
@@ -241,16 +230,13 @@ def local_points(stage: StageGeometry, domain: int) -> int:
 
 
 def _expert_width(config: ModelConfig, stage: StageGeometry, axes: MeshAxes) -> int:
-    """Values per point that layers of experts save in addition to dense ones.
-
-    They are the tokens of the ep group, and for each of their choices, including those
-    of experts on other devices, the token, the hidden units before and after their
-    nonlinearity, and the result.
-    """
+    """Values per point that layers of experts save in addition to dense ones."""
     if not isinstance(config, WXFormerMoEConfig):
         return 0
     channels, group = stage.channels, axes.num_expert
     units = 8 * channels // axes.num_tensor
+    # For each choice of the tokens of the ep group, also of experts on other devices:
+    # the token, the hidden units before and after their nonlinearity, and the result.
     choices = group * config.moe_top_k * (2 * channels + units)
     shared = (config.moe_shared_experts - 1) * units
     return 2 // config.moe_frequency * (group * channels + choices + shared)
@@ -328,11 +314,7 @@ class StepBound:
 def step_bound(
     name: str, config: Config, model_def: ModelDef, axes: MeshAxes
 ) -> StepBound:
-    """Computes a lower bound of the time of the gradient of one micro-batch.
-
-    It is for one step of the forecast, and does not include all-reduces between
-    data-parallel ranks.
-    """
+    """A lower bound of the time of the gradient of one step of one micro-batch."""
     device, trainer = DEVICES[name], config.trainer
 
     def distance(step: CompiledStep) -> float:
@@ -346,6 +328,7 @@ def step_bound(
     shards = axes.num_tensor * axes.num_domain
     ratio = flops * samples / shards / (FLOPS / (step.tensor * step.domain))
     launches, work = step.kernels * _LAUNCH, step.work * ratio
+    # Without all-reduces between data-parallel ranks.
     total = launches + work + step.waits
     lines = [
         f"{device.name}: a micro-batch takes at least {1e3 * total:.1f} ms. This is no "
@@ -367,17 +350,15 @@ def step_bound(
 
 
 def update_seconds(bound: StepBound, run: Config, stage: Config) -> float:
-    """Lower bound of the time of an update of a stage.
-
-    A step of the forecast whose loss does not count is a forward pass, a third of a
-    gradient; gradients through whole forecasts compute each step again.
-    """
+    """Lower bound of the time of an update of a stage."""
     run_samples, samples = (
         each.trainer.train_batch_size * each.num_members for each in (run, stage)
     )
     steps, counted = stage.data.forecast_len, len(stage.backprop_on_timestep)
+    # A step whose loss does not count is a forward pass, a third of a gradient.
     gradients = counted + (steps - counted) / 3
     if stage.trainer.backprop == "full" and steps > 1:
+        # Gradients through a forecast compute each step again.
         gradients = steps * 4 / 3
     work = bound.work * (samples / run_samples)
     seconds = bound.launches + work + bound.waits

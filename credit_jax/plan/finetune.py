@@ -151,11 +151,7 @@ def check_base(base: Base, model_def: ModelDef, finetune: FinetuneConfig) -> Non
 def base_channels(
     base: Base, coordinates: Coordinates | None = None
 ) -> ChannelSchema | None:
-    """The channels of a base by its files, with the values of their levels.
-
-    Returns:
-        Those of channel_schema.yaml, or else of model.yml; None if neither has them.
-    """
+    """The channels of a base by its files, with the values of their levels."""
     folder, data = base.folder, config_data(base)
     if (folder / SCHEMA_FILE).is_file():
         schema = ChannelSchema.load(folder / SCHEMA_FILE)

@@ -86,10 +86,7 @@ class ForecastPlan:
 def levels_of(
     config: Config, schema: ChannelSchema
 ) -> dict[str, Sequence[float] | None]:
-    """Source -> levels of its forecasts, as listed in the config, or of the files.
-
-    Forecasts from `inference.data` are on the levels of the training.
-    """
+    """Source -> levels of its forecasts, as listed in the config, or of the files."""
     read = {group.source: group.levels for group in schema.target if group.levels}
     levels: dict[str, Sequence[float] | None] = {**read}
     inference = config.inference or InferenceConfig()
@@ -117,28 +114,16 @@ def plan_forecast(
     num_steps: int | None = None,
     length: str | None = None,
     overrides: Mapping[str, Any] | None = None,
+    # Its model, mesh, channels, transforms and open files are used, and `parallelism`
+    # and `num_devices` are not.
     run: RunPlan | None = None,
+    # Of the run, at which the data are read; None takes those of the first file.
     like: Coordinates | None = None,
+    # Steps from the only initial state of the data to the first start date, where later
+    # forecasts begin with other states; None needs one at each date.
     earlier_state: int | None = None,
 ) -> ForecastPlan:
-    """Plans forecasts; no weights are initialized, and nothing is compiled.
-
-    Args:
-        config, parallelism, num_devices: those of the forecasts.
-        init_times, num_steps, length: see `make_schedule`.
-        overrides: keys of the `inference:` section that the command line replaces.
-        run: the plan of a training run, whose model, mesh, channels, transforms and
-            open files are used; `parallelism` and `num_devices` are then ignored.
-        like: coordinates of the run, at which the data are read; None takes those of
-            the first file.
-        earlier_state: number of steps from the only initial state of the data to the
-            first start date, where later forecasts begin with other states; None needs
-            one at every start date.
-
-    Raises:
-        ConfigError: the forecasts cannot start; lists all problems of the first stage
-            that has some: sections, files, how all fits.
-    """
+    """Plans forecasts; no weights are initialized, and nothing is compiled."""
     inference = (config.inference or InferenceConfig()).model_copy(
         update=dict(overrides or {})
     )

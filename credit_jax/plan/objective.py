@@ -186,11 +186,7 @@ def plan_objective(
 
 
 def _scored_fields(config: Config) -> tuple[dict[str, Mapping[str, Any]], bool]:
-    """The fields of postblocks that metrics and `type: base` score.
-
-    They are the arguments of the `reconstruct` block that makes each entry of the tree,
-    and whether both entries are in physical units.
-    """
+    """Arguments of `reconstruct` by entry, and whether both entries are physical."""
     blocks = [*config.postblocks.per_step.values()]
     args = [block.args for block in blocks if block.type == "reconstruct"]
     entries: dict[str, Mapping[str, Any]]
@@ -290,10 +286,7 @@ class WeightFiles:
     loader: Loader | None
 
     def latitude(self, config: Config, section: WeightedSection) -> Latitude | None:
-        """(lat,) degrees north of all rows; None if a section does not weigh rows.
-
-        If no file can be read, a stand-in of one row, to check the section with.
-        """
+        """(lat,) degrees north of all rows; None if a section does not weigh rows."""
         key, is_needed = "metrics.args.latitude_weights", False
         if section == "loss":
             key, is_needed = config.loss.latitude_file[0], needs_latitude(config.loss)
@@ -307,6 +300,7 @@ class WeightFiles:
         elif self.loader is not None and not path:
             latitude = self.loader.latitude
         else:
+            # No file can be read: one row, to check the section with.
             return _STAND_IN
         if len(latitude) != self.num_rows:
             raise ValueError(
@@ -327,11 +321,9 @@ class WeightFiles:
         path: str,
         notes: list[str],
     ) -> dict[str, float]:
-        """Reads the variances of a scaler file, by key; notes those that it lacks.
-
-        It reads none if there is no such file, which `find_missing` reports.
-        """
+        """Reads the variances of a scaler file, by key; notes those that it lacks."""
         if self.open_files is None or not Path(os.path.expandvars(path)).exists():
+            # `find_missing` reports it.
             return {}
         variances = target_variances(path)
         missing = [key for key in channels if key not in variances]
@@ -346,14 +338,12 @@ class WeightFiles:
     def tendencies(
         self, config: Config, channels: Mapping[str, int]
     ) -> dict[str, list[float]]:
-        """Variances of tendencies that `preprocess` fits, by key; often empty.
-
-        There are none if the file does not exist, which `find_missing` reports.
-        """
+        """Variances of tendencies that `preprocess` fits, by key; often empty."""
         named = config.loss.tendency_weights
         if named is None or self.open_files is None:
             return {}
         path = Path(os.path.expandvars(named))
+        # `find_missing` reports it.
         if not path.exists():
             return {}
         try:

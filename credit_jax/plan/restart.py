@@ -20,19 +20,7 @@ from credit_jax.plan.run import plan_model
 def mesh_of_restart(
     config: Config, devices: Sequence[Any], ranks: int
 ) -> tuple[ParallelismConfig, list[Any], list[str]]:
-    """Chooses degrees for the devices that there are; returns them, those used, notes.
-
-    Degrees of tensor and domain are kept where they fit, else they are the nearest that
-    the model allows. Every process has equally many devices of the mesh.
-
-    Args:
-        config: config of the run.
-        devices: all devices, in rank order.
-        ranks: data-parallel ranks whose samples make a batch.
-
-    Raises:
-        ConfigError: no mesh of these devices takes such batches.
-    """
+    """Chooses degrees for the devices left; returns them, those used, notes."""
     trainer, section = config.trainer, config.trainer.parallelism
     sizes = {each.trainer.train_batch_size * ranks for each in (config, *config.stages)}
     sizes |= set() if trainer.skip_validation else {trainer.valid_batch_size * ranks}
@@ -47,6 +35,8 @@ def mesh_of_restart(
     num, listed = len(of_process), " and ".join(map(str, sorted(sizes)))
     total = counted(len(devices), "device")
     start = f"dp {ranks} x tensor {section.tensor} x domain {section.domain}"
+    # Tensor and domain stay where they fit, else they are the nearest that the model
+    # allows. Every process has equally many devices of the mesh.
     for dp, tensor, domain in _degrees(section, worlds):
         if any(size % dp for size in sizes) or (shares and dp != ranks):
             continue

@@ -88,22 +88,11 @@ def plan_model(
     parallelism: ParallelismConfig,
     *,
     num_devices: int,
-    keep_whole: Sequence[str] = (),
+    keep_whole: Sequence[str] = (),  # patterns of paths that FSDP never splits
     finetune: FinetuneConfig | None = None,
-    key: str = "trainer.parallelism",
+    key: str = "trainer.parallelism",  # for messages
 ) -> ModelPlan:
-    """Parses a model and checks it against the degrees of parallelism.
-
-    Args:
-        section, parallelism: `model:` as it is written, and `trainer.parallelism`.
-        num_devices: devices to plan for.
-        keep_whole: patterns of parameter paths that FSDP never splits.
-        finetune: section that says which parameters are frozen; None freezes none.
-        key: name of the parallelism section in messages.
-
-    Raises:
-        ConfigError: the model cannot run on the mesh; lists the problems.
-    """
+    """Parses a model and checks it against the degrees of parallelism."""
     degrees = {
         TP: parallelism.tensor,
         DOMAIN: parallelism.domain,
@@ -365,14 +354,11 @@ def _open_loaders(
 
 
 def _process_training(config: Config, model: ModelConfig) -> list[str]:
-    """Checks the trackers of a run, and training of a diffusion; returns notes.
-
-    The network of a diffusion process is trained on single steps to predict the noise,
-    the target or v at each point. Its output is no state, which postblocks could
-    correct or a later step could read.
-    """
+    """Checks the trackers of a run, and training of a diffusion; returns notes."""
     trainer, loss = config.trainer, config.loss
     problems, notes = list[str](), list[str]()
+    # Its network is trained on single steps to predict the noise, the target or v: no
+    # state, which postblocks could correct or a later step could read.
     if model.process is not None:
         if config.data.forecast_len > 1:
             problems.append(
@@ -415,10 +401,7 @@ def _process_training(config: Config, model: ModelConfig) -> list[str]:
 
 
 def _ring_members(config: Config, dp_size: int) -> list[str]:
-    """Checks that `ring-crps` has a member on each rank; returns notes.
-
-    Without `validation_loss` the loss `base` validates with it, too, as in CREDIT.
-    """
+    """Checks that `ring-crps` has a member on each rank; returns notes."""
     loss, size = config.loss, config.trainer.ensemble_size
     if not loss.members_are_ranks:
         return []
@@ -429,6 +412,7 @@ def _ring_members(config: Config, dp_size: int) -> list[str]:
                 f"rank, and at least 2: {size} members do not fit {dp_size} ranks"
             ]
         )
+    # As in CREDIT, `base` validates with the training loss without one.
     other = loss.args.get("validation_loss") or config.trainer.skip_validation
     if other or not loss.is_base:
         return []

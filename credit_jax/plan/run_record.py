@@ -74,10 +74,7 @@ def other_files(config: Config, *, forecasts: bool = False) -> dict[str, str]:
 
 
 def weight_files(config: Config) -> dict[str, str]:
-    """Files of the weights of losses and metrics, and climatologies, by dotted key.
-
-    Those that stages name are listed if the run does not name them.
-    """
+    """Files of the weights of losses and metrics, and climatologies, by dotted key."""
     named: dict[str, str] = {}
     for index, each in enumerate((config, *config.stages)):
         stage = f"trainer.curriculum.{index - 1}." if index else ""
@@ -97,10 +94,7 @@ def weight_files(config: Config) -> dict[str, str]:
 
 
 def static_files(data: DataConfig, section: str) -> dict[str, str]:
-    """Files that hold static fields alone, by dotted key below that of the section.
-
-    Left out are those of other fields, too, which are added to as time goes on.
-    """
+    """Files that hold static fields alone, by dotted key below that of the section."""
     templates = {name: source.file_templates for name, source in data.source.items()}
     dated = {
         path
@@ -111,15 +105,13 @@ def static_files(data: DataConfig, section: str) -> dict[str, str]:
     return {
         f"{section}.source.{name}.variables.static.path": by_kind["static"]
         for name, by_kind in templates.items()
+        # Those of other fields, too, are added to as time goes on.
         if by_kind.get("static", "") not in {"", *dated}
     }
 
 
 def data_patterns(config: Config) -> Iterator[tuple[str, str]]:
-    """Dotted key and path pattern of the files of every field type of every source.
-
-    Paths of validation that are those of training are left out.
-    """
+    """Dotted key and path pattern of the files of every field type of every source."""
     visited = set[tuple[str, str, str]]()
     sections = {"data": config.data}
     if config.validation_overrides.source and not config.trainer.skip_validation:
@@ -224,11 +216,7 @@ class RunRecord:
     def compare(
         self, here: RunRecord, *, forecasts: bool = False, begins: bool = False
     ) -> list[str]:
-        """Compares a run with the config that its weights are used for.
-
-        Returns:
-            The note on what differs and may, one line; none if nothing does.
-        """
+        """A line on what differs, and may, from the config that uses the weights."""
         lines, problems = list[str](), list[str]()
         for key, recorded, value in _without_warnings(
             _differences, self, here, forecasts
@@ -363,9 +351,5 @@ def differences(
 
 
 def line_of(key: str, recorded: Any, here: Any) -> str:
-    """One of `differences` for a note or an error.
-
-    >>> line_of("data.timestep", "6h", "12h")
-    "data.timestep ('6h' there, '12h' here)"
-    """
+    """One of `differences` for a note or an error."""
     return f"{key} ({got(recorded)} there, {got(here)} here)"

@@ -70,8 +70,8 @@ class Measured:
     start: Arrays = field(default_factory=dict)
     # Weights as this mesh itself draws or reads them.
     initial: Arrays = field(default_factory=dict)
-    # By step, "prediction" if it is the only one, else "step 2", ...: (batch, channel,
-    # time, lat, lon), samples in the order of one device.
+    # By step, "prediction", "step 2", ...: (batch, channel, time, lat, lon), samples in
+    # the order of one device.
     forecast: Arrays = field(default_factory=dict)
     # Gradient of the first x of the forecast.
     sensitivity: Arrays = field(default_factory=dict)

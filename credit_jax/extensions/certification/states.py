@@ -120,8 +120,7 @@ def of_run(
 ) -> dict[str, Arrays]:
     """Fields of `Measured` of a run that ended with a state."""
     with run_store(folder, model) as store:
-        # `begun` is None of the reference alone, from whose first checkpoint others go
-        # on.
+        # Others go on from the first checkpoint of the reference, which has no `begun`.
         steps = store.checkpoints.steps()
         written = read_back(store, steps[0 if begun is None else -1], state)
     saved = written if begun is None else checkpointed(state)
