@@ -50,7 +50,8 @@ def session_at(url: str) -> Any:
             f"expected {_FORM}"
         ) from error
     try:
-        session = repository.readonly_session(**{names[kind]: name})
+        options: Any = {names[kind]: name}
+        session = repository.readonly_session(**options)
     except icechunk.IcechunkError as error:
         raise ValueError(
             f"{url}: no {kind} {name!r} ({_brief(error)}); its branches are "

@@ -126,7 +126,7 @@ def test_a_fresh_model_can_be_evaluated(name: str) -> None:
     """Its output for normalized fields is of the size of normalized fields."""
     case, mesh = make_case("tiny", name), make_mesh()
     model = build_parallel_model(case.model_def, mesh)
-    noise = Noise(KEY) if case.model_def.draws_noise else None
+    noise = Noise(KEY) if case.model_def.config.draws_noise else None
     inputs = place_batch(case.inputs, mesh)
     size = np.asarray(model.apply(*model.init(KEY), inputs, noise)).std()
     print(f"{name}: deviation {size:.2f}")
@@ -236,7 +236,9 @@ def test_ragged_matrices_stay_wide() -> None:
     ],
 )
 def test_devices_that_multiply_float8(platform, capability, expected) -> None:
-    device = SimpleNamespace(platform=platform, compute_capability=capability)
+    device = SimpleNamespace(
+        device_kind="NVIDIA", platform=platform, compute_capability=capability
+    )
     assert multiplies_float8(device) is expected
 
 
@@ -252,7 +254,9 @@ def test_one_warning_says_why_it_does_not_help() -> None:
     with pytest.warns(UserWarning, match="cpu has no float8 products") as seen:
         build_parallel_model(WIDE, mesh, fp8=Float8(64))
     assert len(seen) == 1
-    hopper = SimpleNamespace(platform="gpu", compute_capability="9.0")
+    hopper = SimpleNamespace(
+        device_kind="H100", platform="gpu", compute_capability="9.0"
+    )
     assert float8_notes(build(WIDE), float8(64), [hopper]) == []
 
 
@@ -342,7 +346,7 @@ def _made(name: str, **degrees: int) -> Any:
     model = build_parallel_model(CASES[f"wxformer {name}"].block, mesh)
     params, model_state = model.init(jax.random.key(0))
     grid = model.model_def.image_height, model.model_def.image_width
-    shape = (2, model.model_def.input_channels, model.model_def.frames, *grid)
+    shape = (2, model.model_def.input_channels, model.model_def.config.x.frames, *grid)
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     return model, params, model_state, place_batch({"x": x}, mesh)
 

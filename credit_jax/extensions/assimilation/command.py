@@ -86,10 +86,9 @@ class Assimilate(ModelOptions):
             earlier_state=first_steps,
         )
         plan, model, outputs = planned.plan, planned.model, planned.outputs
-        if model.model_def.frames != 1:
+        if (frames := model.model_def.config.x.frames) != 1:
             raise ValueError(
-                f"model.frames: the model reads {model.model_def.frames} times; "
-                "expected 1 for analyses"
+                f"model.frames: the model reads {frames} times; expected 1 for analyses"
             )
         _check_windows(plan.schedule)
         prognostic = [
