@@ -212,14 +212,9 @@ def check_config(
     *,
     num_devices: int | None = None,
     with_data: bool = True,
-    device: str | None = None,
+    device: str | None = None,  # key of `roofline.DEVICES`, for a bound of times
 ) -> CheckReport:
-    """Reads a config and plans its run; errors of the user become problems.
-
-    Args:
-        device: accelerator, a key of `roofline.DEVICES`, for which to compute a lower
-            bound of the time of a step; None computes none.
-    """
+    """Reads a config and plans its run; errors of the user become problems."""
     report, config = CheckReport(str(path)), None
     with report.hearing():
         mapping = apply_overrides(read_yaml(path), overrides)

@@ -74,16 +74,9 @@ COMPLETED = dict.fromkeys(("FILE", "NPY", "DATA"), shtab.FILE) | {
 def option(
     text: str, default: Any = ..., metavar: str | None = None, **rules: Any
 ) -> Any:
-    """An option of a command, or its argument: a field of a `Command`.
-
-    Args:
-        text: what `--help` says; the default is added.
-        default: value without the option, which is required by default.
-        metavar: name of the value. A value of `COMPLETED` is a path, in which `~` is
-            the home folder; only DATA may be an address.
-        **rules: limits of pydantic's, such as `ge`; `short`, `choices`, `nargs` and
-            `positional` are argparse's.
-    """
+    """An option of a command, or its argument: a field of a `Command`."""
+    # argparse's; others are pydantic's, such as `ge`. A metavar of `COMPLETED` is a
+    # path, in which `~` is the home folder; only DATA may be an address.
     names = ("short", "choices", "nargs", "positional")
     extra = {name: rules.pop(name) for name in names if name in rules}
     return Field(
@@ -118,12 +111,9 @@ class Command(BaseModel):
         return local_path(value) if is_path else value
 
     def run(self) -> int:
-        """Runs the command and returns its exit code.
-
-        Raises:
-            ValueError, OSError, MemoryError: an error of the user; exit code 2.
-            CommandError: an error with another exit code.
-        """
+        """Runs the command and returns its exit code."""
+        # ValueError, OSError and MemoryError are errors of the user, `CommandError` one
+        # with another exit code.
         raise NotImplementedError
 
     @classmethod
@@ -226,12 +216,7 @@ class CommandEntry:
 
 
 class CommandError(Exception):
-    """An error that ends a command with an exit code of its own.
-
-    Args:
-        message: the line to print.
-        exit_code: see the constants of this module.
-    """
+    """An error that ends a command with an exit code of its own."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -245,15 +230,12 @@ def run_group(
     prog: str,
     description: str,
 ) -> int:
-    """Runs one of several commands, chosen by the first argument.
-
-    Only the module of the chosen command is imported.
-    `--print-completion SHELL` prints a shell-completion script for all of them.
-    """
+    """Runs one of several commands, chosen by the first argument."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else "--help"
     if entry := commands.get(name):
         try:
+            # Only the module of the chosen command is imported.
             return entry.load().main(arguments[1:], prog=f"{prog} {name}")
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
@@ -341,11 +323,9 @@ def _silence(*, debug: bool) -> None:
 
 
 def _without_late_callbacks(hook: Callable[[Any], None], unraisable: Any) -> None:
-    """An unraisable hook that drops errors of callbacks after a failed save or read.
-
-    TensorStore calls back when the event loop of a failed save is closed, and goes on
-    with other reads after one of them has failed, also while the process ends.
-    """
+    """An unraisable hook that drops errors of callbacks after a failed save or read."""
+    # TensorStore calls back when the event loop of a failed save is closed, and goes on
+    # with other reads after one of them has failed, also while the process ends.
     name = getattr(unraisable.object, "__qualname__", "")
     if str(unraisable.exc_value) != "Event loop is closed" and name not in _READS:
         hook(unraisable)
@@ -493,11 +473,7 @@ def warnings_as_notes() -> Iterator[None]:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Parses "I/N" into the number of the part, from 1, and the number of parts.
-
-    >>> parse_shard("2/8")
-    (2, 8)
-    """
+    """Parses "I/N" into the number of the part, from 1, and the number of parts."""
     number, _, count = text.partition("/")
     if number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count):
         return int(number), int(count)

@@ -44,12 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_module(name: str, spec: ModuleSpec | None) -> None:
-    """Runs the command of a module that `python -m` started; else does nothing.
-
-    Args:
-        name: `__name__` of the module.
-        spec: its `__spec__`, whose name says which command it is.
-    """
+    """Runs the command of a module, by its `__name__`, that `python -m` started."""
     if name == "__main__" and spec is not None:
         module = spec.name.removesuffix(".__main__")
         command = all_commands()[module.rpartition(".")[2].replace("_", "-")].load()

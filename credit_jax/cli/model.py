@@ -120,14 +120,7 @@ class RunOptions(WeightsOptions, MeshOptions, ProcessOptions):
         changes: Mapping[str, Any] = MappingProxyType({}),
         **options: Any,
     ) -> PlannedForecasts:
-        """Opens the weights, plans the forecasts, and builds the model on its mesh.
-
-        Notes are printed, also on files that have changed since the training.
-
-        Args:
-            changes: keys of the inference section that the command line replaces.
-            **options: dates and lengths of the forecasts, see `plan_forecast`.
-        """
+        """Opens the weights, plans the forecasts, and builds the model on its mesh."""
         # Before a checkpoint is opened, which initializes JAX and fixes the devices.
         devices = self.mesh_devices()
         checkpoint: Artifact | None = package

@@ -31,10 +31,7 @@ MAX_TIMES, MAX_BYTES = 1000, 2 * 2**30
 
 @dataclass(frozen=True, eq=False)
 class FileClimatology:
-    """Mean fields of a file, by `hour` and `dayofyear`, by `month`, or one for all.
-
-    Variables have the names of the forecast, with or without the suffix "_mean".
-    """
+    """Mean fields of a file, by `hour` and `dayofyear`, by `month`, or one for all."""
 
     file: GridFile
 
@@ -151,21 +148,14 @@ def training_climatology(
     choose: Callable[[Reference], LevelSelection],
     open_files: OpenFiles | None = None,
 ) -> TrainingClimatology:
-    """Averages the training period of a data section; only the sums are kept in memory.
-
-    Of more than MAX_TIMES times, as many evenly spaced ones are taken.
-
-    Args:
-        data: its dates are the period.
-        choose: the variables and levels to average.
-        open_files: files that are open already.
-    """
+    """Averages the training period of a data section; only sums are in memory."""
     ranges = [(date_label(first), date_label(last)) for first, last in data.data.ranges]
     period = np.array([end for ends in ranges for end in ends], "datetime64[ns]")
     files = open_files or OpenFiles()
     reference = open_reference(data, "the training data", period, files)
     step, calendar = data.data.time_step, reference.opened.calendar
     times = np.concatenate([time_range(*ends, step, calendar) for ends in ranges])
+    # Of more times, as many evenly spaced ones are taken.
     spaced = np.linspace(0, len(times) - 1, min(len(times), MAX_TIMES))
     times = times[spaced.round().astype(int)]
     selection = choose(reference)

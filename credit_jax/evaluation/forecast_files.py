@@ -33,25 +33,15 @@ Read = Callable[[int, int, LevelSelection], Float[np.ndarray, "member channel la
 
 @dataclass(frozen=True, eq=False)
 class ForecastFiles:
-    """Forecasts, read one lead time at a time.
-
-    Attributes:
-        where: the store or folder.
-        starts: (start,) labels of the start dates, datetime64[ns].
-        leads: (lead,) lead times above 0, timedelta64[ns].
-        calendar: calendar of the valid times.
-        num_members: members of each forecast; 1 without an ensemble.
-        read: reads all members of a forecast at a lead time, float32.
-        open_grid: opens a file with all variables and the grid.
-    """
+    """Forecasts, read one lead time at a time."""
 
     where: str
-    starts: np.ndarray
-    leads: np.ndarray
-    calendar: str
+    starts: np.ndarray  # (start,) labels, datetime64[ns]
+    leads: np.ndarray  # (lead,) above 0, timedelta64[ns]
+    calendar: str  # of the valid times
     num_members: int
-    read: Read
-    open_grid: Callable[[], GridFile]
+    read: Read  # all members at a lead time, float32
+    open_grid: Callable[[], GridFile]  # a file with all variables
 
     @property
     def grid(self) -> GridFile:

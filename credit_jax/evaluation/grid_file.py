@@ -76,13 +76,7 @@ class GridFile:
     def read(
         self, name: str, indices: Mapping[str, int], levels: Sequence[int] | None
     ) -> Float[np.ndarray, "... lat lon"]:
-        """Reads a field as float32, (..., level, lat, lon); see `others` for the dots.
-
-        Args:
-            name: name of the variable.
-            indices: dim -> position; dims that the variable lacks are ignored.
-            levels: positions of the levels; None for all, or a variable without levels.
-        """
+        """Reads a float32 field, (..., level, lat, lon); see `others` for the dots."""
         array = self.dataset[name]
         array = array.isel({k: v for k, v in indices.items() if k in array.dims})
         level = self._level_dim(array)

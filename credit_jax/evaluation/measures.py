@@ -46,11 +46,9 @@ _BLOCK = 32
 
 @dataclass(frozen=True)
 class PointWeights:
-    """Weights of local points of regions, and of rows of bands; 0 in padding rows.
+    """Weights of local points of regions, and of rows of bands; 0 in padding rows."""
 
-    The sum of each over all shards is 1. Without bands no spectra are computed.
-    """
-
+    # The sum of each over all shards is 1; without bands there are no spectra.
     regions: Float[Array, "region rows lon"]
     bands: Float[Array, "band rows"] | None
 
@@ -74,15 +72,7 @@ def area_sums(
     weights: PointWeights,
     axes: MeshAxes,
 ) -> AreaSums:
-    """Returns the area sums of forecasts at one lead time, over the rows of all shards.
-
-    Args:
-        forecast: one or more members.
-        references: "truth" and optionally "persistence" and "climatology", in the units
-            of the forecast; NaN is a missing value.
-        weights: weights of the points.
-        axes: axes of the mesh; `MeshAxes()` on one device.
-    """
+    """The area sums of forecasts at one lead time, over the rows of all shards."""
     truth, climatology = references[TRUTH], references.get(CLIMATOLOGY)
     systems = {FORECAST: forecast}
     for name in (PERSISTENCE, CLIMATOLOGY):
@@ -193,12 +183,10 @@ def _band_sums(
 def _power(
     fields: Float[Array, "*dims rows lon"],
 ) -> tuple[Float[Array, "*dims rows wave"], Bool[Array, "*dims rows"]]:
-    """Power by zonal wavenumber; its sum over wavenumbers is the mean square of a row.
-
-    The mean of a row is subtracted first, as it may be a thousand times the variation.
-    """
+    """Power by zonal wavenumber; the sum over these is the mean square of a row."""
     finite = jnp.isfinite(fields).all(axis=-1)
     fields = _zero(fields, finite[..., None])
+    # Subtracted first, as it may be a thousand times the variation.
     mean = fields.mean(axis=-1, keepdims=True)
     waves = jnp.fft.rfft(fields - mean) / fields.shape[-1]
     power = jnp.square(waves.real) + jnp.square(waves.imag)

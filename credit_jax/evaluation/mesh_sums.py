@@ -27,31 +27,27 @@ Forecast = Mapping[str, Array]
 
 @dataclass(frozen=True, eq=False)
 class ScoreGrid:
-    """The grid of fields in degrees, (lat,) and (lon,) or both (lat, lon); its regions.
-
-    Spectra are averaged over bands, of which curvilinear grids have none.
-    """
+    """The grid of fields in degrees, (lat,) and (lon,) or both (lat, lon)."""
 
     latitude: np.ndarray
     longitude: np.ndarray
     regions: tuple[Region, ...]
+    # Of spectra; none on curvilinear grids.
     bands: tuple[Region, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class MeshSums:
-    """Computes the area sums of the `size` forecasts of a batch on the whole mesh.
-
-    Members of one start date are adjacent. If those of each start date are on one
-    data-parallel rank, each rank processes its own start dates; otherwise all members
-    are all-gathered, and every rank computes the same. `channels` has the positions of
-    the levels that are compared by key, None for all.
-    """
+    """Computes the area sums of the `size` forecasts of a batch on the full mesh."""
 
     mesh: Mesh
     grid: ScoreGrid
     size: int
+    # Adjacent in a batch. If those of each start date are on one data-parallel rank,
+    # each rank processes its own start dates; otherwise all are all-gathered, and every
+    # rank computes the same.
     num_members: int
+    # Key -> positions of the levels that are compared, None for all.
     channels: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

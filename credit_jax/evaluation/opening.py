@@ -112,12 +112,7 @@ _ZARR = ("zarr.json", ".zgroup", ".zmetadata")
 
 
 def open_forecasts(path: str, open_files: OpenFiles | None = None) -> ForecastFiles:
-    """Opens forecasts without reading fields.
-
-    Args:
-        path: a Zarr store, a folder with `forecast.zarr`, or CREDIT's folder.
-        open_files: files that are open already.
-    """
+    """Opens forecasts without reading fields."""
     files = open_files or OpenFiles()
     folder = Path(path)
     if (folder / STORE).is_dir():
@@ -177,22 +172,12 @@ def score_files(
     mesh: Mesh | None = None,
     num_members: int | None = None,
     progress: Callable[[int], None] = lambda done: None,
+    # (number, count): every count-th start date, from the number-th on.
     shard: tuple[int, int] = (1, 1),
+    # For the sums of each start date, computed once and merged for all shards.
     folder: Path | None = None,
 ) -> ScoreSums | None:
-    """Computes the sums of the forecasts of a store or folder.
-
-    Args:
-        files: the forecasts.
-        comparison: channels and references.
-        grid: grid of the forecasts.
-        mesh: rows are split over its domain axis; by default one device.
-        num_members: number of first members to score; by default all.
-        progress: called with the number of start dates that are done.
-        shard: (number, count): every count-th start date, from the number-th on.
-        folder: folder of the sums of each start date, which are computed once, and
-            merged for all shards; None for none.
-    """
+    """Computes the sums of the forecasts of a store or folder."""
     members = num_members or files.num_members
     mesh = ParallelDims().build_mesh(jax.devices()[:1]) if mesh is None else mesh
     size = members * MeshSums(mesh, grid, members, members).axes.num_data

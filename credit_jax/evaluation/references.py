@@ -196,14 +196,7 @@ Reference = FileReference | DataReference
 def open_truth(
     truth: str | NamedData, times: np.ndarray, open_files: OpenFiles | None = None
 ) -> Reference:
-    """Opens the truth without reading fields.
-
-    Args:
-        truth: a data section; or the path of a YAML file with one, whose preblocks may
-            rename its variables, of a NetCDF file or of a Zarr store.
-        times: times that are read, datetime64[ns].
-        open_files: files that are open already.
-    """
+    """Opens the truth without reading fields."""
     files = open_files or OpenFiles()
     if isinstance(truth, NamedData):
         return open_reference(truth, "the data section", times, files)

@@ -72,12 +72,7 @@ def choose_regions(names: Sequence[str] = ()) -> tuple[Region, ...]:
 def region_weights(
     regions: Sequence[Region], latitude: np.ndarray, longitude: np.ndarray
 ) -> Float[np.ndarray, "region lat lon"]:
-    """cos(latitude) in each region, 0 elsewhere, of sum 1; all 0 for an empty region.
-
-    Args:
-        regions: one for each row of the result.
-        latitude, longitude: (lat,) and (lon,) degrees, or both (lat, lon).
-    """
+    """cos(latitude) in each region, 0 elsewhere, of sum 1; 0 for an empty region."""
     if latitude.ndim == 1:
         latitude, longitude = np.meshgrid(latitude, longitude, indexing="ij")
     area = np.cos(np.deg2rad(latitude.astype(np.float64)))

@@ -73,16 +73,12 @@ _IDENTITY = ("forecast", "truth", "climatology", "against")
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of the data set, and the dims of its array.
-
-    `power` is the exponent of the channel's unit in that of its values, 0 for a ratio;
-    `best` the value of a perfect forecast, None if there is none.
-    """
+    """A metric of the data set, and the dims of its array."""
 
     long_name: str
     dims: tuple[str, ...] = DIMS
-    power: int = 1
-    best: float | None = 0.0
+    power: int = 1  # exponent of the channel's unit in that of values
+    best: float | None = 0.0  # of a perfect forecast
 
 
 # Metrics of which two forecasts are compared, start date by start date.
@@ -199,11 +195,7 @@ def _as_text(cell: Any) -> Any:
 
 
 def to_table(scores: xr.Dataset) -> pd.DataFrame:
-    """Table of the metrics without ranks and wavenumbers, one row per finite value.
-
-    Columns: metric, system, channel, variable, level, level_units, units, region,
-    lead_hours, value, training_dates ("20 of 40 dates", "none" or "unknown").
-    """
+    """Table of the metrics without ranks and wavenumbers, one row per finite value."""
     if "level_units" not in scores.coords:
         unknown = [""] * scores.sizes[CHANNEL]
         scores = scores.assign_coords(level_units=(CHANNEL, unknown))
@@ -221,6 +213,7 @@ def to_table(scores: xr.Dataset) -> pd.DataFrame:
     columns = ["metric", SYSTEM, CHANNEL, "variable", "level", "level_units", "units"]
     columns += [REGION, "lead_hours", "value", TRAINING_DATES]
     seen = str(scores.attrs.get(TRAINING_DATES, UNKNOWN))
+    # "20 of 40 dates", "none" or "unknown".
     table[TRAINING_DATES] = seen.partition(" are in ")[0]
     return table.loc[table["value"].notna(), columns]
 
@@ -242,14 +235,7 @@ def _lead_text(lead: np.timedelta64) -> str:
 
 
 def score_table(scores: xr.Dataset) -> Table:
-    """Global RMSE of each variable; of several levels the root mean square over them.
-
-    The table says so, has the units, and says whether dates are in the training period.
-    The forecast is green where it is below all others.
-
-    Args:
-        scores: the data set, of whose lead times up to MAX_LEADS are shown.
-    """
+    """Global RMSE of each variable; of levels the root mean square over them."""
     rmse = scores["rmse"].sel(region="global")
     squares = (rmse**2).groupby("variable").mean()
     chosen = _spaced_leads(scores)

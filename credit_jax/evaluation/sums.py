@@ -34,17 +34,13 @@ _ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class ScoredChannel:
-    """A channel of the scores.
-
-    `level` is None at the surface; texts are "" if unknown; `level_units` are "hPa" or
-    "sigma", "" for a number.
-    """
+    """A channel of the scores."""
 
     variable: str
-    level: float | None = None
-    units: str = ""
+    level: float | None = None  # None at the surface
+    units: str = ""  # "" if unknown
     long_name: str = ""
-    level_units: str = ""
+    level_units: str = ""  # "hPa", "sigma", "" for a number
 
     @property
     def label(self) -> str:
@@ -54,12 +50,10 @@ class ScoredChannel:
 
 @dataclass(frozen=True, eq=False)
 class ScoreSums:
-    """Area sums, added up over start dates in float64.
-
-    `arrays` are those of "system/quantity" of `measures`, (lead, channel, region, ...).
-    """
+    """Area sums, added up over start dates in float64."""
 
     starts: tuple[np.datetime64, ...]
+    # "system/quantity" of `measures` -> (lead, channel, region, ...).
     arrays: Mapping[str, np.ndarray]
 
     @classmethod

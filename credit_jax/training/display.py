@@ -25,12 +25,7 @@ class Display:
     """Progress of a run on the console, as a context manager."""
 
     def __init__(self, console: Console | None = None, *, silent: bool = False) -> None:
-        """Chooses bar or lines by whether the console is a terminal.
-
-        Args:
-            console: console that receives the output; None is stdout.
-            silent: write nothing; for all processes but the first.
-        """
+        """Chooses bar or lines by whether the console is a terminal."""
         self.console = console or Console()
         self._silent = silent
         self._bar: Progress | None = None
@@ -65,15 +60,8 @@ class Display:
             self._live.close()
 
     def start(self, title: str, *, total: int, done: int = 0, left: int = 0) -> None:
-        """Begins a phase of the run: the training or validation batches of an epoch.
-
-        Args:
-            title: such as "epoch 1/3".
-            total: batches of the phase.
-            done: batches of the phase that an earlier run has trained.
-            left: batches of the run after this phase, for the estimate of the remaining
-                time.
-        """
+        """Begins a phase of the run: the training or validation batches of an epoch."""
+        # Batches: of the phase, of it by an earlier run, of the run after it.
         self._title, self._total, self._done, self._left = title, total, done, left
         self._rate = Rate()
         self._last_line = time.monotonic()
@@ -88,13 +76,7 @@ class Display:
         samples: int,
         numbers: Mapping[str, int | float] | None = None,
     ) -> None:
-        """Advances by finished batches.
-
-        Args:
-            batches: how many.
-            samples: samples in them, on all devices.
-            numbers: shown beside the bar, such as loss and learning rate.
-        """
+        """Advances by finished batches."""
         self._done += batches
         self._rate.add(batches, samples)
         parts = [f"{name} {value:.4g}" for name, value in (numbers or {}).items()]
@@ -145,11 +127,7 @@ class Rate:
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes, seconds.
-
-    >>> clock(3725.2)
-    '1:02:05'
-    """
+    """Hours, minutes, seconds."""
     total = int(seconds)
     return f"{total // 3600}:{total % 3600 // 60:02d}:{total % 60:02d}"
 

@@ -24,11 +24,7 @@ _OUTPUTS = ("save_loc", "save_forecast")
 
 
 def refuse_earlier_run(folder: Path) -> None:
-    """Checks that a run which begins in a folder finds no work of another one there.
-
-    Raises:
-        ValueError: there are checkpoints, of CREDIT too, or logs with rows.
-    """
+    """Checks that a run which begins in a folder finds no work of another one there."""
     # Checkpoints, and logs with rows: of records a start alone is no work.
     checkpoints, records = folder / CHECKPOINTS, folder / RECORDS_NAME
     work = sorted(path.name for path in folder.glob("*checkpoint*.pt"))
@@ -53,19 +49,8 @@ def files_of(config: Mapping[str, Any], source: str) -> tuple[str, ...]:
 
 
 def move_earlier_run(folder: Path, reads: Sequence[str] = ()) -> Path | None:
-    """Moves all that an earlier run has left in a folder to a new dated folder in it.
-
-    A move that was interrupted is ended first (`end_interrupted_move`), so that the
-    parts of a run stay together.
-
-    Args:
-        folder: folder of the run; `jobs` and `cache`, and what was moved before, stay.
-        reads: paths that the new run reads, see `files_of`. What is at one of them
-            stays, too.
-
-    Returns:
-        The dated folder; None if there was nothing to move.
-    """
+    """Moves what an earlier run left in a folder, if any, to a dated folder in it."""
+    # So that the parts of a run stay together.
     end_interrupted_move(folder, reads)
     if not _entries(folder, reads):
         return None

@@ -68,11 +68,7 @@ def is_better(value: float, best: float | None, direction: str) -> bool:
 def plateau_after(
     config: PlateauConfig, state: PlateauState, rate: float, value: float
 ) -> tuple[PlateauState, float]:
-    """State and learning rate of PyTorch's ReduceLROnPlateau after one more epoch.
-
-    An epoch is bad if its metric is not better than the best one by `threshold`; after
-    more than `patience` bad ones the rate is `max(factor * rate, min_lr)`.
-    """
+    """State and rate of PyTorch's ReduceLROnPlateau after one more epoch."""
     sign = 1.0 if config.mode == "max" else -1.0
     if state.best is None:
         bound = -sign * math.inf

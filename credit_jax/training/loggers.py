@@ -133,13 +133,8 @@ def tag(column: str) -> str:
 def logged_metrics(
     metrics: Mapping[str, Number], chosen: bool | Sequence[str]
 ) -> dict[str, Number]:
-    """The metrics to log: those over all variables, and those of chosen variables.
-
-    Args:
-        metrics: "rmse" and the like over all variables, "rmse/ERA5/..." of one.
-        chosen: `trainer.save_metric_vars`: true for every variable, false for none, or
-            substrings of the names to be logged.
-    """
+    """The metrics to log: those over all variables, and those of chosen variables."""
+    # `trainer.save_metric_vars`, substrings of names such as "rmse/ERA5/...".
     if chosen is True:
         return dict(metrics)
     patterns = [] if chosen is False else list(chosen)
@@ -292,11 +287,7 @@ class Profile:
 
 
 def parse_updates(text: str) -> tuple[int, int]:
-    """First and last update of "FIRST:LAST".
-
-    >>> parse_updates("100:105")
-    (100, 105)
-    """
+    """First and last update of "FIRST:LAST"."""
     match = re.fullmatch(r"(\d+):(\d+)", text)
     if match and 1 <= int(match[1]) <= int(match[2]):
         return int(match[1]), int(match[2])

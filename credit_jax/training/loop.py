@@ -109,15 +109,8 @@ class TrainingLoop:
         start: Start,
         stop_at: float | None = None,
     ) -> None:
-        """Begins at a position.
-
-        Args:
-            stages: the parts of the run; each begins with an epoch.
-            valid_loader: validation batches; None with `skip_validation`.
-            loggers: logs and checkpoints.
-            start: the state and the position.
-            stop_at: time limit, by `time.monotonic`; see `StopRequests`.
-        """
+        """Begins at a position."""
+        # The limit is by `time.monotonic`; each stage begins with an epoch.
         self.stages, self.valid_loader, self.loggers = stages, valid_loader, loggers
         self._state, self._progress = start.state, start.progress
         if self._progress.updates is None:
@@ -144,11 +137,7 @@ class TrainingLoop:
         self._proceed: Any = None
 
     def run(self) -> Outcome:
-        """Trains to the last epoch.
-
-        Raises:
-            NonFiniteLossError: the loss is NaN or infinite.
-        """
+        """Trains to the last epoch."""
         reason: str | None = None
         limit = hang_limit(60 * self._hang_minutes, self._end_hanging)
         with self.loggers.display, self._requests as requests, limit:
@@ -357,11 +346,7 @@ class TrainingLoop:
     def _check_finite(
         self, epoch: int, losses: np.ndarray, norm: float, group: Sequence[Batch]
     ) -> None:
-        """Checks the numbers of an update; the error names its samples.
-
-        Raises:
-            NonFiniteLossError: the loss or the norm of the gradient is not finite.
-        """
+        """Checks the numbers of an update; the error names its samples."""
         if np.isfinite(losses).all() and math.isfinite(norm):
             return
         bad = ~np.isfinite(losses)
@@ -503,13 +488,8 @@ class TrainingLoop:
 
 
 def batches_left(loader: Loader, cap: int, done: int) -> int:
-    """Batches of an epoch after some of its samples; see `num_batches`.
-
-    Args:
-        loader: loader of the training.
-        cap: batches of a whole epoch, if it is not 0.
-        done: samples of all data-parallel ranks.
-    """
+    """Batches of an epoch of `cap` ones, if not 0, after some of its samples."""
+    # `done` has the samples of all data-parallel ranks.
     left, size = loader.sampler.batches_left(done), loader.sampler.samples_per_batch
     return min(left, max(cap * size - done, 0) // size) if cap else left
 

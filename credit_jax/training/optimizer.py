@@ -35,30 +35,18 @@ from credit_jax.parallel.params.packing import Packing
 
 
 class UniformTransformation(optax.GradientTransformationExtraArgs):
-    """A transformation that treats all parameters and elements alike.
+    """A transformation that treats all parameters and elements alike."""
 
-    A training step gives it the small parameters as one vector
-    (`parallel.params.packing`), which takes a launch for each operation in place of
-    hundreds. Any other transformation is given every parameter under its own path.
-    """
-
+    # A step gives it the small parameters as one vector (`parallel.params.packing`),
+    # which takes a launch for each operation in place of hundreds. Others are given
+    # every parameter under its own path.
     __slots__ = ()
 
 
 def update_by_path(
     optimizer: optax.GradientTransformation, packing: Packing
 ) -> Callable[..., tuple[dict[str, Array], Any]]:
-    """Returns the checked `update` of an optimizer, for packed parameters.
-
-    Args:
-        optimizer: a `UniformTransformation`, or one that is given every parameter under
-            its own path.
-        packing: packing of the parameters.
-
-    Returns:
-        Function (packed gradient, state, packed parameters, **extra arguments) ->
-        (packed updates, state). It raises ValueError as `check_updates`.
-    """
+    """The checked `update` of any optimizer, for packed gradients and parameters."""
     update = optax.with_extra_args_support(optimizer).update
     uniform = isinstance(optimizer, UniformTransformation)
 
@@ -85,20 +73,7 @@ def optimizer_state_specs(
     specs: Mapping[str, PartitionSpec],
     mesh: Mesh,
 ) -> PyTree[PartitionSpec]:
-    """PartitionSpec of every leaf of an optimizer's state.
-
-    A leaf with the path and the shape of a parameter is sharded like it. Any other leaf
-    is replicated; its shape must not depend on the sharding of the parameters.
-
-    Args:
-        optimizer: any transformation with elementwise state.
-        shapes: shapes of the whole parameters, by path.
-        specs: PartitionSpec of each parameter.
-        mesh: mesh of `specs`.
-
-    Raises:
-        ValueError: a leaf fits neither case, such as Adafactor's sums over rows.
-    """
+    """PartitionSpec of every leaf of an optimizer's state."""
     local = {
         path: jax.ShapeDtypeStruct(
             NamedSharding(mesh, specs[path]).shard_shape(leaf.shape), leaf.dtype
@@ -111,8 +86,11 @@ def optimizer_state_specs(
     def spec_of(path: tuple[Any, ...], full: Any, shard: Any) -> PartitionSpec:
         keys = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
         named = [key for key in keys if key in shapes]
+        # A leaf with the path and the shape of a parameter is sharded like it.
         if named and full.shape == shapes[named[-1]].shape:
             return specs[named[-1]]
+        # Any other is replicated: its shape does not depend on the sharding, unlike
+        # that of Adafactor's sums over rows.
         if full.shape == shard.shape:
             return PartitionSpec()
         name = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -128,11 +106,7 @@ def optimizer_state_specs(
 
 
 def check_updates(updates: Any, params: Mapping[str, Array]) -> None:
-    """Checks that each update is the same on all devices that hold the same shard.
-
-    Raises:
-        ValueError: an update was computed from shards of other parameters.
-    """
+    """Checks that each update is the same on all devices that hold the same shard."""
     for path, update in updates.items():
         axes = varying_axes(update) - varying_axes(params[path])
         if axes:
@@ -155,14 +129,8 @@ _LARGE = 2**18
 
 
 def build_optimizer(trainer: TrainerConfig) -> optax.GradientTransformationExtraArgs:
-    """Builds the optimizer of the model: clipping by the global norm, then AdamW.
-
-    The betas are 0.9 and 0.95, and all parameters decay.
-
-    Args:
-        trainer: `weight_decay` and `grad_max_norm` (0: no clipping; "dynamic": clips to
-            the norm itself, as CREDIT does, which changes next to nothing).
-    """
+    """Builds the optimizer of the model: clipping by the global norm, then AdamW."""
+    # Clips to the norm itself, as CREDIT does, which changes next to nothing.
     dynamic = trainer.grad_max_norm == "dynamic"
     max_norm = None if dynamic else trainer.clip_norm
     return adamw(weight_decay=trainer.weight_decay, max_norm=max_norm)
@@ -171,12 +139,8 @@ def build_optimizer(trainer: TrainerConfig) -> optax.GradientTransformationExtra
 def build_loss_optimizer(
     trainer: TrainerConfig,
 ) -> optax.GradientTransformationExtraArgs:
-    """AdamW for the parameters of a loss: not clipped, at the rate of the model.
-
-    Args:
-        trainer: `weight_decay`; with `cosine-annealing-restarts` the rate stays at
-            `learning_rate`, as in CREDIT, where that schedule does not see them.
-    """
+    """AdamW for the parameters of a loss: not clipped, at the rate of the model."""
+    # CREDIT's `cosine-annealing-restarts` does not see them: the rate stays.
     follows = trainer.schedule is None or trainer.schedule.reaches_loss
     return adamw(
         weight_decay=trainer.weight_decay,
@@ -190,18 +154,7 @@ def adamw(
     max_norm: float | None = 0.0,
     learning_rate: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """torch.optim.AdamW after clipping to a global norm.
-
-    `p <- p (1 - lr wd) - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)`
-
-    Its `update` takes the extra arguments `learning_rate` and `grad_norm`.
-
-    Args:
-        weight_decay: factor of the decay, applied to every parameter.
-        max_norm: largest norm of the gradient; 0 for no clipping, None for the norm
-            itself.
-        learning_rate: constant; None takes the extra argument of `update`.
-    """
+    """torch.optim.AdamW after clipping to a norm; 0 is none, None the norm itself."""
 
     def by_argument(
         updates: PyTree[Array],
@@ -224,6 +177,7 @@ def adamw(
         rate = optax.scale(-learning_rate)
     clips = max_norm is None or max_norm > 0
     clipping = clip_by_global_norm(max_norm) if clips else optax.identity()
+    # p <- p (1 - lr wd) - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
     chain = optax.named_chain(
         ("clip", clipping),
         (ADAM, optax.scale_by_adam(*BETAS, eps=EPSILON)),
@@ -236,16 +190,7 @@ def adamw(
 def clip_by_global_norm(
     max_norm: float | None,
 ) -> optax.GradientTransformationExtraArgs:
-    """`optax.clip_by_global_norm` of a sharded gradient, as torch divides.
-
-    `g <- g min(1, max_norm / (norm + 1e-6))`. Its `update` takes the extra argument
-    `grad_norm`, the `global_norm` of the gradient if it is already computed. In a chain
-    it must come before transformations that change the gradient.
-
-    Args:
-        max_norm: largest norm of the gradient; None for the norm itself, which leaves
-            the factor norm / (norm + 1e-6).
-    """
+    """`optax.clip_by_global_norm` of a sharded gradient, as torch divides."""
 
     def update(
         updates: PyTree[Array],
@@ -256,6 +201,7 @@ def clip_by_global_norm(
         **extra_args: Any,
     ) -> tuple[PyTree[Array], Any]:
         del params, extra_args
+        # In a chain it comes before what changes the gradient, of which `grad_norm` is.
         norm = global_norm(updates) if grad_norm is None else grad_norm
         largest = norm if max_norm is None else max_norm
         factor = jnp.minimum(1.0, largest / (norm + CLIP_EPSILON))
@@ -265,14 +211,10 @@ def clip_by_global_norm(
 
 
 def global_norm(grads: PyTree[Array]) -> Float[Array, ""]:
-    """Euclidean norm of the whole gradient, the same on every device.
-
-    In float32, or in float64 where a leaf has it.
-
-    The sum of squares of every leaf is summed over exactly the mesh axes that the leaf
-    varies over, so that each shard counts once. Small leaves are one vector, as a sum
-    of its own for each takes longer than the copy.
-    """
+    """Euclidean norm of the full gradient on every device, at least in float32."""
+    # Leaves are summed over exactly the mesh axes that they vary over, so that each
+    # shard counts once. Small leaves are one vector, as a sum of its own for each takes
+    # longer than the copy.
     groups: dict[tuple[str, ...], list[Array]] = {}
     for leaf in jax.tree.leaves(grads):
         axes = tuple(sorted(varying_axes(leaf)))
@@ -295,18 +237,10 @@ def _is_small(gradient: Array) -> bool:
 
 
 def build_schedule(trainer: TrainerConfig, *, batches_per_epoch: int) -> optax.Schedule:
-    """The schedule of the `trainer` section.
-
-    Args:
-        trainer: `learning_rate`, `use_scheduler`, `scheduler`.
-        batches_per_epoch: micro-batches of one epoch, for schedules that step by epoch.
-
-    Returns:
-        Micro-batches seen -> learning rate, scalars. For `plateau` the rate before it
-        is reduced.
-    """
+    """The schedule of the `trainer` section: micro-batches seen -> learning rate."""
     schedule, base = trainer.schedule, trainer.learning_rate
     if schedule is None or schedule.keeps_rate:
+        # Of `plateau` the rate before it is reduced.
         return optax.constant_schedule(base)
     size = max(batches_per_epoch, 1) if schedule.by_epoch else 1
 
@@ -324,16 +258,9 @@ def counted_from(schedule: optax.Schedule, start: int) -> optax.Schedule:
 def with_first_rate_at(
     schedule: optax.Schedule, micro_step: int | None, rate: float | None = None
 ) -> optax.Schedule:
-    """The schedule with another rate at one micro-batch.
-
-    CREDIT builds the schedule after it has loaded the optimizer, which resets the rate:
-    the first micro-batch of a resumed run trains at the first rate.
-
-    Args:
-        schedule: micro-batches seen -> learning rate.
-        micro_step: the micro-batch; None changes nothing.
-        rate: its rate; None for the first one of the schedule.
-    """
+    """The schedule with another rate, or its first one, at one micro-batch."""
+    # CREDIT builds the schedule after it has loaded the optimizer, which resets the
+    # rate: the first micro-batch of a resumed run trains at the first rate.
     if micro_step is None:
         return schedule
 

@@ -42,11 +42,7 @@ LogRecord = dict[str, Any]
 
 
 def peak_of(device_kind: str) -> float | None:
-    """Returns the peak FLOP/s of a device by its `device_kind`; None if unknown.
-
-    >>> peak_of("NVIDIA A100-SXM4-40GB")
-    312000000000000.0
-    """
+    """Returns the peak FLOP/s of a device by its `device_kind`; None if unknown."""
     peaks = (peak for name, peak in PEAKS.items() if device_kind.startswith(name))
     return next(peaks, None)
 
@@ -92,16 +88,10 @@ class StepRecords:
     _last: LogRecord = field(default_factory=dict)
 
     def open(self, step: int | None) -> None:
-        """Opens a new file, or continues that of the run that is resumed.
-
-        Records of updates after the checkpoint are dropped: they are trained again.
-
-        Args:
-            step: step of the checkpoint that the run resumes from; None begins a new
-                file.
-        """
+        """Opens a new file, or continues that of the run that resumes from a step."""
         records = list[LogRecord]()
         if step is not None and self.path.exists():
+            # Updates after the checkpoint are trained again.
             records = [r for r in read_records(self.path) if r["step"] <= step]
         start = {"event": "start", "time": self.wall(), "step": step or 0}
         records.append(start)
@@ -134,21 +124,13 @@ class StepRecords:
     def updated(
         self, *, step: int, epoch: int, batch: int, count: int, **values: float
     ) -> None:
-        """Adds an update that has ended; writes a record after every `every` updates.
-
-        Args:
-            step: micro-batches seen.
-            epoch: number of the epoch, from 0.
-            batch: batches of the epoch that have ended.
-            count: micro-batches of the update.
-            values: "loss", "grad_norm", "learning_rate", "data_wait_seconds",
-                "save_seconds" since the last update, and further numbers.
-        """
+        """Adds an update that has ended; writes a record after each `every` ones."""
         now = self.clock()
         seconds, self._ended_at = now - self._ended_at, now
         update = {"seconds": seconds, "count": float(count), **values}
         update["productive"] = seconds if self._warm else 0.0
         self._updates.append(update)
+        # Micro-batches seen, and those of the epoch that have ended.
         position = {"step": step, "epoch": epoch, "batch": batch}
         self._place: LogRecord = {**position, "time": self.wall()}
         if len(self._updates) < self.every:

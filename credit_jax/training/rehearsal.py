@@ -25,18 +25,15 @@ from credit_jax.transforms import Rollout
 
 
 def rehearse(plan: RunPlan) -> list[str]:
-    """Returns the problems of the base, forecasts, losses and metrics of a run.
-
-    The channels of the data and their units are those of its base. Forecasts, losses
-    and metrics are evaluated abstractly for one sample on one device: shapes meet as in
-    the run, and nothing is computed or compiled.
-    """
+    """Returns the problems of the base, forecasts, losses and metrics of a run."""
     objective = plan.objective
     parts: list[Callable[[], Any]] = [partial(_check_base, plan)]
     if objective is None:
         return []
     # The members of this loss are the data-parallel ranks.
     if not plan.config.loss.members_are_ranks:
+        # Abstractly, for one sample on one device: shapes meet as in the run, and
+        # nothing is computed or compiled.
         parts += _evaluations(plan, objective)
         if TRAINERS[plan.config.trainer.type] is not None:
             parts += _updates(plan)

@@ -211,24 +211,7 @@ class Start:
 def start_of_run(
     trainer: TrainerConfig, store: RunStore, state: TrainState, *, resume: bool
 ) -> Start:
-    """Returns fresh weights, or the parts of a checkpoint that the options request.
-
-    The options are `--resume` and CREDIT's `load_*` keys. `--resume` continues at the
-    position of the newest checkpoint. `load_weights` alone takes its weights and their
-    average, with a fresh optimizer and schedule. Together with `load_optimizer` it
-    takes the optimizer, too, and with any of `load_optimizer`, `load_scaler` and
-    `load_scheduler` the positions of schedule and loss scaling, unless the first epoch
-    is 0. The epoch is `start_epoch`, or that of the checkpoint with `reload_epoch`.
-    The stage of `trainer.curriculum` comes with these positions.
-
-    A constant rate, and that of `plateau`, comes with the optimizer, except with
-    `update_learning_rate`. Under schedules by batch that key sets the rate of the first
-    micro-batch, except with `--resume`.
-
-    Raises:
-        FileNotFoundError: there is no checkpoint to continue from.
-        ValueError: it does not fit the model.
-    """
+    """Fresh weights, or parts of a checkpoint that `--resume` and `load_*` ask for."""
     fresh = Progress(epoch=trainer.start_epoch, updates=0)
     if not (resume or trainer.load_weights):
         if trainer.sets_first_rate:
@@ -240,6 +223,9 @@ def start_of_run(
         progress = _with_rate(saved, trainer, optimizer=saved, schedule=saved)
         return Start(store.restore(step, state), progress, step)
     progress = saved if trainer.reload_epoch else fresh
+    # As in CREDIT, `load_weights` alone takes weights and their average,
+    # `load_optimizer` the optimizer; with any of these keys the positions of schedule,
+    # loss scaling and curriculum come, too, unless the first epoch is 0.
     everything = trainer.load_optimizer or trainer.load_scaler or trainer.load_scheduler
     position = everything and progress.epoch > 0
     state = store.restore(
@@ -251,6 +237,8 @@ def start_of_run(
     names = ("updates", "stage", "schedule_epoch", "schedule_step")
     reached = saved if position else fresh
     progress = dataclasses.replace(progress, **{k: getattr(reached, k) for k in names})
+    # A constant rate, and that of `plateau`, comes with the optimizer, except with
+    # `update_learning_rate`; under schedules by batch that key sets the first rate.
     if trainer.sets_first_rate:
         progress = dataclasses.replace(progress, first_rate_at=int(state.micro_step))
     progress = _with_rate(
@@ -318,12 +306,7 @@ def epochs_note(trainer: TrainerConfig, first: int) -> str | None:
 
 
 def required_step(store: CheckpointStore, *, resume: bool) -> int:
-    """Returns the step of the newest undamaged checkpoint, which an option asks for.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: all are damaged.
-    """
+    """Returns the step of the newest undamaged checkpoint, which an option asks for."""
     why = "--resume" if resume else "trainer.load_weights: true"
     if not store.steps():
         raise FileNotFoundError(

@@ -64,22 +64,13 @@ class ForecastLoss:
     def gradient(
         self, trained: Trained, model_state: ModelState, batch: PlacedBatch, key: Array
     ) -> tuple[Trained, ModelState, dict[str, Scalar]]:
-        """Returns the gradient, the model state after the forecast, and numbers to log.
-
-        The numbers are "loss", its parts and the results of `measure`, summed over the
-        steps that count, and the metrics of the last step.
-
-        Args:
-            trained: packed weights that are trained, ready for the forward pass, and
-                parameters of the loss.
-            model_state: state before the forecast.
-            batch: local shards of one micro-batch.
-            key: key of dropout and noise, equal on all devices.
-        """
+        """The gradient, the model state after the forecast, and numbers to log."""
         if self.rollout.backprop.mode == "full":
             return self._full(trained, model_state, batch, key)
         start = self.rollout.first_carry(batch, self._context({}))
         carry = (model_state, zeros_like(trained), start)
+        # "loss", its parts and results of `measure` are summed over the steps that
+        # count; metrics are those of the last step.
         values, scores = [], {}
 
         def turn(counts: bool, carry: Any, inputs: Any) -> Any:
@@ -225,19 +216,12 @@ def evaluation_step(
     params: Weights,
     model_state: ModelState,
     batch: PlacedBatch,
-    fields: PlacedBatch,
+    fields: PlacedBatch,  # the carry of the step, see `Rollout.first_carry`
     index: Array,
     target: Any,
     noise: Noise | None = None,
 ) -> FieldTree:
-    """Fields after one step of a forecast in evaluation mode; local shards.
-
-    Args:
-        model, rollout, params, model_state, batch, noise: as for `evaluate_forecast`.
-        fields: the carry of the step, see `Rollout.first_carry`.
-        index: number of the step.
-        target: target of the step (`Rollout.per_step`).
-    """
+    """Fields after one step of a forecast in evaluation mode; local shards."""
     if noise is not None and rollout.num_steps > 1:
         noise = noise.fold_in(index)
     prediction = model.local_forward(
@@ -261,16 +245,7 @@ def evaluate_forecast(
     batch: PlacedBatch,
     noise: Noise | None = None,
 ) -> dict[str, Scalar]:
-    """Metrics of the last step of a forecast in evaluation mode; local shards.
-
-    Args:
-        model: model on its mesh.
-        rollout: the forecast.
-        metrics: metrics of the fields after the last step.
-        params, model_state: as for `ParallelModel.local_forward`.
-        batch: local shards.
-        noise: noise of models that draw noise.
-    """
+    """Metrics of the last step of a forecast in evaluation mode; local shards."""
     context = FieldContext(model.reducer, num_members=rollout.num_members)
     batch, suspicion = rollout.prepared(batch, context)
 

@@ -230,33 +230,15 @@ def run_training(
     folder: Path,
     display: Display,
     *,
-    resume: bool = False,
-    fresh: bool = False,
-    verify: bool = True,
-    stop_at: float | None = None,
-    profile: tuple[int, int] | None = None,
-    base: Artifact | None = None,
-    source: str = "config",
+    resume: bool = False,  # from the newest checkpoint that is undamaged
+    fresh: bool = False,  # what is in `folder` is moved aside
+    verify: bool = True,  # compare files with their digests first
+    stop_at: float | None = None,  # by `time.monotonic`
+    profile: tuple[int, int] | None = None,  # first and last update, from 1
+    base: Artifact | None = None,  # weights to begin with
+    source: str = "config",  # path of the config, which is not moved
 ) -> Outcome:
-    """Trains to the last epoch, from fresh weights or the checkpoints of `folder`.
-
-    Args:
-        setup: setup from `prepare`.
-        folder: folder of the run.
-        display: display of progress.
-        resume: continue from the newest checkpoint that is whole.
-        fresh: begin with fresh weights; what is in `folder` is moved aside.
-        verify: compare its files with their digests first.
-        stop_at: time limit, by `time.monotonic`; None for none.
-        profile: first and last update to trace, counted from 1; None for none.
-        base: weights to begin with, of a run that does not go on; None for new ones.
-        source: path of the config, which is not moved aside if it is in `folder`.
-
-    Raises:
-        FileNotFoundError: there is no checkpoint to continue from.
-        ValueError: all checkpoints are damaged, or they or the base do not fit the run.
-        NonFiniteLossError: the loss or the gradient is NaN or infinite.
-    """
+    """Trains to the last epoch, from fresh weights or the checkpoints of `folder`."""
     trainer = setup.plan.config.trainer
     folder.mkdir(parents=True, exist_ok=True)
     keep = {

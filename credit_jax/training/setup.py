@@ -94,10 +94,8 @@ class Setup:
 
     @cached_property
     def valid_model(self) -> ParallelModel:
-        """The model of the validation: float32 where training is float16 by `amp`.
-
-        CREDIT validates without autocast; the formats of `fsdp2_mp_policy` stay.
-        """
+        """The model of the validation: float32 where training is float16 by `amp`."""
+        # CREDIT validates without autocast; the formats of `fsdp2_mp_policy` stay.
         if not self.plan.config.trainer.trains_in_autocast:
             return self.model
         precision = Precision(matmul=self.plan.config.trainer.matmul_precision)
@@ -117,14 +115,12 @@ class Setup:
 
     @property
     def batch_parts(self) -> int:
-        """Parts of a micro-batch that a rank takes one after another.
-
-        With fewer ranks than a run began with, each has more samples than its memory is
-        meant for. Where samples depend on each other, it takes all at once.
-        """
+        """Parts of a micro-batch that a rank takes one after another."""
         sampler = self.train_loader.sampler
         local, size = sampler.samples_per_batch // sampler.dp_size, sampler.batch_size
         loss = LOSSES.get(self.plan.config.loss.name)
+        # With fewer ranks than a run began with, each has more samples than its memory
+        # is meant for. Where samples depend on each other, it takes all at once.
         if self.model.model_def.batch_stats or (loss and loss.mixes_samples):
             return 1
         return next(n for n in range(-(-local // size), local + 1) if local % n == 0)
@@ -290,17 +286,7 @@ class Setup:
 
 
 def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
-    """Puts the model and the loaders of a plan on a mesh; nothing is compiled.
-
-    Args:
-        plan: plan of a whole run, with its data.
-        devices: devices to build the mesh of, as many as it was planned for.
-
-    Raises:
-        ValueError: XLA does not know an option of `trainer.compiler`; the mesh has no
-            device of this process; or `data.on_bad_sample` is "skip" and several
-            processes share samples.
-    """
+    """Puts the model and the loaders of a plan on a mesh; nothing is compiled."""
     check_options(plan.config.trainer.compiler.options)
     model = plan.build_model(devices)
     mesh = model.parallel_config.mesh
@@ -361,13 +347,7 @@ def stage_at(stages: Sequence[Stage], progress: Progress) -> int:
 def entered(
     progress: Progress, stages: Sequence[Stage], index: int, micro_step: int
 ) -> Progress:
-    """The position with the learning rate and the records that a stage begins with.
-
-    Within a stage nothing changes. A rate that is part of the run's state, and the
-    state of `plateau`, go on over stages, except that a stage that gives a rate or a
-    schedule begins with it. The best result is forgotten if it is one of training, as
-    the losses of different stages are not comparable.
-    """
+    """The position with the learning rate and the records that a stage begins with."""
     if len(stages) == 1:
         return progress
     trainer, previous = stages[index].setup.plan.config.trainer, progress.stage
@@ -375,9 +355,12 @@ def entered(
     passed = [stage.section for stage in stages[first : index + 1]]
     changes: dict[str, Any] = {"stage": index}
     begins = any(section.scheduler is not None for section in passed)
+    # A rate that is part of the state, and that of `plateau`, go on, except where a
+    # stage gives one or a schedule.
     if begins:
         start = {"schedule_epoch": progress.epoch, "schedule_step": micro_step}
         changes |= {"plateau": None, **start}
+    # Losses of different stages are not comparable.
     if passed and previous is not None and trainer.training_metric.startswith("train_"):
         best = ("best_metric", "best_epoch", "best_step")
         changes |= dict.fromkeys(("plateau", *best))

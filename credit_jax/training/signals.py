@@ -23,12 +23,7 @@ _REASONS = (*(number.name for number in SIGNALS), TIME_LIMIT)
 
 
 class StopRequests:
-    """Catches the first signal; a second one ends the process as usual.
-
-    Attributes:
-        has_work: whether there is something to save; if not, the first signal ends the
-            process, which may compile for minutes.
-    """
+    """Catches the first signal; a second one ends the process as usual."""
 
     def __init__(
         self,
@@ -36,13 +31,9 @@ class StopRequests:
         *,
         promise: str = "the run is saved and ends after the update in progress",
     ) -> None:
-        """Sets the time limit.
-
-        Args:
-            stop_at: time at which the run is to end, by `time.monotonic`; None for no
-                limit.
-            promise: what follows a signal, for the line that acknowledges it.
-        """
+        """Sets the limit by `time.monotonic`, and what the answer to a signal says."""
+        # Without work to save the first signal ends the process, which may compile for
+        # minutes.
         self.has_work = True
         self._stop_at = stop_at
         self._promise = promise
@@ -93,10 +84,7 @@ class StopRequests:
         return self._caught
 
     def of_any_process(self) -> str | None:
-        """`caught` of this or another process of the run.
-
-        All processes of a run call it at the same place.
-        """
+        """`caught` of any process of the run; all call it at the same place."""
         requests = of_all("stop requests", self.caught or "")
         return next((reason for reason in _REASONS if reason in requests), None)
 
@@ -110,29 +98,22 @@ _NUMBERS = itertools.count()
 
 @dataclass
 class Agreement:
-    """Makes all processes carry out a request of any of them before the same step.
-
-    The first process with a request announces it, together with the number of a step
-    that no process has started; every process looks for announcements before each step.
-    No collective is needed, and the devices do not wait.
-    """
+    """Makes all processes carry out a request of any of them before the same step."""
 
     # Number of this agreement, the same in all processes.
     number: int = field(default_factory=lambda: next(_NUMBERS))
     # Number of processes of the run.
     num_processes: int = field(default_factory=num_processes)
     connect: Callable[[], Any] = coordinator  # returns the key-value store
+    # The first process with a request announces a step that no process has started;
+    # every process looks for it before each step. No collective is needed, and devices
+    # do not wait.
     _round: int = 0
     _agreed: tuple[int, str] | None = None
 
     def reached(self, step: int, request: str | None) -> str | None:
-        """Returns the request to carry out before the next step, or None.
-
-        Args:
-            step: number of steps that this process has started so far. Every process
-                calls this method before each step.
-            request: request of this process, or None.
-        """
+        """Returns the request to carry out before the next step, or None."""
+        # Every process calls this before each step, with the number of started ones.
         if self.num_processes == 1:
             return request
         if self._agreed is None:

@@ -54,11 +54,7 @@ class LossState:
 def init_loss_state(
     loss: Loss, optimizer: optax.GradientTransformation | None
 ) -> LossState | None:
-    """The state before the first step; None for a loss without parameters.
-
-    Raises:
-        ValueError: the loss has parameters, and there is no optimizer for them.
-    """
+    """The state before the first step; None for a loss without parameters."""
     params = initial_parameters(loss)
     if not params:
         return None
@@ -169,12 +165,7 @@ def state_specs(
 
 
 def check_state(state: Any, specs: TrainState) -> None:
-    """Checks that a training state is that of a step, by its arrays' paths and dims.
-
-    Raises:
-        ValueError: it is no training state, or that of another model, optimizer or
-            other options.
-    """
+    """Checks that a training state is that of a step, by its arrays' paths and dims."""
     if not isinstance(state, TrainState):
         raise ValueError(
             f"the state is a {type(state).__name__}; expected the TrainState of "
@@ -312,12 +303,7 @@ def with_moments(state: TrainState, moments: optax.ScaleByAdamState) -> TrainSta
 
 
 def effective_decay(num_updates: Int[Array, ""], decay: float) -> Float[Array, ""]:
-    """`min(decay, (1 + s) / (10 + s))`: a smaller decay during the first updates.
-
-    Args:
-        num_updates: s, optimizer updates done, the present one included.
-        decay: upper limit.
-    """
+    """`min(decay, (1 + s) / (10 + s))` of s updates done, with the present one."""
     steps = jnp.asarray(num_updates, jnp.float32)
     return jnp.minimum(jnp.float32(decay), (1.0 + steps) / (10.0 + steps))
 
@@ -328,18 +314,9 @@ def update_ema(
     num_updates: Int[Array, ""],
     decay: float,
 ) -> PyTree[Array]:
-    """`decay_s * ema + (1 - decay_s) * params`, elementwise on local shards, float32.
-
-    Args:
-        ema: the average so far; initially a copy of the parameters, or of the running
-            statistics of batch norms.
-        params: what is averaged, after the update.
-        num_updates: optimizer updates done, the present one included.
-        decay: see `effective_decay`.
-
-    Spectral-norm vectors are not averaged, as in CREDIT: the mean of unit vectors is
-    not a unit vector.
-    """
+    """`decay_s * ema + (1 - decay_s) * params`, on local shards, in ema's dtype."""
+    # Spectral-norm vectors are not averaged, as in CREDIT: the mean of unit vectors is
+    # not one.
     keep = effective_decay(num_updates, decay)
     return jax.tree.map(
         lambda e, p: keep * e + (1.0 - keep) * p.astype(e.dtype), ema, params

@@ -176,17 +176,7 @@ def make_train_step(
 def custom_step(
     make: Callable[..., Any], name: str, *arguments: Any, **options: Any
 ) -> Callable[..., Any]:
-    """The step that a function of the user makes, whose results are checked.
-
-    Args:
-        make: takes the arguments of `make_train_step`, and those of `trainer.args`.
-        name: `trainer.type`.
-        arguments, options: the arguments.
-
-    Raises:
-        ValueError: it does not take them, or makes no step; the step, when it is
-            traced: it returns another state, or lacks a number that the run logs.
-    """
+    """The step that a function of the user makes, whose results are checked."""
     signature = inspect.signature(make)
     title = f"trainer.type {name!r}: {make.__name__}{signature}"
     try:
@@ -260,12 +250,7 @@ def make_update(
     *,
     ema_decay: float | None = None,
 ) -> Callable[..., TrainState]:
-    """The update of `make_train_step` from any gradient.
-
-    Returns:
-        `update(state, gradient, learning_rate) -> state`; the gradient is like the
-        `stored_params` that are not frozen.
-    """
+    """`make_train_step`'s update from a gradient: (state, gradient, rate) -> state."""
     updated = _update_of(model, optimizer, ema_decay=ema_decay)
     specs = state_specs(model, optimizer, ema=ema_decay is not None)
 
@@ -380,17 +365,7 @@ def _update_of(
 
 
 class _CheckedStep:
-    """A jitted training step whose arguments are checked before anything is compiled.
-
-    It has what jitted functions have for those who compile ahead of time, as methods:
-    `functools.wraps`, by which `jax.jit` names its result, copies other attributes.
-
-    Args:
-        model: model on its mesh.
-        rollout: the forecast.
-        specs: specs of the training state.
-        step: the jitted function.
-    """
+    """A jitted training step whose arguments are checked before it is compiled."""
 
     def __init__(
         self, model: ParallelModel, rollout: Rollout, specs: TrainState, step: Any
@@ -399,6 +374,8 @@ class _CheckedStep:
         self._rollout = rollout
         self._specs = specs
         self._step = step
+        # What else jitted functions have are methods: `functools.wraps`, by which
+        # `jax.jit` names its result, copies attributes.
         self.__name__ = "step"  # the name of the program of a user's own jit
 
     def __call__(
