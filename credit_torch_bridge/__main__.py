@@ -10,12 +10,7 @@ from credit_torch_bridge.commands import COMMANDS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code.
-
-    Returns:
-        0; 1 if `compare` finds a difference; 2 for an error of the user or of a file,
-        in which case nothing was written.
-    """
+    """The exit code: 0, 1 if `compare` finds a difference, 2 for errors of the user."""
     return run_group(
         COMMANDS,
         argv,

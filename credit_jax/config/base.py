@@ -60,19 +60,7 @@ class ConfigError(ValueError):
 
 @contextmanager
 def as_problems(title: str = "config", key: str = "") -> Iterator[None]:
-    """Raises an error of the user in its block as a `ConfigError`.
-
-    Args:
-        title: its `source`.
-        key: dotted path that precedes each of its problems.
-
-    >>> with as_problems("this run cannot start", "loss"):
-    ...     rows = int("many")
-    Traceback (most recent call last):
-        ...
-    credit_jax.config.base.ConfigError: this run cannot start: 1 problem
-      loss: invalid literal for int() with base 10: 'many'
-    """
+    """Raises errors of the user as a `ConfigError`, whose problems begin with `key`."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -102,13 +90,10 @@ def together(*parts: Callable[[], Any]) -> list[Any]:
 
 
 class ConfigWarning(UserWarning):
-    """A warning about keys of a config that are accepted but have no effect.
-
-    Attributes:
-        ignored: dotted key -> reason why it has no effect.
-    """
+    """A warning about keys of a config that are accepted but have no effect."""
 
     def __init__(self, source: str, ignored: Mapping[str, str]) -> None:
+        # Dotted key -> reason why it has no effect.
         self.ignored = dict(ignored)
         listed = "; ".join(f"{key} ({why})" for key, why in self.ignored.items())
         super().__init__(f"{source}: ignored here: {listed}")
@@ -116,15 +101,10 @@ class ConfigWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Unavailable:
-    """A key that CREDIT reads, but credit_jax does not implement.
+    """A key that CREDIT reads, but credit_jax does not implement."""
 
-    Attributes:
-        instead: the alternative, for the error.
-        harmless: values that have no effect in CREDIT, which are accepted.
-    """
-
-    instead: str
-    harmless: tuple[Any, ...] = ()
+    instead: str  # for the error
+    harmless: tuple[Any, ...] = ()  # values without effect in CREDIT: accepted
 
     def accepts(self, value: Any) -> bool:
         """Whether a value is accepted because it has no effect."""
@@ -223,27 +203,11 @@ def parse(
     *,
     source: str = "config",
 ) -> Section:
-    """Validates `mapping` as the section class `cls` and returns its instance.
-
-    Args:
-        cls: the section class.
-        mapping: the raw section of the YAML file; it is not modified.
-        path: dotted path of this section in the file, such as "model"; "" at the top.
-        source: origin of the mapping, for the first line of the error.
-
-    Returns:
-        The frozen section. `null` is replaced by the default of its key, and
-        environment variables in strings are expanded, if they are set.
-
-    Raises:
-        ConfigError: the section has problems; all are listed.
-
-    Warns:
-        ConfigWarning: once, if there are keys that are accepted but have no effect.
-    """
+    """Validates a mapping as a section class, and returns its frozen instance."""
     if not isinstance(mapping, Mapping):
         raise ConfigError([f"{path or 'the file'}: {describe('mapping', mapping)}"])
     problems: list[str] = []
+    # `null` becomes the default of its key; set environment variables are expanded.
     mapping = _expanded(mapping, path, problems)
     if problems:
         raise ConfigError(problems, source)
@@ -267,11 +231,7 @@ def not_available(
 
 
 def nearest_key(key: object, names: Iterable[str]) -> str:
-    """Returns a hint for an unknown key: the nearest known key, or all known keys.
-
-    >>> nearest_key("epoch", ["epochs", "learning_rate"])
-    "the nearest known key is 'epochs'"
-    """
+    """Returns a hint for an unknown key: the nearest known key, or all known keys."""
     names = sorted(names)
     close = nearest(str(key), names)
     if close is not None:

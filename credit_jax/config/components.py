@@ -31,14 +31,10 @@ _EXTENSION = "credit_jax.extension."
 
 @dataclass(frozen=True)
 class FileOf:
-    """Marks a field as the path of a file that is read.
+    """Marks a field as the path of a file that is read."""
 
-    Attributes:
-        or_packaged: whether a name without a folder may be that of a file of this
-            package, so that it need not exist.
-        is_read: whether the file is opened.
-    """
-
+    # Whether a name without a folder may be that of a file of this package, so that it
+    # need not exist.
     or_packaged: bool = False
     is_read: bool = True
 
@@ -79,19 +75,13 @@ def files_within(
 
 @functools.cache
 def extensions(kind: str) -> Mapping[str, Any]:
-    """Returns the entry points of a kind, which the extensions offer, by name.
-
-    They stand in pyproject.toml, so that nothing but what runs imports them.
-    """
+    """Returns the entry points of a kind, which the extensions offer, by name."""
+    # From pyproject.toml, so that nothing but what runs imports them.
     return {each.name: each for each in entry_points(group=f"{_EXTENSION}{kind}")}
 
 
 class Registry(dict[str, Entry], Generic[Entry]):
-    """The components of a kind by their names in configs.
-
-    Args:
-        kind: what they are, as `object_type` of `custom_objects` has it.
-        entry: base class of the components, or class of the objects that describe them.
+    """The components of a kind (`object_type` of `custom_objects`) by their names.
 
     >>> shapes = Registry("shape", StrictModel)
     >>> @shapes.register("circle")
@@ -145,16 +135,12 @@ class Registry(dict[str, Entry], Generic[Entry]):
         return list(dict.fromkeys([*self, *extensions(self.kind)]))
 
     def find(self, name: object, path: str = "") -> Entry:
-        """Returns the component of a name.
-
-        Args:
-            name: its name; the extension that has it is imported.
-            path: dotted path of the name in the config, for the error.
-        """
+        """Returns the component of a name."""
         if not isinstance(name, str) or name not in self.names:
             error = not_available(f"{self.kind} type", name, self.names)
             raise ConfigError([f"{path}: {error}"])
         if name not in self:
+            # The extension that has it is imported.
             self[name] = extensions(self.kind)[name].load()
         return self[name]
 
@@ -165,14 +151,7 @@ class Registry(dict[str, Entry], Generic[Entry]):
         path: str,
         arguments_key: str = "args",
     ) -> Section:
-        """Validates the arguments of a component; reads no file.
-
-        Args:
-            name: its name.
-            arguments: the arguments in the YAML.
-            path: dotted path of the section with `type` and the arguments.
-            arguments_key: key of the arguments in that section.
-        """
+        """Validates the arguments of a component; reads no file."""
         component = self.find(name, join(path, "type"))
         return parse(component, arguments, join(path, arguments_key))
 

@@ -234,15 +234,7 @@ class Config(StrictModel):
 
 
 def section_conflicts(config: Config, *, training: bool = True) -> list[str]:
-    """Checks the sections of a config against each other.
-
-    Args:
-        config: a config whose sections are valid by themselves.
-        training: whether to check what training reads, such as the period.
-
-    Returns:
-        One line per conflict, which starts with the dotted path of a key.
-    """
+    """Conflicts between valid sections, one line each that begins with a dotted key."""
     problems = []
     if "$" in config.save_loc:
         problems.append(

@@ -87,21 +87,7 @@ def register_objects(
     source: str = "config",
     package: Path | None = None,
 ) -> None:
-    """Registers what a config names and installed packages offer under these names.
-
-    An object is registered once in a process; a file that has changed since is run
-    again.
-
-    Args:
-        config: the whole YAML, which may lack the section.
-        source: name of the config in errors.
-        package: folder of the model package that the config is from, whose own code is
-            never run; None for configs of the user.
-
-    Raises:
-        ConfigError: an entry has wrong keys, its module cannot be imported, the object
-            is of another kind, or its name is taken; all are listed.
-    """
+    """Registers what a config names and installed packages offer under these names."""
     section = config.get(SECTION) or {}
     if not isinstance(section, Mapping):
         problem = f"{SECTION}: must be a section of names, got {section!r}"
@@ -112,6 +98,8 @@ def register_objects(
         path = "model.type" if ":" in str(name) else f"{SECTION}.{name}"
         try:
             custom = parse(CustomObject, keys, path)
+            # The code of a package, below its folder, is never run. An object is
+            # registered once in a process; a file that has changed since is run again.
             reference = _reference(custom, str(name), package)
             _register(custom.object_type, str(name), reference)
         except ConfigError as error:

@@ -128,20 +128,12 @@ class DataConfig(_Window):
         return {k: source for k, source in self.source.items() if source.input == name}
 
     def num_levels(self, file_levels: int) -> dict[str, int]:
-        """Number of levels of each source's 3-D variables, without opening a file.
-
-        Args:
-            file_levels: number of levels of the files, for sources without `levels`.
-        """
+        """Number of levels of each source's 3-D variables, without opening files."""
         values = {name: source.level_values for name, source in self.source.items()}
         return {k: file_levels if v is None else len(v) for k, v in values.items()}
 
     def channel_counts(self, file_levels: int) -> dict[str, int]:
-        """Numbers of channels of a frame, by key of a model's section.
-
-        Args:
-            file_levels: number of levels of the files, for sources without `levels`.
-        """
+        """Numbers of channels of a frame, by key of a model's section."""
         levels = self.num_levels(file_levels)
         kinds = {"input_channels": INPUT_TYPES, "output_channels": OUTPUT_TYPES}
         counts = dict.fromkeys(kinds, 0)
@@ -199,16 +191,14 @@ class ValidationDataConfig(_Window):
 
 
 def num_samples(data: DataConfig) -> int:
-    """Number of samples of a data section, by its dates.
-
-    The times of a date range are start, start + timestep, ... up to end; a sample needs
-    `history_len` input times and `forecast_len` target times in one range.
-    """
+    """Number of samples of a data section, by its dates."""
     step: Any = data.time_step
     needed = data.history_len + data.forecast_len
     total = 0
     for first, last in data.ranges:
         length: Any = date_label(last) - date_label(first)
+        # A sample needs `history_len` input times and `forecast_len` target times in
+        # one range.
         total += max(0, int(length // step) + 2 - needed)
     return total
 

@@ -63,11 +63,7 @@ def duration_text(length: pd.Timedelta) -> str:
 
 
 def date_label(date: Any) -> pd.Timestamp:
-    """A date as a label in UTC, without time zone.
-
-    Args:
-        date: text of ISO 8601 such as "2000-01-31T06", or a time.
-    """
+    """A date as a label in UTC, without time zone."""
     try:
         iso = not isinstance(date, str) or _ISO.fullmatch(date.strip())
         stamp: Any = pd.Timestamp(date) if iso else pd.NaT

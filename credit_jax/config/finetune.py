@@ -115,12 +115,7 @@ Unit = Literal["updates", "epochs"]
 
 
 class Until(NamedTuple):
-    """The end of a stage.
-
-    Attributes:
-        number: updates or epochs since the start of the run.
-        unit: what is counted.
-    """
+    """The end of a stage, in updates or epochs since the start of the run."""
 
     number: int
     unit: Unit

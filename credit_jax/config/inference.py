@@ -215,17 +215,12 @@ def read_attributes(path: str | None) -> dict[str, dict[str, Any]]:
 
 
 def find_attributes(path: str) -> Path:
-    """The file of CF attributes.
-
-    Args:
-        path: a YAML file; a bare file name is one shipped with the package.
-
-    Differs from CREDIT: a missing file is an error instead of a warning.
-    """
+    """The YAML file of CF attributes; a bare file name is one of the package."""
     file = Path(os.path.expandvars(path))
     if file.parent == Path("."):
         folder = Path(__file__).parent / "metadata"
         file = folder / file
+        # Differs from CREDIT: an error instead of a warning.
         if not file.is_file():
             available = ", ".join(sorted(entry.name for entry in folder.glob("*.yaml")))
             raise ValueError(

@@ -132,13 +132,7 @@ def config_of(
     forecasts: bool = False,
     source: str = "config",
 ) -> Config:
-    """Builds a config from the content of a YAML file; see `load_config`.
-
-    Args:
-        mapping: the content of the file; it is not modified.
-        overrides, absent, forecasts: see `load_config`.
-        source: name of the mapping in errors.
-    """
+    """Builds a config from the content of a YAML file; see `load_config`."""
     written = _with_defaults(apply_overrides(mapping, overrides), absent)
     problems = [line for text in overrides for line in _unread(text)]
     if problems:
@@ -166,17 +160,14 @@ def forecasts_alone(mapping: Mapping[str, Any]) -> bool:
 
 
 def for_forecasts(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Fills in what forecasts do not read, and what they read by default.
-
-    Without loss and trainer it gets placeholders. Without dates, or with a start alone,
-    the data section gets no period of training: its end is its start. Such a start is
-    the start date of a forecast if the `inference` section names none.
-    """
+    """Fills in what forecasts do not read, and what they read by default."""
     filled = _with_defaults(mapping, _NO_TRAINING)
     data = filled.get("data")
     if not isinstance(data, Mapping):
         return filled
     data = filled["data"] = {"forecast_len": 1, **data}
+    # Without dates, or with a start alone, there is no period of training. Such a start
+    # is that of a forecast if `inference` names none.
     if data.get("date_ranges") is not None or data.get("end_datetime") is not None:
         return filled
     start = data.get("start_datetime")
@@ -226,12 +217,7 @@ def build_config(
 
 
 def frames_of_data(mapping: Mapping[str, Any]) -> int | None:
-    """`data.history_len`, if it is to replace another number of frames of the model.
-
-    Returns:
-        The number for `model.frames` of one of `FRAMES_OF_DATA`; None if the key is to
-        stay as it is.
-    """
+    """`data.history_len`, if it is to replace another `model.frames`, else None."""
     data, model = (mapping.get(name) for name in ("data", "model"))
     if not (isinstance(data, Mapping) and isinstance(model, Mapping)):
         return None
@@ -274,11 +260,7 @@ def _with_function(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _as_gen2_reads(mapping: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-    """The mapping with the model section that CREDIT's gen2 builds; warns of changes.
-
-    The frames of some models are those of the data. The flat keys of padding are of
-    generation 1, and gen2 pads nothing for them.
-    """
+    """The mapping with the model that CREDIT's gen2 builds; warns of changes."""
     model = mapping.get("model")
     if not isinstance(model, Mapping):
         return mapping
@@ -326,13 +308,7 @@ def is_written_config(path: str | Path) -> bool:
 def apply_overrides(
     mapping: Mapping[str, Any], overrides: Sequence[str]
 ) -> dict[str, Any]:
-    """Sets values by their dotted path.
-
-    Args:
-        mapping: the raw config; it is not modified.
-        overrides: strings "a.b.0=value". Numbers index lists, the value is YAML, and a
-            missing section is created. Unknown keys are detected later, when the config
-            is parsed.
+    """Sets values by their dotted path: "a.b.0=value", where numbers index lists.
 
     >>> apply_overrides({"trainer": {"epochs": 1}}, ["trainer.epochs=3"])
     {'trainer': {'epochs': 3}}
@@ -341,6 +317,8 @@ def apply_overrides(
     problems = []
     for text in overrides:
         try:
+            # The value is YAML, and missing sections are created; parsing detects
+            # unknown keys.
             _apply(result, text)
         except ValueError as error:
             problems.append(f"--set {text}: {error}")
@@ -386,10 +364,7 @@ def read_with_objects(path: str | Path) -> dict[str, Any]:
 
 
 def read_model_section(path: str | Path) -> Mapping[str, Any]:
-    """Reads the model section of a config file, without validation.
-
-    A model of `custom_objects` is registered.
-    """
+    """Reads the model section of a config file, without validation."""
     section = read_with_objects(path).get("model")
     if not isinstance(section, Mapping):
         raise ConfigError(["model: missing; this section is required"], str(path))

@@ -30,16 +30,12 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def superscript(number: int) -> str:
-    """A number in superscript digits.
-
-    >>> superscript(-12)
-    '⁻¹²'
-    """
+    """A number in superscript digits."""
     return str(number).translate(_SUPERSCRIPTS)
 
 
 def typeset_units(units: str, power: int = 1) -> str:
-    """Units of files to a power, as they are set in print; those of no known form stay.
+    """Units of files to a power, as set in print; those of no known form stay.
 
     >>> [typeset_units(text) for text in ("m s**-1", "kg m^-2 s-1", "W/m2", "(0 - 1)")]
     ['m s⁻¹', 'kg m⁻² s⁻¹', 'W m⁻²', '(0 - 1)']
@@ -57,16 +53,7 @@ def typeset_units(units: str, power: int = 1) -> str:
 
 
 def describe(kind: str, value: Any, detail: Mapping[str, Any] | None = None) -> str:
-    """Describes why `value` was rejected.
-
-    Args:
-        kind: pydantic's error type, or "mapping".
-        value: the value that was rejected.
-        detail: pydantic's error, with the limits of the rule that was violated.
-
-    Returns:
-        A message such as "must be an integer, got 'two'".
-    """
+    """Why `value` was rejected, such as "must be an integer, got 'two'"."""
     context = dict((detail or {}).get("ctx", {}))
     if kind == "value_error":
         return str(context["error"])
@@ -74,6 +61,7 @@ def describe(kind: str, value: Any, detail: Mapping[str, Any] | None = None) -> 
         return context["text"]
     expected = (detail or {}).get("msg", kind)
     for starts, text in _EXPECTED.items():
+        # pydantic's type of error, or "mapping".
         if kind.startswith(starts):
             expected = text.format(**context)
             break
@@ -98,56 +86,34 @@ def hint(value: Any, available: Iterable[str]) -> str:
 
 
 def nearest(value: str, available: Iterable[str]) -> str | None:
-    """The known value that is most like a value in any case; None if none is like it.
-
-    >>> nearest("t2M", ["SP", "T2m"]), nearest("xyz", ["SP"])
-    ('T2m', None)
-    """
+    """The known value that is most like a value in any case; None if none is."""
     names = {name.casefold(): name for name in sorted(available, reverse=True)}
     close = difflib.get_close_matches(value.casefold(), names, n=1, cutoff=0.6)
     return names[close[0]] if close else None
 
 
 def got(value: Any) -> str:
-    """The repr of `value` for an error message, shortened to 80 characters.
-
-    >>> got("two")
-    "'two'"
-    """
+    """The repr of `value` for an error message, shortened to 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def printable(text: str) -> str:
-    r"""A text whose control characters are written out, but for line breaks and tabs.
-
-    Names in files of others may hold sequences that a terminal obeys.
-
-    >>> printable("a\x1b[2Jb\nc")
-    'a\\x1b[2Jb\nc'
-    """
+    r"""A text with control characters written out, but for line breaks and tabs."""
+    # Names in files of others may hold sequences that a terminal obeys.
     return "".join(x if x.isprintable() or x in "\n\t" else repr(x)[1:-1] for x in text)
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with a noun, in the plural unless it is one.
-
-    >>> counted(1, "step"), counted(2, "step")
-    ('1 step', '2 steps')
-    """
+    """A number with a noun, in the plural unless it is one."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def divisors(number: int) -> str:
-    """The divisors of a number as text, for errors that list the valid degrees.
-
-    A divisor above 10^5 is listed only if its cofactor is at most 10^5.
-
-    >>> divisors(6), divisors(0)
-    ('1, 2, 3, 6', '')
-    """
+    """The divisors of a number as text, for errors that list the valid degrees."""
     low = [
         n
+        # Those above 10^5 only with a cofactor of at most 10^5.
         for n in range(1, min(math.isqrt(max(number, 0)), 10**5) + 1)
         if number % n == 0
     ]

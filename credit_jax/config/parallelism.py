@@ -147,14 +147,7 @@ def degree_problems(
     ulysses_degree: int | None,
     names: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Checks `etp` and `ulysses_degree` against tp and domain, one line per conflict.
-
-    Args:
-        tp, domain: degrees of the mesh axes.
-        etp: must be tp or 1; None is tp.
-        ulysses_degree: must divide domain, unless it is None.
-        names: config keys of tp and domain for messages, if they differ.
-    """
+    """Conflicts of `etp` and `ulysses_degree` with tp and domain, one line each."""
     names = names or {}
     problems = []
     if etp not in (None, 1, tp):

@@ -37,13 +37,7 @@ class Schedule(StrictModel):
     reaches_loss: ClassVar[bool] = True
 
     def rate(self, base: float, count: Any, xp: Any) -> Any:
-        """The learning rate, a scalar.
-
-        Args:
-            base: `trainer.learning_rate`.
-            count: micro-batches, or epochs, before this one.
-            xp: the module of the arrays, `jax.numpy`.
-        """
+        """The learning rate after `count` micro-batches, or epochs, as `xp` arrays."""
         raise NotImplementedError
 
 
@@ -114,11 +108,7 @@ class CosineAnnealingRestartsConfig(Schedule):
             )
 
     def rate(self, base: float, count: Any, xp: Any) -> Any:
-        """Linear from `min_lr` to the top of a cycle, then half a cosine down again.
-
-        The rate of the very first micro-batch is `min_lr`; `base` is not used, as in
-        CREDIT.
-        """
+        """From `min_lr` linearly to the top of a cycle, then half a cosine down."""
         # Start and length of each cycle; the last length repeats.
         starts, lengths, warmup = [0], [self.first_cycle_steps], self.warmup_steps
         while starts[-1] + lengths[-1] < _MOST:
@@ -137,6 +127,7 @@ class CosineAnnealingRestartsConfig(Schedule):
         fall = _cosine(index - warmup, length - warmup, xp)
         low = self.min_lr
         rate = low + (top - low) * xp.where(index < warmup, warm, fall)
+        # As in CREDIT, where `base` has no effect, either.
         return xp.where(count == 0, low, rate)
 
 
@@ -176,10 +167,8 @@ class LambdaConfig(Schedule):
     fall: ClassVar = num_epochs // 2
 
     def rate(self, base: float, count: Any, xp: Any) -> Any:
-        """The curve at `2 count + 1`.
-
-        CREDIT steps it at the start and at the end of every epoch; that is reproduced.
-        """
+        """The curve at `2 count + 1`."""
+        # As CREDIT steps it at the start and at the end of every epoch.
         index = 2 * count + 1
         warm = index / self.warmup_epochs
         remaining = (self.num_epochs - index) / (self.num_epochs - self.warmup_epochs)

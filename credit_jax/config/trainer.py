@@ -315,21 +315,15 @@ class TrainerConfig(StrictModel):
 
     @property
     def keeps_rate(self) -> bool:
-        """Whether the rate is part of the run's state: a constant one, and `plateau`'s.
-
-        Others are functions of the micro-batches seen.
-        """
+        """Whether the rate is part of the run's state, not of micro-batches alone."""
         return self.schedule is None or self.schedule.keeps_rate
 
     @property
     def sets_first_rate(self) -> bool:
-        """Whether the first micro-batch trains at `learning_rate`, in any schedule.
-
-        CREDIT sets it with `update_learning_rate` when everything is loaded, in a run
-        from fresh weights, too. A schedule by batch gives all later rates; one by epoch
-        begins at `learning_rate` (`cosine-annealing`) or steps once more before the
-        first batch (`lambda`).
-        """
+        """Whether the first micro-batch trains at `learning_rate`, in any schedule."""
+        # CREDIT sets it with `update_learning_rate` when everything is loaded, in a run
+        # from fresh weights, too. A schedule by epoch begins at it (`cosine-annealing`)
+        # or steps once more before the first batch (`lambda`).
         by_batch = not self.keeps_rate and not getattr(self.schedule, "by_epoch", True)
         return self.update_learning_rate and by_batch
 

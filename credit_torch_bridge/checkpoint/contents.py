@@ -25,12 +25,7 @@ from credit_torch_bridge.checkpoint.torch_to_jax import (
 
 
 def contents(path: Path, find_config: Callable[[], Path]) -> Iterator[str]:
-    """Yields lines on what a checkpoint holds and what each of its keys becomes.
-
-    Args:
-        find_config: returns the path of CREDIT's YAML, called if it is needed; if it
-            finds no file, the keys are listed alone.
-    """
+    """Yields lines on what a checkpoint holds and what each of its keys becomes."""
     if path.is_dir() and (path / "checkpoints").is_dir():
         store = CheckpointStore(path, num_latest=10**9, keep_best=False, pins=True)
         with closing(store):

@@ -47,11 +47,7 @@ BEST, BACKUP = "best_", "backup_"
 
 @dataclass(frozen=True)
 class RunConversion:
-    """A conversion of a run by `to_jax` or `to_torch`.
-
-    Both yield the lines of a report. The output folder is moved into place when it is
-    complete.
-    """
+    """A conversion of a run by `to_jax` or `to_torch`, which yield report lines."""
 
     run_config: RunConfig  # config of the run
     source: Path  # checkpoint or folder to convert

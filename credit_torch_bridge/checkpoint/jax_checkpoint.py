@@ -86,11 +86,7 @@ class JaxCheckpoint:
     notes: tuple[str, ...] = ()
 
     def weights_alone(self, *, average: bool) -> JaxCheckpoint:
-        """Returns a checkpoint of the weights, without average and optimizer.
-
-        Args:
-            average: whether they are the moving average.
-        """
+        """Returns a checkpoint of the weights, without average and optimizer."""
         alone = replace(self, moments=None, ema=None, ema_stats=None, loss_scale={})
         if not average:
             return alone
@@ -108,11 +104,7 @@ _SCALER = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
 def write_run(
     folder: Path, run_config: RunConfig, checkpoints: Sequence[JaxCheckpoint]
 ) -> None:
-    """Writes the folder of a run: its config and checkpoints.
-
-    Args:
-        checkpoints: checkpoints in order of `micro_step`, which must differ.
-    """
+    """Writes a run: its config, and checkpoints in increasing `micro_step`."""
     folder.mkdir(parents=True, exist_ok=True)
     text = dump(dict(run_config.raw))
     (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
@@ -127,12 +119,7 @@ def write_run(
 
 
 def items_of(checkpoint: JaxCheckpoint, seed: int) -> dict[str, PyTree]:
-    """The items of an Orbax checkpoint, by name.
-
-    Args:
-        seed: seed of the config. CREDIT's checkpoints have no dropout key; it is that
-            of a fresh run with this seed.
-    """
+    """The items of an Orbax checkpoint, by name."""
     weights = {"params": checkpoint.params, **checkpoint.model_state}
     items: dict[str, PyTree] = {WEIGHTS: weights}
     if checkpoint.ema is not None:
@@ -146,6 +133,7 @@ def items_of(checkpoint: JaxCheckpoint, seed: int) -> dict[str, PyTree]:
             "opt_state": {ADAM: state},
             "micro_step": _int(checkpoint.micro_step),
             "update_step": _int(checkpoint.update_step),
+            # CREDIT's checkpoints have none: it is that of a fresh run.
             "key": dropout_key(seed),
         }
     if _SCALE in checkpoint.loss_scale:
@@ -168,11 +156,7 @@ def read_run(
     *,
     verify: bool = True,
 ) -> JaxCheckpoint:
-    """Reads a checkpoint of a run.
-
-    Args:
-        step: step of the checkpoint; None is the newest.
-    """
+    """Reads a checkpoint of a run."""
     store = CheckpointStore(
         folder, num_latest=10**9, keep_best=False, verify=verify, pins=True
     )

@@ -110,12 +110,9 @@ def to_torch_files(
 def config_for_credit(
     run_config: RunConfig, *, drop: tuple[str, ...] = ()
 ) -> tuple[RunConfig, list[str]]:
-    """Returns the config of a run as CREDIT's gen2 reads it, and what was changed.
-
-    If only weights are converted, a config that is only a model section, or of
-    generation 1, is kept.
-    """
+    """Returns the config of a run as CREDIT's gen2 reads it, and what was changed."""
     if not _trains(run_config):
+        # A model section alone, or generation 1, is enough for weights.
         return run_config, []
     # Checkpoints are those of one device, whatever the mesh of the run.
     trainer = run_config.trainer

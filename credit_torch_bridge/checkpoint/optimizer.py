@@ -31,14 +31,7 @@ CORRECTED = 400
 def read_moments(
     optimizer: Mapping[str, Any], key_map: KeyMap
 ) -> tuple[Moments, dict[str, Any]]:
-    """Converts an optimizer's state dict to moments.
-
-    Args:
-        optimizer: {"state", "param_groups"}, keyed by number or by name.
-
-    Returns:
-        The moments, and the settings of the parameter group.
-    """
+    """The moments of an optimizer's state dict, and the settings of its group."""
     group, entries = _entries(optimizer, key_map)
     # Checks that settings equal those of `credit_jax.training.optimizer`.
     betas = tuple(group.get("betas", BETAS))
@@ -159,14 +152,8 @@ def write_moments(
     *,
     idle: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Builds the optimizer's state dict: the inverse of `read_moments`.
-
-    Args:
-        trainer: `learning_rate`, `weight_decay`; with `parallelism.data: fsdp2` the
-            state is keyed by name, as CREDIT then requires, otherwise by number.
-        idle: keys of parameters without a gradient; if their moments are zero, they get
-            no state.
-    """
+    """Builds the optimizer's state dict: the inverse of `read_moments`."""
+    # CREDIT then requires keys by name, otherwise by number.
     by_name = trainer.parallelism.data == "fsdp2"
     trainable, listed = key_map.trainable, key_map.optimized.keys
     mu = trainable.write(moments.mu, {})
@@ -178,6 +165,7 @@ def write_moments(
             SECOND: torch.from_numpy(nu[key]),
         }
         for index, key in enumerate(listed)
+        # `idle` parameters have no gradient: without moments they have no state.
         if key in mu and (key not in idle or mu[key].any() or nu[key].any())
     }
     # The settings that torch writes for CREDIT's AdamW, in torch's order.

@@ -27,10 +27,7 @@ CONFIG_FILE = "model.yml"
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The config of a run, whose sections are validated when they are first read.
-
-    A conversion of weights needs only a valid `model:` section.
-    """
+    """The config of a run, whose sections are validated when they are first read."""
 
     raw: Mapping[str, Any]  # the mapping of the YAML
     source: str = "config"  # file that it was read from, for error messages
@@ -95,11 +92,7 @@ class RunConfig:
         return seed if isinstance(seed, int) else 42
 
     def batches_per_epoch(self, requested: int | None = None) -> int | None:
-        """Micro-batches per epoch in credit_jax; None if the config does not imply it.
-
-        Args:
-            requested: value from the user, which overrides the config.
-        """
+        """Micro-batches per epoch in credit_jax; None if not implied."""
         config = self.full_config
         if requested is not None or config is None:
             return requested or self.trainer.batches_per_epoch or None

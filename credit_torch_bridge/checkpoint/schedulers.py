@@ -44,12 +44,7 @@ _LAMBDA_EPOCHS, _LAMBDA_WARMUP = 100, 10
 def read_position(
     state: Mapping[str, Any], kind: str, batches_per_epoch: int | None
 ) -> int:
-    """Returns the micro-batches seen, from the state of a schedule with a counter.
-
-    Args:
-        batches_per_epoch: micro-batches of an epoch of the run in credit_jax; only for
-            schedules that count epochs.
-    """
+    """Returns the micro-batches seen, from the state of a schedule with a counter."""
     further = ("lr_lambdas",) if kind == LAMBDA else ()
     steps = _checked_count(state, kind, (*_COMMON, *further))
     if kind not in PER_EPOCH:
@@ -106,19 +101,10 @@ def write_position(
     batches_per_epoch: int | None,
     progress: Progress | None = None,
 ) -> tuple[dict[str, Any] | None, float]:
-    """Returns CREDIT's scheduler state after `micro_step`, and the rate that it sets.
-
-    Args:
-        batches_per_epoch: micro-batches of an epoch of the run in credit_jax; only for
-            schedules that count epochs.
-        progress: progress of the run; has the rate if it is not a function of
-            `micro_step`.
-
-    Returns:
-        State dict, None without a schedule, and the learning rate.
-    """
+    """CREDIT's scheduler state, None without one, and the rate that it sets."""
     kind = trainer.schedule and trainer.schedule.scheduler_type
     stored_rate = None if progress is None else progress.learning_rate
+    # The run has a rate that is no function of `micro_step`.
     rate = trainer.learning_rate if stored_rate is None else stored_rate
     if kind is None:
         return None, rate

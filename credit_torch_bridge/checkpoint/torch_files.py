@@ -30,11 +30,7 @@ _ASKED = re.compile(r"GLOBAL (\S+)|function (<[^>]+>)|but got (\S+)")
 
 
 def load_file(path: Path, *, verify: bool = True) -> Any:
-    """Loads a file of torch.save or safetensors, with memory-mapped tensors.
-
-    Args:
-        verify: compare tensors with their checksums.
-    """
+    """Loads a file of torch.save or safetensors, with memory-mapped tensors."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     if path.stat().st_size == 0:
@@ -91,10 +87,7 @@ def _refusal(message: str) -> str:
 
 
 def as_tensors(state: Any, subject: str) -> dict[str, torch.Tensor]:
-    """Checks that a state dict maps strings to dense tensors of 16- or 32-bit floats.
-
-    Counts of batch norms (`num_batches_tracked`) may be int64.
-    """
+    """Checks that a state dict maps strings to dense floats of 16 or 32 bits."""
     if not isinstance(state, Mapping) or not state:
         raise ValueError(
             f"{subject}: expected a state dict (name -> tensor), got {_kind(state)}"

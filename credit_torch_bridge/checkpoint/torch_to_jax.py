@@ -38,10 +38,7 @@ from credit_torch_bridge.checkpoint.torch_files import LazyArray
 
 
 def recognized_model(keys: Collection[str]) -> str | None:
-    """Describes the model that a state dict belongs to; None if unknown.
-
-    See `TorchModel.signature`.
-    """
+    """Describes the model of a state dict by its `signature`; None if unknown."""
     for name, entry in sorted(MODELS.items()):
         model = torch_model(name) if entry.key_table else None
         if model is None or model.signature is None:
@@ -120,11 +117,7 @@ def to_jax_checkpoint(
 def upgraded(
     run_config: RunConfig, checkpoint: TorchCheckpoint
 ) -> tuple[TorchCheckpoint, bool]:
-    """Returns the checkpoint with the current arrays, and whether it was an older one.
-
-    If it was, a note describes the change. See
-    `credit_jax.state_dict.torch_model.Upgrade`.
-    """
+    """The checkpoint with the current arrays, and whether it was an older one."""
     upgrade = torch_model(run_config.model_def.config.type).upgrade
     model = upgrade and upgrade.applied(checkpoint.model)
     if upgrade is None or model is None:

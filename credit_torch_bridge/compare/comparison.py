@@ -287,12 +287,10 @@ def _in_float64(
 
 
 def _block_error(field: np.ndarray, array: np.ndarray) -> float:
-    """The error of a block's output, whose channel dim may be second or last in CREDIT.
-
-    If both orders have the shape of the field, the smaller error is taken.
-    """
+    """The error of a block's output, whose channels may be second or last in CREDIT."""
     last = np.moveaxis(array, -1, 1) if array.ndim == 4 else array
     orders = [order for order in (array, last) if order.shape == field.shape]
     if not orders and array.size == field.size:  # a time dim of length 1
         orders = [array.reshape(field.shape)]
+    # Both orders may have the shape of the field.
     return min((relative_error(field, order) for order in orders), default=float("inf"))

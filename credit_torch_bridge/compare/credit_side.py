@@ -18,10 +18,7 @@ from credit_torch_bridge.compare.jax_side import ModelOutputs, import_credit
 
 
 def register_models(config: Mapping[str, Any]) -> None:
-    """Registers the PyTorch classes of a config's `custom_models`, as CREDIT does.
-
-    The files are Python code, which runs.
-    """
+    """Runs the files of a config's `custom_models`, as CREDIT does."""
     files = config.get("custom_models")
     if not files:
         return
@@ -95,29 +92,25 @@ def build_credit(
 
 
 def cast_credit(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """Casts a model of CREDIT to another dtype, in place.
-
-    In layers that are never called, spectral norm leaves a `weight` that shares the
-    memory of `weight_orig`. Casting alone would separate the two. The method `to` of
-    CREDIT's graph is not called, since it also casts the indices of its nodes.
-    """
+    """Casts a model of CREDIT to another dtype, in place."""
+    # The `to` of CREDIT's graph also casts the indices of its nodes.
     torch.nn.Module.to(model, dtype)
     attributes = getattr(model, "edge_attr", None)
     if isinstance(attributes, torch.Tensor):
         model.edge_attr = attributes.to(dtype)
     for module in model.modules():
+        # In layers that are never called, spectral norm leaves a `weight` that shares
+        # the memory of `weight_orig`, which casting separates.
         if "weight_orig" in module._parameters and not module.weight.requires_grad:
             module.weight = module.weight_orig.data
     return model
 
 
 def share_edges(model: Any, section: Mapping[str, Any]) -> None:
-    """Gives CREDIT's graph the edge attributes of credit_jax; of no effect on others.
-
-    Both sides compute them from the file in float32, with different rounding.
-    """
+    """Gives CREDIT's graph, if it is one, the edge attributes of credit_jax."""
     if getattr(model, "edge_attr", None) is not None:
         attributes = read_edges(section["edge_path"]).attributes
+        # Both sides compute them in float32, with different rounding.
         model.edge_attr = torch.from_numpy(attributes.copy())
 
 

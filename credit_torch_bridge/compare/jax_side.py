@@ -57,12 +57,7 @@ def compile_pass(
     model_state: HostModelState,
     blocks: Sequence[str],
 ) -> Callable[..., ModelOutputs]:
-    """Compiles a forward and backward pass in evaluation mode.
-
-    Returns:
-        A function of the inputs of the network, and of the noise of models that draw
-        noise.
-    """
+    """A forward and backward pass in evaluation mode: (inputs, noise) -> outputs."""
     model_def, mesh, axes = model.model_def, model.mesh, model.axes
     specs, layouts = model_def.network_inputs, list[int]()
 
@@ -118,12 +113,7 @@ def compile_pass(
 
 
 def noise_of(model_def: ModelDef, drawn: Sequence[np.ndarray]) -> Noise | None:
-    """Returns noise that draws given arrays; None for no arrays.
-
-    Args:
-        drawn: fields (samples, lat, lon, channel) or vectors (samples, size) in the
-            order of the forward pass.
-    """
+    """Noise of arrays (samples, lat, lon, channel) or (samples, size), in order."""
     if not drawn:
         return None
     sites = _Sites()

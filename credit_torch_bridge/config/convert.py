@@ -30,11 +30,7 @@ from credit_torch_bridge.config.to_jax import gen2_to_jax
 
 
 def leave_objects(editor: ConfigEditor) -> None:
-    """Drops entries of credit_jax from a config for CREDIT, whose classes are kept.
-
-    A model goes: CREDIT has its PyTorch class from `custom_models`. Of other entries
-    CREDIT has no counterpart.
-    """
+    """Drops entries of credit_jax from a config for CREDIT, whose classes are kept."""
     for name in editor.keys(SECTION):
         kind = editor.get((SECTION, name, "object_type"))
         if not is_registered(str(kind), str(name)):

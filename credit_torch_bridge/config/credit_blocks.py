@@ -42,10 +42,7 @@ _GROUND = "surface_geopotential_file"
 
 
 def refuse_blocks(editor: ConfigEditor) -> None:
-    """Records the postblocks that CREDIT's gen2 has not.
-
-    Forecasts go without them, which changes what is written, not the model.
-    """
+    """Records the postblocks that CREDIT's gen2 has not."""
     paths = [
         (*top, phase, name)
         for top in (("postblocks",), ("inference", "postblocks"))
@@ -63,6 +60,7 @@ def refuse_blocks(editor: ConfigEditor) -> None:
             )
         if not why:
             editor.drop((*path, "args", _GROUND), "CREDIT has no such key")
+        # Forecasts without them write something else, of the same model.
         elif path[0] == "inference":
             editor.drop(path, why)
         else:
@@ -70,12 +68,9 @@ def refuse_blocks(editor: ConfigEditor) -> None:
 
 
 def add_scored_fields(editor: ConfigEditor) -> None:
-    """Adds the postblocks that make the fields that CREDIT's metrics score.
-
-    CREDIT computes metrics in every training batch, whether the config has the section
-    or not, from the named fields of prediction and target. credit_jax scores the flat
-    arrays where a config makes no such fields.
-    """
+    """Adds the postblocks that make the fields that CREDIT's metrics score."""
+    # CREDIT computes metrics in every training batch, with the section or without, from
+    # named fields. credit_jax scores flat arrays where a config makes none.
     steps = dict(editor.get("postblocks.per_step") or {})
     args = [
         block.get("args") or {}

@@ -73,10 +73,7 @@ class ConfigReport:
 
 @dataclass
 class ConfigEditor:
-    """A copy of a config with operations that record what they change.
-
-    Keys are dotted paths, or tuples of names if a name can contain a dot.
-    """
+    """A copy of a config with operations that record what they change."""
 
     config: dict[str, Any]  # the edited copy
     changes: list[Change] = field(default_factory=list)  # the changes made so far
@@ -172,11 +169,7 @@ class ConfigEditor:
 
 
 def as_path(key: str | Path) -> Path:
-    """A dotted path as a tuple.
-
-    >>> as_path("data.source")
-    ('data', 'source')
-    """
+    """A dotted path as a tuple."""
     return tuple(key.split(".")) if isinstance(key, str) else key
 
 
@@ -186,11 +179,7 @@ def dotted(path: Sequence[Any]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as text for the report, shortened to one line.
-
-    >>> shown([1, 2])
-    '[1, 2]'
-    """
+    """A value as text for the report, shortened to one line."""
     text = repr(value)
     return text if len(text) <= 120 else text[:117] + "..."
 
@@ -207,12 +196,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 def settle(
     previous: Mapping[str, Any], editor: ConfigEditor
 ) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Compares a conversion with its recorded changes.
-
-    Returns:
-        Paths of the unchanged values, and of values that are missing or different
-        without a recorded change. An empty value that is now filled counts as neither.
-    """
+    """Paths of the unchanged values, and of those that changed without a record."""
     after = dict(leaves(editor.config))
     filled = {path[:length] for path in after for length in range(1, len(path) + 1)}
     named = {c.path for c in editor.changes if c.kind in (MOVED, COMPUTED, DROPPED)}

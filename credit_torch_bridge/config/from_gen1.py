@@ -73,12 +73,10 @@ _KNOWN = {
 
 
 def gen1_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
-    """Converts a whole config; what cannot be converted goes to `editor.problems`.
-
-    Differs from CREDIT: CREDIT's `credit convert` adds 1 to forecast_len each time,
-    keeps the model's flat padding keys, which gen2 does not read, invents levels, adds
-    a year to the training years, and enables other features.
-    """
+    """Converts a whole config; what cannot be converted goes to `editor.problems`."""
+    # Differs from CREDIT, whose `credit convert` adds 1 to forecast_len each time,
+    # keeps flat padding keys that gen2 does not read, invents levels, adds a year to
+    # the training years, and enables other features.
     training = editor.has("trainer")
     kind = editor.get("trainer.type")
     diffusion = "diffusion" in str(editor.get("model.type"))

@@ -62,12 +62,7 @@ _UNREAD = {
 
 
 def data_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
-    """Converts `data` to gen2's `data`, `validation_data` and `preblocks`.
-
-    The channels keep gen1's order: prognostic variables with levels, without levels,
-    then static, dynamic and periodic ones, the static ones first or last. gen2 orders
-    channels source by source, so some orders need several sources.
-    """
+    """Converts `data` to gen2's `data`, `validation_data` and `preblocks`."""
     _refuse(editor)
     if editor.get("data.retain_graph") and editor.get("data.forecast_len"):
         # Gradients go across steps.
@@ -108,6 +103,7 @@ def data_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
         return
     shared = _shared(editor, steps + 1)
     valid = _validation(editor, hours, history, steps)
+    # gen2 orders channels source by source: some of gen1's orders need several.
     sources = build_sources(editor, names, level_coord)
     _normalizer(editor)
     ranges = year_ranges(editor.get("data.train_years"), hours)

@@ -81,11 +81,7 @@ _DROPPED = {
 
 
 def predict_to_inference(editor: ConfigEditor) -> None:
-    """Makes `inference` of `predict`, whose every key is accounted for.
-
-    Args:
-        editor: editor of the config, whose data section is gen2's already.
-    """
+    """Makes `inference` of `predict`, where the data section is gen2's already."""
     predict = editor.get(SECTION)
     if not isinstance(predict, dict):
         return
@@ -336,12 +332,7 @@ def _add_block(editor: ConfigEditor, name: str, block: Mapping[str, Any]) -> Non
 def start_dates(
     forecasts: Any, step: pd.Timedelta
 ) -> tuple[list[pd.Timestamp], pd.Timedelta]:
-    """Start dates and length of gen1's forecasts, as `credit.forecast` makes them.
-
-    Args:
-        forecasts: `predict.forecasts`: pairs of the start and the last time, or the
-            numbers of which CREDIT makes such pairs.
-    """
+    """Start dates and length of gen1's forecasts, as `credit.forecast` makes them."""
     if not isinstance(forecasts, Mapping):
         pairs = [(as_date(a), as_date(b)) for a, b in forecasts]
     else:

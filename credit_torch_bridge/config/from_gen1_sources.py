@@ -19,18 +19,12 @@ _YEAR = "%Y"
 def year_ranges(years: Sequence[int], hours: int) -> list[list[str]]:
     """The first and last time of each year, as gen2's `date_ranges`.
 
-    gen1 has one file a year, and no sample spans two files; in gen2 no sample spans
-    two ranges.
-
-    Args:
-        years: first year, and the year after the last, as gen1's `train_years`.
-        hours: time step in hours, counted from the start of each year.
-
     >>> year_ranges([1999, 2001], 6)[0]
     ['1999-01-01 00:00:00', '1999-12-31 18:00:00']
     """
     step: Any = pd.Timedelta(hours=hours)
     ranges = []
+    # gen1 has one file a year, and no sample spans two files, as in gen2 two ranges.
     for year in range(*years):
         first: Any = pd.Timestamp(year=year, month=1, day=1)
         after: Any = pd.Timestamp(year=year + 1, month=1, day=1)
@@ -41,10 +35,6 @@ def year_ranges(years: Sequence[int], hours: int) -> list[list[str]]:
 
 def template_of(pattern: str) -> tuple[str, str]:
     """Converts gen1's wildcard path to gen2's template, with a note ("" if none).
-
-    `????` is the year. For a `*` the position of the year is determined from the names
-    of existing files. Without files the year is assumed to come first; if that is
-    wrong, opening the files raises an error.
 
     >>> template_of("era5_????_*.zarr")
     ('era5_%Y_*.zarr', '')

@@ -28,21 +28,7 @@ _ENTRIES = {
 def complete_inference(
     config: dict[str, Any], folder: Path, save_loc: Path
 ) -> list[str]:
-    """Completes the `inference` section of a gen2 config, in place.
-
-    CREDIT's rollout feeds back what the postblocks give, and has no inverse of
-    `era5_normalizer`: its second step would normalize normalized fields. Forecasts
-    therefore get a `bridgescaler_transform` of the same numbers, with its inverse,
-    whose file is written beside the config, and so does training of several steps;
-    training of single steps keeps its blocks.
-
-    Args:
-        folder: folder in which the file of the scalers is written.
-        save_loc: the final name of `folder`.
-
-    Returns:
-        Notes for the user.
-    """
+    """Completes the `inference` of a gen2 config in place; returns notes."""
     section = forecast_section({**config, "save_loc": str(save_loc)})
     config["inference"] = section
     config.setdefault("seed", SEED)
@@ -52,6 +38,9 @@ def complete_inference(
         for name in ("preblocks", "postblocks")
     }
     previous = blocks["preblocks"].get("per_step") or {}
+    # CREDIT's rollout feeds back what postblocks give, and has no inverse of
+    # `era5_normalizer`: its second step would normalize normalized fields. Forecasts,
+    # and training of several steps, get scalers of the same numbers with an inverse.
     normalizers = [
         name for name, block in previous.items() if block["type"] == _NORMALIZER
     ]
@@ -100,10 +89,7 @@ def complete_inference(
 
 
 def forecast_section(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The `inference` section of a gen2 config with all that CREDIT's rollout needs.
-
-    Without start dates of its own, it forecasts from the first validation date.
-    """
+    """The `inference` section of a gen2 config with all that CREDIT's rollout needs."""
     section = copy.deepcopy(dict(config.get("inference") or {}))
     section.setdefault("mode", "none")
     if not section.get("save_forecast"):

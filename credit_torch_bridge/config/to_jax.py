@@ -28,11 +28,8 @@ _STRICT_TRAINER = ("parallelism", "scheduler", "fsdp", "fsdp2_mp_policy")
 
 
 def gen2_to_jax(editor: ConfigEditor) -> None:
-    """Edits a gen2 config so that credit_jax can train it; CREDIT's keys are kept.
-
-    Keys that neither reads are dropped: CREDIT ignores unknown keys, credit_jax
-    refuses them. What credit_jax does not support goes to `editor.problems`.
-    """
+    """Edits a gen2 config so that credit_jax can train it; CREDIT's keys are kept."""
+    # Keys that neither reads go: CREDIT ignores unknown ones, credit_jax refuses them.
     trainer_of_gen1(editor)
     # Drops physics inside the model, which gen2's training does not run.
     if active_physics(editor.get("model.post_conf")):
