@@ -48,6 +48,7 @@ from credit_jax.transforms.base import (
     Where,
     get_field,
 )
+from credit_jax.transforms.scaling import Scaling
 
 ChannelsOut = Shaped[Any, "batch channel_out ..."]
 
@@ -227,7 +228,22 @@ class Pipeline:
 
     def check(self, schema: TreeSchema) -> None:
         """Checks that blocks and their files fit the variables of the data."""
+        by_point: dict[tuple[str, str], tuple[str, bool]] = {}
         for block, previous in self.with_schemas(schema):
+            keys = {group.var_key for side in previous.values() for group in side}
+            if isinstance(block.transform, Scaling):
+                for key in filter(block.transform.changes, sorted(keys)):
+                    kind = block.path, block.transform.is_spatial(key)
+                    path = str(block.transform.scaler_path)
+                    first = by_point.setdefault((path, key), kind)
+                    if first[1] != kind[1]:
+                        raise ValueError(
+                            f"{block.path}: spatial_variables "
+                            f"{'has' if kind[1] else 'lacks'} {key}, which that of "
+                            f"{first[0]}, of the same file {path}, "
+                            f"{'lacks' if kind[1] else 'has'}; name it in both or in "
+                            "neither"
+                        )
             with errors_of(block.path):
                 block.transform.check(previous)
 

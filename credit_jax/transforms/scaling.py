@@ -464,7 +464,7 @@ class OfScalers(Transform):
         return self if equal else self.with_values(_scalers=located)
 
 
-class _Scaling(OfScalers, OfVariables):
+class Scaling(OfScalers, OfVariables):
     """Scales fields by the scalers of their entry, source and key.
 
     Attributes:
@@ -559,11 +559,11 @@ class AffineParams(StrictModel):
     """`scaler_params` of standard and minmax scalers.
 
     Attributes:
-        channels_last: whether a channel is a longitude, as it is by default in CREDIT,
-            or a level.
+        channels_last: whether a channel is a longitude, as it is by default in CREDIT
+            2026.2.0, or a level.
     """
 
-    channels_last: bool = True
+    channels_last: bool = False
 
 
 class QuantileParams(AffineParams):
@@ -588,7 +588,7 @@ class QuantileParams(AffineParams):
 
 
 @preblock("bridgescaler_transform")
-class ScalerPreblock(_Scaling, Fitted):  # type: ignore[misc]
+class ScalerPreblock(Scaling, Fitted):  # type: ignore[misc]
     """Applies fitted scalers to input and target.
 
     Attributes:
@@ -658,7 +658,7 @@ class ScalerPreblock(_Scaling, Fitted):  # type: ignore[misc]
 
 
 @postblock("bridgescaler_transform")
-class ScalerPostblock(OutputBlock, _Scaling):  # type: ignore[misc]
+class ScalerPostblock(OutputBlock, Scaling):  # type: ignore[misc]
     """Applies fitted scalers to what is predicted, by default backwards.
 
     Attributes:

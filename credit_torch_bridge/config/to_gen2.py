@@ -41,7 +41,8 @@ ONLY_WEIGHTS = {
     "wrf": f"{_X_ALONE} one needs the outer domain and the times, too",
 }
 # Models with blocks that CREDIT recomputes.
-_RECOMPUTED = ("crossformer", "crossformer-ensemble", "nextgen_wxformer", "wxformer")
+_COLUMN = "nextgen_wxformer", "wxformer_column"
+_RECOMPUTED = ("crossformer", "crossformer-ensemble", "wxformer", *_COLUMN)
 # Keys of credit_jax alone that change what a run computes, and their neutral values.
 _OURS = {
     "trainer.fp8": (False, "CREDIT has no float8: it computes these layers as others"),
@@ -230,7 +231,7 @@ def _model(editor: ConfigEditor) -> None:
                 f"before, {doubled} with this last one",
             )
     window = editor.get("model.local_window_size")
-    takes_list = editor.get("model.type") == "nextgen_wxformer"
+    takes_list = editor.get("model.type") in _COLUMN
     if isinstance(window, list) and window and not takes_list:
         if len(set(map(repr, window))) == 1:
             why = "CREDIT's model takes one number here"
@@ -404,6 +405,17 @@ def _cautions(editor: ConfigEditor) -> None:
                 (*block, "args", "preserve_amplitude"),
                 "CREDIT's gradient is NaN, and ends the training, in a batch where no "
                 "predicted wind exceeds speed_threshold",
+            )
+    for name in editor.keys("preblocks.per_step"):
+        block = ("preblocks", "per_step", name)
+        params = (*block, "args", "scaler_params", "channels_last")
+        if editor.get((*block, "type")) == "bridgescaler_transform" and (
+            editor.get((*block, "args", "scaler_type")) and not editor.has(params)
+        ):
+            editor.note(
+                params,
+                "CREDIT 2026.2.0 fits a scaler for each longitude without it; false is "
+                "one a level, as in credit_jax",
             )
     fsdp2 = editor.get("trainer.parallelism.data") == "fsdp2"
     policy = editor.get("trainer.fsdp2_mp_policy")

@@ -198,6 +198,18 @@ def test_scalers_of_other_variables(scalers, groups, args, text):
         chain(path, **args).check({"input": made, "target": made})
 
 
+def test_blocks_of_one_file_have_the_same_spatial_variables(scalers):
+    args = {"scaler_path": scalers("standard", per_point=(SP,)), "variables": [SP]}
+    kind = "bridgescaler_transform"
+    first = {"type": kind, "args": {**args, "spatial_variables": [SP]}}
+    groups = {"input": [group(SP, 1)], "target": [group(SP, 1)]}
+    preblocks(a=first, b=first, concat=CONCAT).check(groups)
+    pipeline = preblocks(a=first, b={"type": kind, "args": args}, concat=CONCAT)
+    text = rf"per_step.b: spatial_variables lacks {SP}, which that of \S+per_step.a"
+    with pytest.raises(ValueError, match=text):
+        pipeline.check(groups)
+
+
 def test_scalers_of_another_grid(scalers):
     path = scalers("standard", per_point=(SP,))
     block = chain(path, variables=[SP], spatial_variables=[SP])

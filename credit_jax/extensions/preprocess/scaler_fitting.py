@@ -377,10 +377,9 @@ def _fit_blocks(
                 f"note: {path} is there without the other file of the pair: both are "
                 "fitted anew, and it is moved to a name with the time"
             )
-        # Channels that are longitudes are CREDIT's default.
         notes = [
-            f"{path}: one scaler for each longitude, as in CREDIT; for one a level "
-            "write scaler_params: {channels_last: false}"
+            f"{path}: one scaler for each longitude; without channels_last: true it is "
+            "one a level"
             for path, fit in plan.fits.items()
             if isinstance(fit, ScalerPreblock) and fit.params.channels_last
         ]

@@ -95,9 +95,7 @@ class Residual(nnx.Module):
 
 
 class PixelShuffleBlock(Residual):
-    """Convolution, pixel shuffle to twice the grid, sharpening, two residual layers."""
-
-    scale = 2
+    """Convolution, pixel shuffle to a finer grid, sharpening, two residual layers."""
 
     def __init__(
         self,
@@ -105,10 +103,12 @@ class PixelShuffleBlock(Residual):
         channel_out: int,
         num_groups: int,
         *,
+        scale: int = 2,
         smooth: bool = True,
         sharp_spectral_norm: bool = True,
     ) -> None:
         super().__init__(channel_out, num_groups)
+        self.scale = scale
         self.conv = _shuffled_conv(channel_in, channel_out, self.scale, smooth)
         self.sharp = Conv(
             channel_out,
@@ -130,11 +130,10 @@ class PixelShuffleBlock(Residual):
 class PixelShuffleHead(nnx.Module):
     """Final upsampling: convolution, pixel shuffle, convolution to the output."""
 
-    scale = 2
-
     def __init__(
-        self, channel_in: int, channel_out: int, *, smooth: bool = True
+        self, channel_in: int, channel_out: int, *, scale: int = 2, smooth: bool = True
     ) -> None:
+        self.scale = scale
         self.conv = _shuffled_conv(channel_in, channel_out, self.scale, smooth)
         self.out = Conv(channel_out, channel_out, 3, padding=1)
 

@@ -1,4 +1,4 @@
-"""CREDIT's `nextgen_wxformer` (models/wxformer/wxformer_next.py).
+"""CREDIT's `nextgen_wxformer` (models/wxformer/wxformer_next.py), or `wxformer_column`.
 
 The encoder and decoder of WXFormer, with attention over levels before the encoder,
 global mixing through a few nodes between encoder and decoder, and the last input frame
@@ -159,6 +159,8 @@ class NextGenWXFormerConfig(VariableKeys, StagesConfig):
     """Constructor keys of CREDIT's NextGenWXFormer, with its defaults.
 
     Attributes:
+        type: "nextgen_wxformer", or its new name in CREDIT's pull request 478,
+            "wxformer_column", whose decoder has the strides of the encoder.
         col_attn_heads: number of heads of the attention over levels.
         col_attn_stride: number of rows and of columns over which its input is pooled.
         decoder_col_attn: whether there is another one after the decoder.
@@ -189,11 +191,18 @@ class NextGenWXFormerConfig(VariableKeys, StagesConfig):
     )
     output_frames: ClassVar[int] = 1
 
-    type: Literal["nextgen_wxformer"] = "nextgen_wxformer"
+    type: Literal["nextgen_wxformer", "wxformer_column"] = "nextgen_wxformer"
     col_attn_heads: PositiveInt = 4
     col_attn_stride: PositiveInt = 1
     decoder_col_attn: bool = False
     num_spectral_nodes: PositiveInt = 64
+
+    @property
+    def up_scales(self) -> tuple[int, ...]:
+        """Factors between the grids of the decoder, before its interpolation."""
+        if self.type == "nextgen_wxformer":
+            return (2,) * 4
+        return self.cross_embed_strides[::-1]
 
     def without_effect(self) -> dict[str, str]:
         """Returns a note on output-only channels to which others are added."""
@@ -322,8 +331,13 @@ class NextGenWXFormer(nnx.Module):
         self.nodes = SpectralNodes(
             config.dim[3], grid.height, grid.width, config.num_spectral_nodes
         )
-        self.up_blocks, width = decoder_blocks(config, PixelShuffleBlock)
-        self.head = PixelShuffleHead(width, config.output_channels, smooth=False)
+        scales = iter(config.up_scales)
+        self.up_blocks, width = decoder_blocks(
+            config, lambda *sizes: PixelShuffleBlock(*sizes, scale=next(scales))
+        )
+        self.head = PixelShuffleHead(
+            width, config.output_channels, scale=next(scales), smooth=False
+        )
         if config.decoder_col_attn:
             self.output_levels = LevelAttention(*levels)
 

@@ -24,6 +24,7 @@ from credit_jax.extensions.preprocess.command import main
 from credit_jax.extensions.preprocess.scaler_fitting import fit_scalers
 from credit_jax.named_fields import read_scalers
 from credit_jax.transforms import Normalizer, build_pipeline
+from credit_jax.transforms.scaling import num_channels
 from credit_torch_bridge.compare.jax_side import import_torchvision
 from tests.data.credit_batches import credit_loader
 from tests.data.damaged import rewrite
@@ -224,10 +225,16 @@ def test_interrupted(world, tmp_path, monkeypatch, capsys):
 
 
 def test_the_command(world, tmp_path, capsys):
-    blocks = {"scale": scaler(tmp_path / "s.json", params=None)}
+    blocks = {
+        "scale": scaler(
+            tmp_path / "s.json", params={"channels_last": True}, variables=[SP]
+        ),
+        "level": scaler(tmp_path / "l.json", params=None, variables=[T]),
+    }
     assert main(written(world, blocks, tmp_path, "--threads", "1")) == OK
     shown = capsys.readouterr().out
-    assert "one scaler for each longitude, as in CREDIT" in shown
+    assert shown.count("one scaler for each longitude") == 1
+    assert num_channels(read_scalers(tmp_path / "l.json")["input"]["ERA5"][T]) == 2
     assert "32/32" in shown
     assert main(written(world, blocks, tmp_path)) == USER_ERROR
     assert "nothing to fit" in capsys.readouterr().err
