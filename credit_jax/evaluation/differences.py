@@ -22,18 +22,7 @@ MIN_STARTS = 5
 def paired_differences(
     first: Sequence[ScoreSums], second: Sequence[ScoreSums]
 ) -> dict[str, dict[str, Float[np.ndarray, "lead channel region"]]]:
-    """Returns differences of scores, first less second, and their intervals.
-
-    A score is a ratio of sums over start dates, S / W, or its root; its error is in
-    first order the mean of (S_t - S / W W_t) / W over start dates t, of which the two
-    forecasts are subtracted: what both have in common cancels.
-
-    Args:
-        first, second: sums of each start date, in the order of the dates.
-
-    Returns:
-        Metric -> system -> values, see `evaluation.scores`.
-    """
+    """Metric -> system -> differences of scores, first less second; their intervals."""
     metrics, weight = {}, f"{FORECAST}/weight"
     pairs = [  # start dates may have no observation
         (one, two)
@@ -50,6 +39,9 @@ def paired_differences(
             )
             with np.errstate(divide="ignore", invalid="ignore"):
                 score = values.sum(0) / weights.sum(0)
+                # Of a ratio of sums S / W over start dates t, to first order: the mean
+                # of (S_t - S / W W_t) / W. What both forecasts have in common cancels
+                # below.
                 error = (values - score * weights) / weights.mean(0)
                 if name == "rmse":
                     score = np.sqrt(score)
@@ -62,17 +54,7 @@ def paired_differences(
 
 
 def half_width(values: Float[np.ndarray, ...]) -> Float[np.ndarray, ...]:
-    """Half of the width of the 95 % interval of a mean of serially correlated values.
-
-    The variance is inflated by the effective sample size of a first-order
-    autoregression (Zwiers and von Storch 1995), whose correlation of consecutive values
-    is corrected for its bias (Kendall 1954), and a quantile of Student's t is taken.
-    In made series of 60 values and more it holds in 93 to 96 % for correlations to 0.7.
-    NaN for fewer than `MIN_STARTS`.
-
-    Args:
-        values: (start, ...) in the order of time.
-    """
+    """Half the width of the 95 % interval of a mean of serially correlated values."""
     count = len(values)
     if count < MIN_STARTS:
         return np.full(values.shape[1:], np.nan)
@@ -80,9 +62,13 @@ def half_width(values: Float[np.ndarray, ...]) -> Float[np.ndarray, ...]:
     squares = (errors**2).sum(0)
     with np.errstate(divide="ignore", invalid="ignore"):
         correlation = (errors[1:] * errors[:-1]).sum(0) / squares
+        # Corrected for its bias (Kendall 1954).
         correlation = np.clip((count * correlation + 1) / (count - 4), 0.0, 0.95)
         effective = np.full(squares.shape, float(count))
         lags = np.arange(1, count).reshape(-1, *[1] * squares.ndim)
+        # The effective size of a first-order autoregression (Zwiers and von Storch
+        # 1995). In made series of 60 values and more the interval holds in 93 to 96 %
+        # for correlations to 0.7.
         effective = count / (1 + 2 * ((1 - lags / count) * correlation**lags).sum(0))
         effective = np.clip(effective, 2.0, count)
         # The mean of the values themselves is subtracted, too.
@@ -94,11 +80,7 @@ def half_width(values: Float[np.ndarray, ...]) -> Float[np.ndarray, ...]:
 def in_common(
     first: ForecastFiles, second: ForecastFiles
 ) -> tuple[ForecastFiles, ForecastFiles, list[str]]:
-    """Restricts forecasts to the start dates and lead times that both have.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """Restricts forecasts to the start dates and lead times that both have."""
     starts = np.intersect1d(first.starts, second.starts)
     leads = np.intersect1d(first.leads, second.leads)
     if not (len(starts) and len(leads)):

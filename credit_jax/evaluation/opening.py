@@ -133,11 +133,7 @@ TABLES = (".csv", ".psv", ".parquet")
 
 
 def observation_files(truth: str | None) -> list[str]:
-    """The files of observations that a truth names; none if it is on a grid.
-
-    Args:
-        truth: a table, a NetCDF file of variables with one dim, or a folder of such.
-    """
+    """The files of observations that a table, NetCDF file or folder names, or none."""
     if truth is None or "://" in truth:
         return []
     path = Path(os.path.expandvars(truth)).expanduser()

@@ -278,10 +278,7 @@ def score_table(scores: xr.Dataset) -> Table:
 
 
 def difference_table(scores: xr.Dataset) -> Table:
-    """Differences of the global RMSE to that of another forecast, with intervals.
-
-    Green where the forecast is better and the interval excludes 0, red where worse.
-    """
+    """Differences of the global RMSE to that of another forecast, with intervals."""
     place = {SYSTEM: FORECAST, REGION: "global"}
     differences, intervals = (
         scores[f"rmse_{kind}"].sel(place) for kind in ("difference", "interval")
@@ -303,6 +300,7 @@ def difference_table(scores: xr.Dataset) -> Table:
                 float(x.sel({CHANNEL: channel})[lead]) for x in (differences, intervals)
             )
             text = f"{one:+.3g} ± {half:.2g}"
+            # Where the interval excludes 0.
             look = "green" if one + half < 0 else "red" if one - half > 0 else ""
             cells.append(f"[{look}]{text}[/]" if look else text)
         table.add_row(Text(printable(str(channel))), *cells)

@@ -124,11 +124,7 @@ class ScoreDims:
         attributes: Mapping[str, Any] | None = None,
         differences: Mapping[str, Mapping[str, np.ndarray]] | None = None,
     ) -> xr.Dataset:
-        """The data set of `evaluation.scores`, of sums over all start dates.
-
-        Args:
-            differences: those of `evaluation.differences`.
-        """
+        """The data set of `evaluation.scores`, of sums over all start dates."""
         with np.errstate(divide="ignore", invalid="ignore"):
             metrics: dict[str, Mapping[str, np.ndarray]] = {
                 **_metrics(sums.arrays, self.num_members, len(sums.starts)),

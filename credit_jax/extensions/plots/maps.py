@@ -217,11 +217,7 @@ def station_figure(
     title: str,
     units: str = "",
 ) -> Any:
-    """Returns a figure of maps of stations, beside each other; see `MapFigure`.
-
-    Args:
-        values: title of a map -> values, whose colors diverge if they have both signs.
-    """
+    """Returns a figure of maps of stations by title, side by side; see `MapFigure`."""
     from matplotlib.collections import LineCollection
 
     # From the widest gap between stations on.

@@ -49,14 +49,7 @@ _MISSING = -999.0  # and all below, such as -9999
 def observations_of(
     table: pd.DataFrame, variables: Collection[str], failed: Counter[str]
 ) -> pd.DataFrame:
-    """A table as `read_observations` has it, of any of the layouts.
-
-    Args:
-        table: columns of a file; those of observations stay as they are.
-        variables: names of the variables of the forecast, into which those of the
-            archives are translated.
-        failed: counts the values of each network that failed its quality control.
-    """
+    """A table as `read_observations` has it, of any of the layouts."""
     raw = table.rename(columns=lambda name: str(name).strip().lower())
     if {"variable", "value"} <= {*raw}:
         return table
@@ -96,6 +89,7 @@ def observations_of(
         if code in raw:
             texts = raw[code].where(raw[code].notna(), "").astype(str).str.strip()
         passed = texts.str.removesuffix(".0").isin(_PASSED)
+        # Values that failed the quality control of a network.
         failed[network] += int((numbers.notna() & ~passed).sum())
         values[column] = numbers.where(passed)
     observed = {columns[k][0]: (v, columns[k][1]) for k, v in values.items()}

@@ -57,23 +57,15 @@ MAX_MAPS = 12
 
 @dataclass(frozen=True, eq=False)
 class StationScores:
-    """Sums over observations.
+    """Sums over observations."""
 
-    Attributes:
-        sums: those of each start date, by region and network.
-        dims: their dims; regions, then networks.
-        stations: (station,) station, network, latitude, longitude, elevation.
-        of_stations: sums over all start dates, by station.
-        attributes: more attributes of the scores.
-        notes: what is left out or changed, a line each, with counts.
-    """
-
-    sums: list[ScoreSums]
+    sums: list[ScoreSums]  # of each start date, by region, then network
     dims: ScoreDims
+    # (station,) station, network, latitude, longitude, elevation.
     stations: pd.DataFrame
-    of_stations: Mapping[str, np.ndarray]
+    of_stations: Mapping[str, np.ndarray]  # over all start dates, by station
     attributes: Mapping[str, Any]
-    notes: Sequence[str]
+    notes: Sequence[str]  # what is left out or changed, with counts
 
     def write(self, folder: Path) -> list[tuple[str, bytes]]:
         """Writes the scores of each station, and returns maps with their captions."""
@@ -115,21 +107,7 @@ def score_stations(
     num_members: int | None = None,
     height: str | None = None,
 ) -> StationScores:
-    """Compares forecasts with observations.
-
-    Args:
-        paths: files of observations, see `read_observations`; GHCN-hourly; NNJA.
-        files: the forecasts.
-        regions: those of the scores; networks follow.
-        variables: names; by default all that are observed.
-        num_members: number of first members; by default all.
-        height: file with the height (m) or the geopotential of the surface of the
-            forecasts: temperatures without levels are brought to the elevation of the
-            stations by a lapse rate of 6.5 K/km.
-
-    Raises:
-        ValueError: the grid is curvilinear, units differ, or no observation is left.
-    """
+    """Compares forecasts with observations (`read_observations`, GHCN-hourly, NNJA)."""
     fields = files.grid.table
     if fields.latitude.ndim != 1:
         raise ValueError(
@@ -170,6 +148,7 @@ def score_stations(
     channels, channel = _channels_of(table, chosen)
     correction, text = np.zeros(len(table)), ""
     if height is not None:
+        # To the elevation of stations, by a lapse rate of 6.5 K/km.
         correction, text = _correction(table, height, fields, chosen)
         notes.append(text)
         if unknown := int(np.isnan(correction).sum()):
