@@ -345,6 +345,20 @@ NEXTGEN = {
         ),
         "keys | float32_xla float64 training domain3 2x2x2_float64",
     ),
+    # strides of 4 and 1 in encoder and decoder, of CREDIT's pull request 478
+    "column": Case(
+        section(
+            _NEXT,
+            type="wxformer_column",
+            grid=(49, 48),
+            output_only_channels=0,
+            depth=[1, 0, 0, 0],
+            local_window_size=3,
+            global_window_size=[2, 2, 2, 1],
+            cross_embed_strides=[4, 2, 1, 2],
+        ),
+        "| domain3",
+    ),
     # stages of 22, 11, 5 and 2 rows: interpolation between the blocks of the decoder;
     # diagnostics that start at 0
     "odd": Case(

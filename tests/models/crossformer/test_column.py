@@ -4,26 +4,12 @@ import pytest
 
 from credit_jax.models.registry import build
 from credit_torch_bridge.compare.jax_side import import_credit
-from tests.models.cases import BASE, section
-from tests.models.mesh_parity import assert_equals_one_device
+from tests.models.cases import CASES
 from tests.models.parity import assert_equals_credit
 from tests.state_dict.round_trip import assert_round_trip
 
 OLD = "nextgen_wxformer"
-# Strides of 4 and 1, and rows that the stages do not divide.
-BLOCK = section(
-    {k: v for k, v in BASE.items() if k not in ("interp", "padding_conf")},
-    type="wxformer_column",
-    channels=4,
-    col_attn_heads=2,
-    num_spectral_nodes=5,
-    output_only_channels=0,
-    grid=(49, 48),
-    local_window_size=3,
-    global_window_size=[2, 2, 2, 1],
-    depth=[1, 0, 0, 0],
-    cross_embed_strides=[4, 2, 1, 2],
-)
+BLOCK = CASES["nextgen column"].block
 
 
 @pytest.fixture
@@ -54,11 +40,6 @@ def column(credit, torch, monkeypatch):
 def test_equals_credit(credit):
     assert_equals_credit(credit, BLOCK, "wxformer_column")
     assert_round_trip(credit, BLOCK)
-
-
-@pytest.mark.slow
-def test_equals_one_device():
-    assert_equals_one_device(BLOCK, "domain3", "wxformer_column", remat="full")
 
 
 def test_equal_strides_are_those_of_the_former_name():
