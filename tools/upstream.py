@@ -1,15 +1,22 @@
-"""What a checkout of CREDIT has and credit_jax lacks: python tools/upstream.py CHECKOUT
+"""What a checkout of CREDIT has and credit_jax lacks: python -m tools.upstream CHECKOUT
 
 CHECKOUT is the folder that has the package `credit`, of the repository or of an
 installation. Its sources are parsed, not imported. The list has registry names,
-arguments of what they name, keys of the config, and commands; docs/upstream.md has it.
+arguments of what they name and their defaults, keys of the config, and commands;
+docs/upstream.md has it. With --branches CHECKOUT is a repository or its git directory,
+and the list has what each branch and pull request adds to HEAD.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import io
+import json
 import re
+import subprocess
+import tarfile
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -98,6 +105,7 @@ def report(checkout: Path) -> list[str]:
     sections = {
         "Registry names": [*_names(root)],
         "Arguments": [*_arguments(root)],
+        "Defaults": [*_defaults(root)],
         "Keys of the config": [*_keys(root)],
         "Commands": [*_commands(root)],
     }
@@ -105,6 +113,35 @@ def report(checkout: Path) -> list[str]:
     for title, entries in sections.items():
         lines += [f"### {title}", "", *(entries or ["None."]), ""]
     return lines[:-1]
+
+
+def branches(repository: Path) -> Iterator[str]:
+    """Yields what each branch of a repository of CREDIT adds to its HEAD, by line."""
+
+    def git(*words: str) -> bytes:
+        command = ["git", "-C", str(repository), *words]
+        return subprocess.run(command, capture_output=True, check=True).stdout
+
+    def lines(ref: str) -> list[str]:
+        with tempfile.TemporaryDirectory() as folder:
+            content = io.BytesIO(git("archive", ref, "credit"))
+            with tarfile.open(fileobj=content) as archive:
+                archive.extractall(folder, filter="data")
+            return [x for x in report(Path(folder)) if x.startswith("- ")]
+
+    head = set(lines("HEAD"))
+    refs = git("for-each-ref", "--no-merged=HEAD", "--format=%(refname)").decode()
+    for ref in refs.split():
+        if ref.startswith("refs/tags/") or ref.endswith("/merge"):
+            continue
+        try:
+            new = [line for line in lines(ref) if line not in head]
+        except (subprocess.CalledProcessError, ValueError, OSError):
+            # Of a version before the registries, or not all there.
+            yield f"- {ref}: cannot be compared"
+            continue
+        if new:
+            yield from (f"- {ref}:", *(f"  {line}" for line in new))
 
 
 def _names(root: Path) -> Iterator[str]:
@@ -124,13 +161,42 @@ def _arguments(root: Path) -> Iterator[str]:
             settings = ours.get(name)
             if settings is None or not isinstance(entry, tuple):
                 continue
-            unknown = [
-                key
-                for key in _parameters(root.parent, entry[0], entry[1])
-                if key not in _known(settings)
-            ]
+            parameters = _parameters(root.parent, entry[0], entry[1])
+            unknown = [key for key in parameters if key not in _known(settings)]
             if unknown:
                 yield f"- {kind} `{name}`: {_listed(unknown)}"
+
+
+def _defaults(root: Path) -> Iterator[str]:
+    """The defaults that are not ours, of arguments that both have."""
+    for module, (registry, kind, ours) in REGISTRIES.items():
+        if kind not in _WITH_ARGUMENTS:
+            continue
+        for name, entry in _registry(root / module, registry).items():
+            settings = ours.get(name)
+            if settings is None or not isinstance(entry, tuple):
+                continue
+            for key, node in _parameters(root.parent, entry[0], entry[1]).items():
+                field = settings.model_fields.get(key)
+                if field is None or node is None or field.is_required():
+                    continue
+                try:
+                    theirs = ast.literal_eval(node)
+                except ValueError:
+                    continue
+                default = field.get_default(call_default_factory=True)
+                # None is filled by the constructor; a section has its own defaults.
+                if theirs is None or isinstance(default, StrictModel):
+                    continue
+                if not theirs and not default:
+                    continue
+                each = (
+                    json.dumps([theirs] * len(default))
+                    if (isinstance(default, tuple) and isinstance(theirs, int))
+                    else json.dumps(theirs)
+                )
+                if each != json.dumps(default):
+                    yield f"- {kind} `{name}`: `{key}` is {theirs}, here {default}"
 
 
 def _keys(root: Path) -> Iterator[str]:
@@ -210,15 +276,20 @@ def _parse(path: Path) -> ast.Module:
         return ast.parse(path.read_text())
 
 
-def _parameters(checkout: Path, module: str, cls: str) -> Iterator[str]:
-    """Names of the arguments of a class's constructor, without self and **kwargs."""
+def _parameters(checkout: Path, module: str, cls: str) -> dict[str, ast.expr | None]:
+    """Arguments of a class's constructor and their defaults, None where it has none."""
     path = checkout / (module.replace(".", "/") + ".py")
     for node in ast.walk(_parse(path)) if path.is_file() else ():
         if isinstance(node, ast.ClassDef) and node.name == cls:
             for member in node.body:
                 if isinstance(member, ast.FunctionDef) and member.name == "__init__":
-                    every = [*member.args.args[1:], *member.args.kwonlyargs]
-                    yield from (each.arg for each in every)
+                    args = member.args
+                    names = [each.arg for each in args.args[1:]]
+                    lacking = [None] * (len(names) - len(args.defaults))
+                    both = zip(names, [*lacking, *args.defaults], strict=True)
+                    more = zip(args.kwonlyargs, args.kw_defaults, strict=True)
+                    return {**dict(both), **{each.arg: x for each, x in more}}
+    return {}
 
 
 def _known(section: type[StrictModel]) -> set[str]:
@@ -235,9 +306,12 @@ def main() -> None:
     """Prints the list."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkout", type=Path, metavar="CHECKOUT")
+    parser.add_argument("--branches", action="store_true")
+    options = parser.parse_args()
     try:
-        lines = report(parser.parse_args().checkout)
-    except ValueError as error:
+        compared = branches if options.branches else report
+        lines = [*compared(options.checkout)]
+    except (ValueError, subprocess.CalledProcessError) as error:
         parser.error(str(error))
     print("\n".join(lines))
 

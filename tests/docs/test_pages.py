@@ -668,6 +668,15 @@ def test_what_a_newer_version_adds(tmp_path):
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
 
+    def git(*words):
+        person = "-c", "user.name=a", "-c", "user.email=a@b.c"
+        subprocess.run(["git", "-C", str(tmp_path), *person, *words], check=True)
+
+    git("init", "-q", "-b", "main")
+    git("add", "credit")
+    git("commit", "-q", "-m", "first")
+    git("switch", "-q", "-c", "newer")
+
     def change(name, old, new):
         path = tmp_path / "credit" / name
         text = path.read_text()
@@ -677,6 +686,7 @@ def test_what_a_newer_version_adds(tmp_path):
     first = "_MODEL_REGISTRY = {\n"
     change("models/__init__.py", first, first + '    "newest": ("a.b", "C", "d"),\n')
     change("postblock/square.py", "def __init__(self, ", "def __init__(self, newkey, ")
+    change("models/unet_diffusion.py", "frames: int = 2", "frames: int = 3")
     text = "\n\ndef new(conf):\n    return conf['trainer'].get('new_key')\n"
     path = tmp_path / "credit/trainers/utils.py"
     path.write_text(path.read_text() + text)
@@ -686,9 +696,15 @@ def test_what_a_newer_version_adds(tmp_path):
     assert lines == {
         "- model: `newest`",
         "- postblock `square_transform`: `newkey`",
+        "- model `unet-diffusion`: `frames` is 3, here 1",
         "- `trainer`: `new_key`",
         "- `fly`, `ask`",
     }
+    git("commit", "-q", "-a", "-m", "second")
+    git("switch", "-q", "main")
+    first, *added = upstream.branches(tmp_path)
+    assert first == "- refs/heads/newer:"
+    assert {line.removeprefix("  ") for line in added} == lines
 
 
 def test_no_checkout(tmp_path, monkeypatch, capsys):
