@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 # Largest distance of Gaussian latitudes from those of a grid, in rows.
-_SAME = 0.05
+_NEAR = 0.05
 
 
 def legendre_functions(
@@ -66,7 +66,7 @@ def quadrature(
     nodes, weights = np.polynomial.legendre.leggauss(rows)
     order = np.argsort(sine)
     distance = np.abs(np.rad2deg(np.arcsin(nodes)) - np.asarray(latitude)[order])
-    if distance.max() < _SAME * 180 / rows:
+    if distance.max() < _NEAR * 180 / rows:
         by_row = np.empty(rows)
         by_row[order] = weights / 2
         return by_row, rows - 1

@@ -29,7 +29,7 @@ from credit_jax.physics.arrays import (
     num_rows,
 )
 
-Whole = Float[Any, "batch level time lat lon"]
+AllRows = Float[Any, "batch level time lat lon"]
 # (order, row, row): what becomes of the rows of each zonal wavenumber.
 Matrices = Float[np.ndarray, "order rows rows"]
 
@@ -42,7 +42,7 @@ STRENGTH_OF_WINDS = 2e16  # m^4, of a step
 SMALLEST_GRID = (2 * _POLAR_ROWS + 1, 2)
 
 
-def filter_scalar(x: Whole, steps: int, strength: float) -> Whole:
+def filter_scalar(x: AllRows, steps: int, strength: float) -> AllRows:
     """Repeats `x + strength ramp laplacian(x)`, `steps` times; strength is in m^2."""
     rows, columns = x.shape[-2:]
     waves = _of_rows(x)
@@ -50,7 +50,7 @@ def filter_scalar(x: Whole, steps: int, strength: float) -> Whole:
     return _to_field(waves, x)
 
 
-def filter_wind(u: Whole, v: Whole, steps: int) -> tuple[Whole, Whole]:
+def filter_wind(u: AllRows, v: AllRows, steps: int) -> tuple[AllRows, AllRows]:
     """Filters the divergence of a wind, `steps` times."""
     rows, columns = u.shape[-2:]
     xp = namespace(u, v)
@@ -60,7 +60,7 @@ def filter_wind(u: Whole, v: Whole, steps: int) -> tuple[Whole, Whole]:
     return _to_field(-1j * both[:, :rows], u), _to_field(both[:, rows:], v)
 
 
-def _of_rows(x: Whole) -> Any:
+def _of_rows(x: AllRows) -> Any:
     """Zonal waves (order, row, ...) without those that are too short near the poles."""
     xp = namespace(x)
     waves = xp.moveaxis(xp.fft.rfft(x, axis=-1, norm="forward"), (-1, -2), (0, 1))
@@ -96,7 +96,7 @@ def _applied(matrices: Matrices, waves: Any) -> Any:
     return xp.concatenate([(real + 1j * imaginary).reshape(shape), waves[count:]])
 
 
-def _to_field(waves: Any, like: Whole) -> Whole:
+def _to_field(waves: Any, like: AllRows) -> AllRows:
     """The field of zonal waves (order, row, ...)."""
     xp = namespace(waves)
     waves = xp.moveaxis(waves, (0, 1), (-1, -2))

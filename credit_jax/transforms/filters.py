@@ -91,12 +91,12 @@ class LaplaceFilter(OutputBlock):
         fixed: dict[str, Any] = {}
         for wind in self.winds:
             keys = wind.u, wind.v
-            parts = [self._whole(tree, key, context) for key in keys]
+            parts = [self._all_rows(tree, key, context) for key in keys]
             both = filter_wind(parts[0], parts[1], wind.steps)
             fixed |= dict(zip(keys, both, strict=True))
         for group in self.scalars:
             for key in group.variables:
-                full = self._whole(tree, key, context)
+                full = self._all_rows(tree, key, context)
                 fixed[key] = filter_scalar(full, group.steps, group.strength)
         if context is not None:
             for key, field in fixed.items():
@@ -105,7 +105,7 @@ class LaplaceFilter(OutputBlock):
                 fixed[key] = xp.moveaxis(rows, 0, -2)
         return with_fields(tree, self.key, fixed)
 
-    def _whole(self, tree: FieldTree, key: str, context: StepContext) -> Any:
+    def _all_rows(self, tree: FieldTree, key: str, context: StepContext) -> Any:
         field = all_rows(get_field(tree, self.key, key), context)
         shape, least = field.shape[-2:], SMALLEST_GRID
         if shape[0] < least[0] or shape[1] < least[1]:

@@ -130,7 +130,7 @@ class _Root(_Elementwise):
         return y * y
 
 
-class _Before(_Elementwise, InputBlock):
+class _Preblock(_Elementwise, InputBlock):
     """An elementwise preblock."""
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class _Before(_Elementwise, InputBlock):
         return map_fields(tree, self.applying(self.undone), self.data_types)
 
 
-class _After(_Elementwise, OutputBlock):
+class _Postblock(_Elementwise, OutputBlock):
     """A postblock that undoes an elementwise preblock."""
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
@@ -150,26 +150,26 @@ class _After(_Elementwise, OutputBlock):
 
 
 @preblock("log_transform")
-class LogTransform(_Log, _Before):
+class LogTransform(_Log, _Preblock):
     """`log_base(x + eps) - log_base(eps)` of selected variables."""
 
     undone_by: ClassVar = "exp_transform"
 
 
 @preblock("sqrt_transform")
-class SqrtTransform(_Root, _Before):
+class SqrtTransform(_Root, _Preblock):
     """Square root of selected variables."""
 
     undone_by: ClassVar = "square_transform"
 
 
 @postblock("exp_transform")
-class ExpTransform(_Log, _After):
+class ExpTransform(_Log, _Postblock):
     """Undoes `log_transform`, with its `eps` and `base`."""
 
 
 @postblock("square_transform")
-class SquareTransform(_Root, _After):
+class SquareTransform(_Root, _Postblock):
     """Undoes `sqrt_transform`."""
 
 
@@ -188,7 +188,7 @@ class FillRule(StrictModel):
 
 
 @preblock("fill_values")
-class FillValues(_Before):
+class FillValues(_Preblock):
     """Replaces values that match a rule by a constant.
 
     Attributes:

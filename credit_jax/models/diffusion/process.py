@@ -130,10 +130,6 @@ class DiffusionConfig(StrictModel):
             raise ValueError("; and ".join(problems))
         return self
 
-    def process(self, output: FieldSpec) -> Process:
-        """Builds the process for targets with the spec `output`."""
-        return Process(self, output)
-
 
 class DiffusionKeys(ModelConfig):
     """Keys of a model whose network removes noise from a target.
@@ -153,7 +149,7 @@ class DiffusionKeys(ModelConfig):
     @property
     def process(self) -> Process:  # type: ignore[override]
         """See `ModelConfig.process`."""
-        return self.diffusion.process(self.output)
+        return Process(self.diffusion, self.output)
 
     @property
     def network_inputs(self) -> Mapping[str, InputSpec]:

@@ -274,7 +274,7 @@ class SwinBlock(nnx.Module):
         shift: IntPair,
         *,
         norm_scale: float = 1.0,
-        drop_path: float | tuple[float, ...] = 0.0,
+        drop_path: tuple[float, ...] = (),
     ) -> None:
         self.shift, self.drop_path = shift, drop_path
         channels = attention.channels
@@ -294,10 +294,8 @@ class SwinBlock(nnx.Module):
         return roll_field(field, (rows, columns), out=layout)
 
     def _add(self, field: Field, x: jax.Array, context: Context, branch: int) -> Field:
-        rates = self.drop_path if isinstance(self.drop_path, tuple) else None
-        if context.key is not None and (any(rates) if rates else self.drop_path):
-            rate = jnp.asarray(rates or self.drop_path)
-            rate = rate[context.block] if rates else rate
+        if context.key is not None and any(self.drop_path):
+            rate = jnp.asarray(self.drop_path)[context.block]
             samples = context.samples(x.shape[0])
             x = drop_path(x, context.key, samples, rate, branch=branch)
         return field.like(field.data + x)

@@ -326,7 +326,7 @@ def _block(config: UTransformerConfig, channels: int) -> SwinBlock:
     rows, columns = (
         0 if size == window else window // 2 for size in config.padded_tokens
     )
-    hidden, drop_path = EXPANSION * channels, config.drop_path
+    hidden, drop_path = EXPANSION * channels, (config.drop_path,) * config.depth
     return SwinBlock(attention, hidden, (rows, columns), drop_path=drop_path)
 
 

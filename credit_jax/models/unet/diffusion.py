@@ -117,8 +117,8 @@ class ResidualBlock(nnx.Module):
         self.norm_1 = RMSNorm(channel_out)
         self.conv_2 = conv(channel_out, channel_out, 3)
         self.norm_2 = RMSNorm(channel_out)
-        same = channel_in == channel_out
-        self.skip = None if same else conv(channel_in, channel_out, 1)
+        changes = channel_in != channel_out
+        self.skip = conv(channel_in, channel_out, 1) if changes else None
 
     def __call__(
         self, field: Field, other: Field | None, time: Vector, context: Context

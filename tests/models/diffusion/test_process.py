@@ -13,7 +13,12 @@ import numpy as np
 import pytest
 
 from credit_jax.models.common.config import FieldSpec
-from credit_jax.models.diffusion.process import SCHEDULES, DiffusionConfig, ddim_times
+from credit_jax.models.diffusion.process import (
+    SCHEDULES,
+    DiffusionConfig,
+    Process,
+    ddim_times,
+)
 from credit_jax.named_fields import FieldContext
 from credit_jax.nn.context import Context, Noise
 from credit_jax.parallel.mesh.device_mesh import MeshAxes
@@ -53,7 +58,7 @@ def _network(x_cond: np.ndarray) -> Any:
 
 def _process(**keys: Any) -> tuple[dict[str, Any], Any]:
     keys = {"image_size": [5, 4], **keys}
-    return keys, DiffusionConfig(**keys).process(OUTPUT)
+    return keys, Process(DiffusionConfig(**keys), OUTPUT)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
