@@ -1,7 +1,9 @@
 """Scores at stations: beside xarray and pandas, files of archives, bad input."""
 
+import tomllib
 from collections import Counter
 from functools import partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,8 @@ from credit_jax.extensions.stations.score import score_stations
 from tests.support.code_blocks import code_blocks
 
 HOUR = np.timedelta64(1, "h")
-PAGE = Path(__file__).parents[3] / "docs/stations.md"
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs/stations.md"
 STARTS = pd.date_range("2001-12-30", periods=6, freq="12h")
 GLOBE = np.linspace(85, -85, 18), np.arange(0, 360, 20.0)
 # Latitudes and longitudes of forecasts, members, a range of longitudes of stations.
@@ -45,6 +48,19 @@ GRIDS = {
         (-30, 30),
     ),
 }
+
+
+@pytest.fixture(autouse=True)
+def entry_points(monkeypatch):
+    """Those of pyproject.toml, also where the checkout was installed earlier."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    def extensions(kind):
+        group = f"credit_jax.extension.{kind}"
+        points = project["entry-points"][group].items()
+        return {name: EntryPoint(name, value, group) for name, value in points}
+
+    monkeypatch.setattr("credit_jax.cli.score.extensions", extensions)
 
 
 def make_forecast(latitude, longitude, num_members, seed=0):
