@@ -67,6 +67,7 @@ def explicit_padding(
             "a strided convolution give a pair (low, high) for each spatial dim"
         )
     totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+    # The output has the size of the input; an odd zero goes to the end, as in torch.
     return tuple((total // 2, total - total // 2) for total in totals)
 
 
