@@ -149,12 +149,7 @@ def wrap(
 class Function:
     """A function and its tree of parameters, taken apart by path."""
 
-    def __init__(
-        self,
-        apply: Callable[..., Array],
-        params: Any,
-        loss: Callable[..., Array] | None = None,
-    ) -> None:
+    def __init__(self, apply: Any, params: Any, loss: Any = None) -> None:
         for name, call in {"apply": apply, "loss": loss or apply}.items():
             if not callable(call):
                 raise ValueError(

@@ -33,11 +33,11 @@ GEN1 = FOLDER / "config" / "gen_1"
 CONVERTED = {
     "arXiv_2024/wxformer_1h_single_step.yml": "",
     "arXiv_2024/fuxi_6h_single_step.yml": "model.frames: 2 differs from data.history_",
-    "arXiv_2024/fuxi_6h_multi_step.yml": "trainer.type: must be one of 'gen2' or ",
+    "arXiv_2024/fuxi_6h_multi_step.yml": "trainer.type: trainer 'multi-step' is not ",
     "applications/other_models/unet_1dg_6hr.yml": "",
     "applications/domain_parallel/domain_parallel_test.yml": "model: has 79 input ",
     "applications/ensemble/test_cesm_ensemble.yml": "data.timestep: must be a string",
-    "applications/diffusion/unet_diffusion_6hr_CAM.yml": "trainer.type: must be one ",
+    "applications/diffusion/unet_diffusion_6hr_CAM.yml": "trainer.type: trainer '",
 }
 # Data sets of `credit begin` that need a download, and the words of the error.
 DOWNLOADS = {
