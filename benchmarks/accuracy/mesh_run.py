@@ -201,7 +201,7 @@ def _predict(forecaster: Forecaster, inputs: Mapping[str, np.ndarray]) -> np.nda
 
 def _noise(model: ParallelModel) -> Noise | None:
     """Noise with any key, because all draws are ones."""
-    return Noise(jax.random.key(0)) if model.model_def.config.draws_noise else None
+    return Noise(jax.random.key(0)) if model.model_def.draws_noise else None
 
 
 def _first_gradients(

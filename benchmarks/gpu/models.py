@@ -102,7 +102,7 @@ def distances(family: str, values: ArraysByName, *, plain: bool) -> dict[str, fl
             state[name] = values[f"state {name}"].reshape(like.shape).astype(like.dtype)
     model = build_parallel_model(model_def, build_mesh("1"))
     params, model_state = from_state_dict(model_def, state)
-    drawn = Noise(jax.random.key(0)) if model_def.config.draws_noise else None
+    drawn = Noise(jax.random.key(0)) if model_def.draws_noise else None
     with (
         mock.patch.object(context, "random_normal", _ones),
         use_implementation("xla") if plain else nullcontext(),

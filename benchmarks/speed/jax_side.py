@@ -61,7 +61,7 @@ class JaxSide:
         self.model = build_parallel_model(case.model_def, mesh, mp_policy=policy)
         self.params = jax.tree.map(jnp.asarray, dict(params))
         self.model_state = jax.tree.map(jnp.asarray, dict(model_state))
-        draws = case.model_def.config.draws_noise
+        draws = case.model_def.draws_noise
         self.noise = Noise(jax.random.key(0)) if draws else None
         batch = {**case.inputs, "y": case.y}
         self.batch = place_batch({k: array[None] for k, array in batch.items()}, mesh)

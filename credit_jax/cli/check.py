@@ -29,7 +29,6 @@ from credit_jax.config.messages import counted, printable
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.data.perturbations import parse_perturbation
-from credit_jax.models.flops import num_active_parameters
 from credit_jax.models.model_def import parameter_count
 from credit_jax.parallel.mesh.devices import free_memory
 from credit_jax.plan import RunPlan, plan_run
@@ -344,7 +343,7 @@ def _document_of(
             "grid": [*plan.model.grid],
             "parameters": model_def.num_parameters,
             "trained_parameters": sum(s.size for s in model_def.trainable.values()),
-            "active_parameters": num_active_parameters(model_def),
+            "active_parameters": model_def.num_active_parameters,
             "parts": parameter_count(model_def),
         },
         "mesh": {

@@ -64,7 +64,7 @@ class Predict(WeightsOptions, MeshOptions):
             self.checkpoint, self.step, self.weights, verify=self.verify
         )
         weights.compare({"model": section})
-        draws = model.model_def.config.draws_noise
+        draws = model.model_def.draws_noise
         noise = Noise(jax.random.key(self.seed)) if draws else None
         y = Forecaster(model, *weights.restore(model))(inputs, noise)
         with new_file(self.output) as partial, partial.open("wb") as file:

@@ -229,7 +229,7 @@ def identity_of(
     identity = {**sections, "data": data}
     if schedule.num_members > 1:
         identity["perturbation"] = plan.perturbation.identity()
-    elif not model.model_def.config.draws_noise:
+    elif not model.model_def.draws_noise:
         del identity["seed"]
     output = plan.inference.output.model_dump(mode="json")
     return {

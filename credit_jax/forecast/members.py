@@ -67,7 +67,7 @@ def member_noise(
     seed: int, schedule: ForecastSchedule, model: ParallelModel
 ) -> MemberNoise | None:
     """The noise of the members of a schedule; None for models that draw none."""
-    if not model.model_def.config.draws_noise:
+    if not model.model_def.draws_noise:
         return None
     return MemberNoise(member_keys(seed, schedule))
 

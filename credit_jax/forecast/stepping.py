@@ -82,7 +82,7 @@ class StateForecaster:
     @property
     def history_len(self) -> int:
         """Number of times of the input of the model."""
-        return self.step.model.model_def.config.x.frames
+        return self.step.model.model_def.frames
 
     def times_of_state(self, num_members: int = 1) -> tuple[int, ...]:
         """Steps from the start to the times of a state, 0 last."""
@@ -253,7 +253,7 @@ def load_forecaster(
     )
     fields = {name: getattr(opened, name) for name in vars(opened)}
     order = {name: {} for name in section.source}
-    frames = model.model_def.config.x.frames
+    frames = model.model_def.frames
     state = GivenState(**fields, state=order, history_len=frames)
     schema = forecast_schema(config, inference, model.model_def.config, pipeline, state)
     pipeline, (latitude, longitude) = _located(checkpoint, pipeline, opened)

@@ -14,18 +14,6 @@ from jax.interpreters import partial_eval
 from credit_jax.models.model_def import ModelDef
 from credit_jax.nn.context import Context, Noise
 from credit_jax.nn.parameters import BATCH_STATS
-from credit_jax.parallel.params.spec import EXPERTS
-
-
-def num_active_parameters(model_def: ModelDef) -> int:
-    """Number of parameters used for a token: of experts only those it chooses."""
-    routing = model_def.config.routing
-    return sum(
-        d.size * routing.top_k // routing.num_experts
-        if routing is not None and EXPERTS in d.dims
-        else d.size
-        for d in model_def.param_specs.values()
-    )
 
 
 def count_flops(function: Callable[..., Any], *arguments: Any) -> float:

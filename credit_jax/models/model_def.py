@@ -41,7 +41,7 @@ from credit_jax.nn.parameters import (
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.precision import Precision
-from credit_jax.parallel.params.spec import TENSOR_DIMS, ParamSpec, trainable
+from credit_jax.parallel.params.spec import EXPERTS, TENSOR_DIMS, ParamSpec, trainable
 
 Weights = dict[str, Array]
 
@@ -146,6 +146,17 @@ class ModelDef:
         return sum(d.size for d in self.param_specs.values())
 
     @property
+    def num_active_parameters(self) -> int:
+        """Number of parameters used for a token: of experts only those it chooses."""
+        routing = self.config.routing
+        return sum(
+            d.size * routing.top_k // routing.num_experts
+            if routing is not None and EXPERTS in d.dims
+            else d.size
+            for d in self.param_specs.values()
+        )
+
+    @property
     def inputs(self) -> Mapping[str, InputSpec]:
         """Specs of the inputs of a prediction, by name."""
         return self.config.inputs
@@ -166,6 +177,11 @@ class ModelDef:
         return self.config.output
 
     @property
+    def draws_noise(self) -> bool:
+        """Whether a forward pass draws noise, in training and in evaluation."""
+        return self.config.draws_noise
+
+    @property
     def input_channels(self) -> int:
         """Number of channels of a frame of the input "x"."""
         return self.config.x.channels
@@ -174,6 +190,15 @@ class ModelDef:
     def output_channels(self) -> int:
         """Number of channels of an output frame."""
         return self.output.channels
+
+    @property
+    def frames(self) -> int:
+        """Number of frames of the input "x"."""
+        return self.config.x.frames
+
+    @property
+    def output_frames(self) -> int:
+        return self.output.frames
 
     @property
     def image_height(self) -> int:

@@ -71,8 +71,8 @@ def estimate_memory(
         FLOAT32 * sum(local_size(d, axes, rules) for d in specs.values())
         for specs in (param_specs, model_def.trainable, model_def.matrices)
     )
-    channels = model_def.input_channels * model_def.config.x.frames
-    targets = model_def.output_channels * model_def.config.output.frames
+    channels = model_def.input_channels * model_def.frames
+    targets = model_def.output_channels * model_def.output_frames
     steps = config.data.forecast_len
     rows = -(-model_def.image_height // axes.num_domain)
     field = FLOAT32 * _samples(config) * rows * model_def.image_width
@@ -198,8 +198,8 @@ def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
     saved += largest
     domain = axes.num_domain
     rows, lon = geometry.padded
-    frames_in = model_def.input_channels * model_def.config.x.frames
-    frames_out = model_def.output_channels * model_def.config.output.frames
+    frames_in = model_def.input_channels * model_def.frames
+    frames_out = model_def.output_channels * model_def.output_frames
     total = -(-rows // domain) * lon * frames_in
     width = geometry.stages[-1].channels
     for stage in reversed(geometry.stages[:-1]):

@@ -90,7 +90,7 @@ def test_every_model_of_one_field_has_a_case(model: str, size: str) -> None:
     case = make_case(size, model)
     assert case.model_def.config.type == model
     assert case.is_of_one_field
-    assert case.x.shape[1:3] == (7, case.model_def.config.x.frames)
+    assert case.x.shape[1:3] == (7, case.model_def.frames)
     assert case.y.shape[1] in (5, 6)
 
 

@@ -49,7 +49,7 @@ def x(run, tmp_path):
     """A file with an input of four samples."""
     model = run[2]
     grid = model.image_height, model.image_width
-    shape = (4, model.input_channels, model.config.x.frames, *grid)
+    shape = (4, model.input_channels, model.frames, *grid)
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
     return x

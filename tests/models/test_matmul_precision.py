@@ -83,7 +83,7 @@ def lower(section, platform, precision=None):
         k: s.partition_spec(model.axes)
         for k, s in model.model_def.network_inputs.items()
     }
-    noise = Noise(jax.random.key(1)) if model.model_def.config.draws_noise else None
+    noise = Noise(jax.random.key(1)) if model.model_def.draws_noise else None
 
     def body(params, model_state, given):
         return model.local_forward(params, model_state, *given)

@@ -64,7 +64,7 @@ def test_tangents_and_adjoint_agree(name: str, mesh: str) -> None:
     case = case_of("smaller", {**block, **(_FEW if small else {})}, 2)
     placed = make_mesh(**MESHES[mesh])
     model = build_parallel_model(case.model_def, placed, min_shard_size=64)
-    noise = Noise(KEY) if case.model_def.config.draws_noise else None
+    noise = Noise(KEY) if case.model_def.draws_noise else None
     params, model_state = model.init(KEY)
     rng = np.random.default_rng(0)
 

@@ -104,7 +104,7 @@ class OptimizeState(RunOptions):
         ]
         times = [
             plan.reader.data.time(start, k)
-            for k in range(1 - model.model_def.config.x.frames, 1)
+            for k in range(1 - model.model_def.frames, 1)
         ]
         chosen = tuple(v for v in outputs.variables if v.key in host)
         outputs = replace(outputs, variables=chosen)

@@ -102,7 +102,7 @@ class ComputeSensitivity(ModelOptions):
         start = plan.schedule.starts[0]
         weights = Forecaster(model, *planned.checkpoint.restore(model)).weights
         forecast = map_of_plan(plan, model, weights, plan.schedule.num_steps)
-        frames = range(1 - model.model_def.config.x.frames, 1)
+        frames = range(1 - model.model_def.frames, 1)
         times = [plan.reader.data.time(start, frame) for frame in frames]
         if target is None:
             end = plan.schedule.valid_time(0, plan.schedule.num_steps)

@@ -86,9 +86,10 @@ class Assimilate(ModelOptions):
             earlier_state=first_steps,
         )
         plan, model, outputs = planned.plan, planned.model, planned.outputs
-        if (frames := model.model_def.config.x.frames) != 1:
+        if model.model_def.frames != 1:
             raise ValueError(
-                f"model.frames: the model reads {frames} times; expected 1 for analyses"
+                f"model.frames: the model reads {model.model_def.frames} times; "
+                "expected 1 for analyses"
             )
         _check_windows(plan.schedule)
         prognostic = [

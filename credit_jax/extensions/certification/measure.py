@@ -311,7 +311,7 @@ def _forecast(
     steps = min(rollout.num_steps, NUM_STEPS)
     names += [f"step {number}" for number in range(2, steps + 1)]
     noise = None
-    if model.model_def.config.draws_noise:
+    if model.model_def.draws_noise:
         noise = Noise(jax.random.key(subject.seed))
     context = FieldContext(model.reducer, num_members=rollout.num_members)
     fields = rollout.first_carry(batch, context)

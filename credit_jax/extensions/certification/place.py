@@ -100,8 +100,7 @@ def block_outputs(
         out_specs=PartitionSpec(batch_spec(axes)[0], axes.domain),
     )
     run = compiled(sharded, model)
-    draws = definition.config.draws_noise
-    noise = Noise(jax.random.key(subject.seed)) if draws else None
+    noise = Noise(jax.random.key(subject.seed)) if definition.draws_noise else None
     order = samples_of_mesh(subject.num_samples, model, subject)
     placed = placed_batch(batch, model, subject, order)
     weights = placed_weights(model, start)

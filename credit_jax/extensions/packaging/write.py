@@ -306,7 +306,7 @@ def _facts(
         "names": names_of(model_def) if is_whole else NATIVE,
         "grid": f"{shape}, latitudes {latitude.flat[0]:g} to {latitude.flat[-1]:g}",
         "timestep": str(config.data.timestep),
-        "times": counted(model_def.config.x.frames, "time"),
+        "times": counted(model_def.frames, "time"),
         "inputs": _inputs(contents),
         "outputs": ", ".join(contents.schema.names["target"]),
         "dates": ", ".join(f"{first} to {last}" for first, last in config.data.ranges),

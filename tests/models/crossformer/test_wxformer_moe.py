@@ -15,7 +15,6 @@ import pytest
 
 from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.data.sampler import epoch_order
-from credit_jax.models.flops import num_active_parameters
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import build
@@ -157,8 +156,8 @@ def test_sizes() -> None:
     )
     router = sum(spec.size for path, spec in specs.items() if path.endswith("/router"))
     assert model_def.num_parameters == dense.num_parameters + 3 * one + router
-    assert num_active_parameters(model_def) == dense.num_parameters + one + router
-    assert num_active_parameters(dense) == dense.num_parameters
+    assert model_def.num_active_parameters == dense.num_parameters + one + router
+    assert dense.num_active_parameters == dense.num_parameters
     axes = ParallelDims(dp_shard=2, ep=2, world_size=4).mesh_axes
     up = specs[f"{LAYER}/up"]
     assert local_size(up, axes) == up.size // 4, "the check counts ep and dp_shard"
