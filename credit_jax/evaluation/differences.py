@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float
-from scipy import stats
+from scipy import special
 
 from credit_jax.evaluation.forecast_files import ForecastFiles
 from credit_jax.evaluation.scores import FORECAST, PAIRED
@@ -73,7 +73,7 @@ def half_width(values: Float[np.ndarray, ...]) -> Float[np.ndarray, ...]:
         effective = np.clip(effective, 2.0, count)
         # The mean of the values themselves is subtracted, too.
         variance = squares / count / (1 - 1 / effective)
-        quantile = stats.t.ppf(0.5 + CONFIDENCE / 2, effective - 1)
+        quantile = special.stdtrit(effective - 1, 0.5 + CONFIDENCE / 2)
         return np.where(squares > 0, quantile * np.sqrt(variance / effective), 0.0)
 
 
