@@ -45,7 +45,10 @@ def all_kinds(folder):
         "points": scaler(
             folder / "points.json", variables=[point], spatial_variables=[point]
         ),
-        "columns": scaler(folder / "columns.json", "minmax", ["ERA5/static"], None),
+        # CREDIT's default.
+        "columns": scaler(
+            folder / "columns.json", "minmax", ["ERA5/static"], {"channels_last": True}
+        ),
         "rain": scaler(
             folder / "rain.json",
             "quantile",
