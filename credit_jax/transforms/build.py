@@ -20,6 +20,7 @@ from credit_jax.transforms import (
     normalize,
     pointwise,
     scaling,
+    spectral,
 )
 from credit_jax.transforms.base import (
     PREBLOCKS,
@@ -35,7 +36,7 @@ from credit_jax.transforms.normalize import Normalizer
 from credit_jax.transforms.pipeline import Block, Pipeline, names_after
 
 _MODULES = (channels, normalize, pointwise, levels, scaling)
-_MODULES = (*_MODULES, conservation, diagnostics, filters)
+_MODULES = (*_MODULES, conservation, diagnostics, filters, spectral)
 
 
 def build_pipeline(
@@ -124,7 +125,7 @@ def check_units(pipeline: Pipeline, units: Mapping[str, tuple[str, str]]) -> Non
     """Checks units, by key with their file, against statistics and formulas."""
     available = {key: (*unit, variable_of(key)) for key, unit in units.items()}
     for each in pipeline.blocks:
-        available = each.renamed(available)
+        available = each.units_after(available)
         # Key, expected unit and origin of that unit, for variables with known units.
         expectations = [
             (key, unit, f".args.{argument} takes")
@@ -153,7 +154,7 @@ def units_after(
     """The units of variables, with their file, by their keys after the preblocks."""
     available = dict(units)
     for each in pipeline.blocks:
-        available = each.renamed(available)
+        available = each.units_after(available)
     return available
 
 

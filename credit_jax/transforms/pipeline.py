@@ -93,6 +93,12 @@ class Block:
         names = self.transform.effects.renames
         return {names.get(key, key): value for key, value in by_key.items()}
 
+    def units_after(self, units: Mapping[str, Value]) -> dict[str, Value]:
+        """The units of variables after it, those that it may change left out."""
+        names = self.transform.effects.renames
+        left_out = () if self.transform.keeps_units else names.values()
+        return {k: u for k, u in self.renamed(units).items() if k not in left_out}
+
     def argument(self, name: str) -> Any:
         """Value of an argument; None if its type has no such argument."""
         return getattr(self.transform, name, None)
@@ -349,7 +355,7 @@ class Units:
     ) -> ChannelsOut:
         """Converts channels of y to physical units on its grid; see `normalize`."""
         steps = [each.inverse for each in reversed(self.blocks)]
-        keys = [self.origins[key] for key in self.model.keys]
+        keys = [self.origins.get(key, key) for key in self.model.keys]
         return _applied(steps, array, self.model, keys, context)
 
 
