@@ -414,7 +414,8 @@ def test_weights_alone(make, tmp_path):
         trainer__load_optimizer=True,
         trainer__reload_epoch=True,
     )
-    start = start_of_run(both.config.trainer, store, both.fresh_state(), resume=False)
+    trainer = both.plan.config.trainer
+    start = start_of_run(trainer, store, both.fresh_state(), resume=False)
     assert int(start.state.micro_step) == 6
     assert start.progress.epoch == 1
     store.checkpoints.close()
@@ -425,7 +426,7 @@ def test_variables_in_another_order_are_refused(make, tmp_path):
     """The arrays would fit: U and T have as many levels."""
     trained = make(trainer__epochs=1, trainer__batches_per_epoch=1)
     go(trained, tmp_path)
-    source = dump_config(trained.config)["data"]["source"]
+    source = dump_config(trained.plan.config)["data"]["source"]
     source["ERA5"]["variables"]["prognostic"]["vars_3D"].reverse()
     message = r"input: variable 1 is T \(2 levels\), in the checkpoint it is U \(2 lev"
     for keys, resume in ({}, True), ({"trainer__load_weights": True}, False):

@@ -57,8 +57,9 @@ def run(
     With `report=True` it makes forecasts of held-out days, their scores and maps.
     """
 
-    def nothing(*_: Any) -> None:
-        """Does nothing, in place of the report."""
+    def nothing(_: str) -> dict[str, Any]:
+        """No extension: none makes a report."""
+        return {}
 
     def run_it(
         *flags: str, devices: int = 1, report: bool = False, **changes: Any
@@ -72,7 +73,7 @@ def run(
         if code == 0:
             with monkeypatch.context() as patch:
                 if not report:
-                    patch.setattr("credit_jax.training.run.report_scores", nothing)
+                    patch.setattr("credit_jax.training.run.extensions", nothing)
                 code = main(["--config", path, "--cache", "none", *flags])
             text += "".join(capsys.readouterr())
         return code, text
