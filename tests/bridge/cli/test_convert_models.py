@@ -217,7 +217,8 @@ def test_a_run_of_generation_1_gives_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NEXTGEN)
+# CREDIT 2026.2.0 has no wxformer_column.
+@pytest.mark.parametrize("name", sorted(NEXTGEN.keys() - {"column"}))
 def test_a_checkpoint_with_convolutions_is_read_as_credit_reads_it(
     credit: Any, bridge: Any, tmp_path: Path, name: str
 ) -> None:
