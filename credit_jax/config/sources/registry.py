@@ -12,6 +12,7 @@ from credit_jax.config.sources.sections import (
     AnemoiConfig,
     ArcoConfig,
     LocalConfig,
+    NativeArcoConfig,
     TisrConfig,
     WeatherBenchConfig,
 )
@@ -22,6 +23,7 @@ SOURCE_CONFIGS: dict[str, type[SourceConfig]] = {
     "local": LocalConfig,
     "tisr": TisrConfig,
     "arco_era5": ArcoConfig,
+    "arco_era5_co": NativeArcoConfig,
     "weatherbench2_era5": WeatherBenchConfig,
     "anemoi": AnemoiConfig,
 }

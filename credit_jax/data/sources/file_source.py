@@ -124,7 +124,7 @@ class FileSource(Source):
             index = opened.time_index(time)
         times = range(index, index + 1)
         if variable.has_time_dim:
-            times = self.reader.chunk_times(opened, name, index)
+            times = self.reader.chunk_times(opened, variable.stored, index)
         part = name, dims, None if rows is None else (rows.start, rows.stop)
         if part not in opened.parts:
             opened.parts[part] = variable.part(rows, self._order(variable))
@@ -158,7 +158,8 @@ class FileSource(Source):
         key = field_key(self.name, field_type, dims, name)
         if key not in self.read_in:
             # All files are read in the unit of the first one, or of a run.
-            first = self._first_file(field_type, name).dataset.data_vars.get(name)
+            stored_as = self.conventions.names.get(name, name)
+            first = self._first_file(field_type, name).dataset.data_vars.get(stored_as)
             stored = "" if first is None else text_of(first.attrs, "units")
             unit = self.of_run.get(key, "")
             self.read_in[key] = unit if conversion(stored, unit) else stored

@@ -60,6 +60,8 @@ class FileConventions:
     one_time: bool = False  # whether each file has a single time, which is in its name
     # Returns the rows and columns of a file to read; None reads all.
     extent: Callable[[OpenFile], tuple[slice, slice]] | None = None
+    # Variable of the config -> its name in the files, if another one.
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +71,7 @@ class FileVariable:
     opened: OpenFile  # the file
     field_type: str  # "prognostic", "dynamic_forcing", "static" or "diagnostic"
     dims: str  # "3d" or "2d", as the config says
-    name: str  # name of the variable in the file
+    name: str  # name of the variable in the config
     source: str  # name of the source
     config: SourceConfig  # section of the source
     conventions: FileConventions  # conventions of its files
@@ -80,7 +82,12 @@ class FileVariable:
     @property
     def array(self) -> xr.Variable:
         """Its metadata; values are read on access."""
-        return self.opened.variable(self.name)
+        return self.opened.variable(self.stored)
+
+    @property
+    def stored(self) -> str:
+        """Its name in the file."""
+        return self.conventions.names.get(self.name, self.name)
 
     @property
     def key(self) -> str:
@@ -324,7 +331,7 @@ class FileVariable:
         else:
             to = to[0]
         to = to.transpose([dims.index(str(dim)) for dim in self.array.dims])
-        self.opened.read(self.name, chosen, index if self.has_time_dim else None, to)
+        self.opened.read(self.stored, chosen, index if self.has_time_dim else None, to)
         if self.unit_change is not None:
             factor, offset = map(np.float32, self.unit_change)
             to *= factor

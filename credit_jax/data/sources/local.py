@@ -2,14 +2,17 @@
 
 `local` reads NetCDF and Zarr files of a path template with dates; static variables that
 have a time dim are read at the first time. Variables of `arco_era5` and
-`weatherbench2_era5` have the names of the stores; a store may also be a folder with a
-copy of it.
+`weatherbench2_era5` have the names of the stores, those of `arco_era5_co` the names of
+`arco_era5`; a store may also be a folder with a copy of it.
 """
 
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.sections import (
+    NATIVE_NAMES,
+    NATIVE_STORES,
     WB2_STORES,
     ArcoConfig,
+    NativeArcoConfig,
     WeatherBenchConfig,
 )
 from credit_jax.data.sources.file_source import FileSource, open_files_source
@@ -19,6 +22,8 @@ from credit_jax.io.open_files import OpenFiles
 
 _LOCAL = FileConventions()
 _ERA5 = FileConventions(levels="exact", static_time="same")
+
+_NATIVE = FileConventions(levels="exact", static_time="same", names=NATIVE_NAMES)
 
 
 def open_local(
@@ -56,6 +61,22 @@ def open_arco(
     sets = {"3d": deep, "2d": flat}
     return open_files_source(
         name, config, lambda _, dims, *__: sets[dims], _ERA5, open_files
+    )
+
+
+def open_native_arco(
+    name: str, data: DataConfig, open_files: OpenFiles | None = None
+) -> FileSource:
+    """Opens ERA5 of the ARCO stores of coefficients and of reduced Gaussian points."""
+    config = data.source[name]
+    assert isinstance(config, NativeArcoConfig)
+    stores = {
+        variable: FileSet(path := f"{config.store}/{store}", (path,))
+        for store, names in NATIVE_STORES.items()
+        for variable in names
+    }
+    return open_files_source(
+        name, config, lambda _, __, variable: stores[variable], _NATIVE, open_files
     )
 
 

@@ -8,7 +8,12 @@ from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.registry import SOURCE_CONFIGS
 from credit_jax.config.sources.source import SourceConfig
 from credit_jax.data.sources.anemoi import open_anemoi
-from credit_jax.data.sources.local import open_arco, open_local, open_weatherbench
+from credit_jax.data.sources.local import (
+    open_arco,
+    open_local,
+    open_native_arco,
+    open_weatherbench,
+)
 from credit_jax.data.sources.source import Source
 from credit_jax.data.sources.tisr import open_tisr
 from credit_jax.io.open_files import OpenFiles
@@ -36,6 +41,7 @@ SOURCES |= {
         "local": open_local,
         "tisr": open_tisr,
         "arco_era5": open_arco,
+        "arco_era5_co": open_native_arco,
         "weatherbench2_era5": open_weatherbench,
         "anemoi": open_anemoi,
     }.items()

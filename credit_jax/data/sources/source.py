@@ -18,8 +18,9 @@ from credit_jax.named_fields.coordinates import (
     indices_of,
 )
 
-# key -> field (level, time, lat, lon), or (level, time, point) on unstructured grids.
-SourceFields: TypeAlias = dict[str, Float[np.ndarray, "_ _ *space"]]
+# key -> field (level, time, lat, lon), or (level, time, point) on unstructured grids;
+# variables may be on several ones that preblocks bring to one.
+SourceFields: TypeAlias = dict[str, Float[np.ndarray, "_ _ ..."]]
 
 
 @dataclasses.dataclass(frozen=True)
