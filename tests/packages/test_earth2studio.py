@@ -1,7 +1,7 @@
-"""The Earth2Studio adapter of docs/examples gives the forecaster's values."""
+"""The Earth2Studio adapter of docs/examples gives the forecasts of the command."""
 
-import gc
 import importlib.util
+import inspect
 import itertools
 import os
 import shutil
@@ -18,16 +18,44 @@ import yaml
 
 from credit_jax.cli import forecast
 from credit_jax.cli.commands import OK
+from credit_jax.forecast.labeled import DatasetForecaster
+from tests.data.world import MODEL, NUM_LAT, NUM_LON
+from tests.forecast.tiny_run import make_run, read
+from tests.packages.test_labeled import regridded
+
+__all__ = ["regridded"]
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/earth2studio_model.py"
 START = np.datetime64("2000-01-01", "ns")
+STARTS = np.array([START, np.datetime64("2000-01-04T06")])
+STEP = np.timedelta64(6, "h")
+DIMS = ["time", "lead_time", "variable", "lat", "lon"]
+INPUTS = ["u1", "u4.6", "t1", "t4.6", "sp"]
+WXFORMER = {
+    **MODEL,
+    "dim": [8, 16, 32, 64],
+    "depth": [1, 1, 0, 0],
+    "dim_head": 8,
+    "cross_embed_kernel_sizes": [[3], [2], [2], [2]],
+    "cross_embed_strides": [1, 2, 2, 2],
+    "global_window_size": [2, 1, 1, 1],
+    "local_window_size": 2,
+    "interp": True,
+    "padding_conf": {
+        "activate": True,
+        "mode": "earth",
+        "pad_lat": [8 - NUM_LAT, 0],
+        "pad_lon": [16 - NUM_LON, 0],
+    },
+}
+RUNS: dict[str, Any] = {"tiny": {}, "wxformer": {"model": WXFORMER}}
 CoordSystem = OrderedDict[str, np.ndarray]
 
 
 @runtime_checkable
 class PrognosticModel(Protocol):
-    """`earth2studio.models.px.base.PrognosticModel` of version 0.19.0, with the two
-    class methods of `earth2studio.models.auto.AutoModelMixin`; Apache-2.0, NVIDIA.
+    """`earth2studio.models.px.base.PrognosticModel` of version 0.19.0 with the hooks of
+    `earth2studio.models.px.utils.PrognosticMixin`; Apache-2.0, NVIDIA.
 
     https://nvidia.github.io/earth2studio/userguide/components/prognostic.html
     """
@@ -46,11 +74,13 @@ class PrognosticModel(Protocol):
 
     def to(self, device: Any) -> "PrognosticModel": ...
 
-    @classmethod
-    def load_default_package(cls) -> Any: ...
+    def front_hook(
+        self, x: torch.Tensor, coords: CoordSystem
+    ) -> tuple[torch.Tensor, CoordSystem]: ...
 
-    @classmethod
-    def load_model(cls, package: Any) -> Any: ...
+    def rear_hook(
+        self, x: torch.Tensor, coords: CoordSystem
+    ) -> tuple[torch.Tensor, CoordSystem]: ...
 
 
 @pytest.fixture(scope="package")
@@ -74,21 +104,27 @@ def forcing(data, tmp_path_factory):
 
 @pytest.fixture(scope="package")
 def model(example, made, forcing):
-    return example.CreditJax.load_model(made, forcing)
+    return example.CreditJax(made, data=forcing)
+
+
+def channels(fields):
+    """(..., variable, lat, lon) of a Dataset, in the order of the model's output."""
+    deep = [fields[name].isel(level=i) for name in "UT" for i in range(2)]
+    flat = [fields[name] for name in ("SP", "TP") if name in fields]
+    return np.stack([part.values for part in (*deep, *flat)], -3, dtype=np.float32)
 
 
 @pytest.fixture(scope="package")
-def state(world):
+def files(world):
+    """The fields of the data set at the levels of the model."""
+    with xr.open_mfdataset(sorted(world.glob("w_*.nc"))) as fields:
+        return fields.sel(level=[1.0, 5.0]).drop_vars("TP").load()
+
+
+@pytest.fixture(scope="package")
+def state(files):
     """A function of times that returns (variable, lat, lon) as Earth2Studio does."""
-
-    def fetch(*times):
-        with xr.open_dataset(world / "w_2000.nc") as fields:
-            own = fields.sel(time=list(times))
-            parts = [own[v].sel(level=lev) for v in "UT" for lev in (1.0, 5.0)]
-            arrays = [part.values for part in (*parts, own["SP"])]
-        return torch.from_numpy(np.stack(arrays, axis=1).astype(np.float32))
-
-    return fetch
+    return lambda *times: torch.from_numpy(channels(files.sel(time=list(times))))
 
 
 def coords_of(model, *times, members=None):
@@ -101,29 +137,95 @@ def coords_of(model, *times, members=None):
     return OrderedDict([("ensemble", np.arange(members)), *own.items()])
 
 
-@pytest.fixture(scope="package")
-def expected(made, data, tmp_path_factory):
-    """The forecast of three steps by the command."""
-    out = tmp_path_factory.mktemp("forecast")
-    options = ["--package", str(made), "--data", str(data), "--out", os.fspath(out)]
-    options += ["--init-time", "2000-01-01", "--steps", "3", "--format", "zarr"]
-    assert forecast.main([*options, "--cache", "none"]) == OK
-    with xr.open_dataset(out / "forecast.zarr") as found:
-        return found.load().isel(time=0)
+def test_the_interface(model):
+    assert isinstance(model, PrognosticModel)
+    for name, wanted in vars(PrognosticModel).items():
+        if inspect.isfunction(wanted) and name not in ("__init__", "__subclasshook__"):
+            own = inspect.signature(getattr(type(model), name))
+            assert list(own.parameters) == list(inspect.signature(wanted).parameters)
+    assert model.to("cpu") is model
 
 
-def as_command_has_it(tensor, names, step, expected):
-    """Returns the largest difference of a step from the command's forecast."""
-    there = expected.isel(prediction_timedelta=step)
-    worst = 0.0
-    for place, name in enumerate(names):
-        variable, level = name[:1].upper(), {"1": 0, "4.6": 1}.get(name[1:])
-        if level is None:
-            field = there[{"sp": "SP"}.get(name, name)].values
-        else:
-            field = there[variable].values[level]
-        worst = max(worst, float(np.abs(tensor[place] - field).max()))
-    return worst
+@pytest.mark.parametrize(
+    "name", ["tiny", pytest.param("wxformer", marks=pytest.mark.slow)]
+)
+def test_48_hours_are_those_of_the_command(example, world, files, tmp_path, name):
+    """Two members of two start dates beside each other, bit for bit."""
+    config = make_run(world, tmp_path / "own", **RUNS[name])
+    shutil.copyfile(config, tmp_path / "own/run/model.yml")
+    options = ["--out", os.fspath(tmp_path), "--format=zarr", "--cache=none"]
+    options += [f"--init-time={start}"[:28] for start in STARTS]
+    assert forecast.main(["--config", config, "--steps=8", *options]) == OK
+    model = example.CreditJax(tmp_path / "own/run")
+    frames = [model.input_coords()["lead_time"] + start for start in STARTS]
+    initial = [files.sel(time=times) for times in frames]
+    x = np.stack([channels(fields) for fields in initial])
+    # The second member is another state, of which the command makes no forecast.
+    x = torch.from_numpy(np.stack([x, x + 1]))
+    wanted = [channels(read(tmp_path).isel(level=[0, 1]))[:, 1:]]
+    alone = DatasetForecaster(model.states)
+    second = [fields.map(lambda v: v.astype("f4") + 1) for fields in initial]
+    steps = [[channels(y)[0] for y in alone(fields, 8)] for fields in second]
+    wanted.append(np.stack(steps))
+    coords = coords_of(model, *STARTS, members=2)
+    first = model(x, coords)
+    given = x.clone()
+    every = list(itertools.islice(model.create_iterator(x, coords), 9))
+    assert torch.equal(given, x)
+    for number, (y, own) in enumerate(every):
+        assert list(own) == ["ensemble", *DIMS]
+        assert y.shape == tuple(map(len, own.values()))
+        assert y.dtype == torch.float32
+        assert own["lead_time"] == [number * STEP]
+        assert list(own["variable"]) == [*INPUTS, "TP"]
+        if number == 0:
+            assert torch.equal(y[..., :-1, :, :], x[:, :, -1:])
+            assert y[..., -1, :, :].isnan().all()
+            continue
+        for member in range(2):
+            found = y[member, :, 0].numpy()
+            np.testing.assert_array_equal(found, wanted[member][:, number - 1])
+    assert torch.equal(first[0], every[1][0])
+    assert all(map(np.array_equal, first[1].values(), every[1][1].values()))
+
+
+def test_hooks(example, made, forcing, state):
+    """A hook that looks changes no bit; one that changes a state changes what follows,
+    and nothing that is done to a tensor that was returned does."""
+    model = example.CreditJax(made, data=forcing)
+    x, coords, seen = state(START)[:, None], coords_of(model, START), []
+    plain = [y for y, _ in itertools.islice(model.create_iterator(x, coords), 5)]
+
+    def look(x, coords):
+        seen.append((int(coords["lead_time"][-1] / STEP), len(coords["variable"])))
+        return x, coords
+
+    model.front_hook = model.rear_hook = look
+    for (y, _), wanted in zip(model.create_iterator(x, coords), plain, strict=False):
+        assert torch.equal(y.nan_to_num(), wanted.nan_to_num())
+        y.zero_()
+    assert seen[:4] == [(0, 5), (1, 6), (1, 5), (2, 6)]
+
+    def change(x, coords):
+        if coords["lead_time"][-1] == 2 * STEP:
+            x[..., 4, :, :] += 100  # SP, in place
+        return x, coords
+
+    del model.front_hook, model.rear_hook
+    later = OrderedDict(coords, lead_time=coords["lead_time"] + 2 * STEP)
+    begin, _ = change(plain[2][:, :, :-1].clone(), later)
+    wanted = [y for y, _ in itertools.islice(model.create_iterator(begin, later), 3)]
+    for hook in ("front_hook", "rear_hook"):
+        setattr(model, hook, change)
+        steps = model.create_iterator(x, coords)
+        found = [y for y, _ in itertools.islice(steps, 5)]
+        delattr(model, hook)
+        assert torch.equal(found[1], plain[1])
+        at_two = wanted[0] if hook == "rear_hook" else plain[2]
+        assert torch.equal(found[2][:, :, :-1], at_two[:, :, :-1])
+        for y, own in zip(found[3:], wanted[1:], strict=True):
+            assert torch.equal(y, own)
+        assert not torch.equal(found[4], plain[4])
 
 
 def test_coordinates(model, world):
@@ -160,48 +262,7 @@ def test_other_coordinates_are_refused(model, name, value):
         model.output_coords(swapped)
 
 
-def test_the_iterator_gives_the_forecast_of_the_command(model, state, expected):
-    x = state(START)[:, None]
-    names = list(model.output_coords(model.input_coords())["variable"])
-    steps = model.create_iterator(x, coords_of(model, START))
-    for number in range(4):
-        y, coords = next(steps)
-        assert y.shape == (1, 1, 6, 6, 10)
-        assert y.dtype == torch.float32
-        assert list(coords) == ["time", "lead_time", "variable", "lat", "lon"]
-        assert coords["lead_time"] == [number * np.timedelta64(6, "h")]
-        kept = names if number else names[:-1]
-        worst = as_command_has_it(y[0, 0].numpy(), kept, number, expected)
-        print(f"step {number}: {worst}")
-        assert worst == 0
-    first, _ = next(model.create_iterator(x, coords_of(model, START)))
-    assert np.isnan(first[0, 0, -1].numpy()).all()
-
-
-def test_members_and_start_dates_side_by_side(model, state):
-    """Members of one date differ; each date has its own forcing."""
-    times = START, START + np.timedelta64(18, "h")
-    x = state(*times)[None, :, None].repeat(2, 1, 1, 1, 1, 1)
-    x[1] += 1.0
-    steps = model.create_iterator(x, coords_of(model, *times, members=2))
-    for _ in range(3):
-        y, coords = next(steps)
-    assert y.shape == (2, 2, 1, 6, 6, 10)
-    assert list(coords)[:2] == ["ensemble", "time"]
-    for member in range(2):
-        for place, time in enumerate(times):
-            alone = model.create_iterator(
-                x[member, place : place + 1], coords_of(model, time)
-            )
-            for _ in range(3):
-                z, _ = next(alone)
-            scale = np.abs(z.numpy()).max()
-            worst = np.abs((y[member, place] - z[0]).numpy()).max() / scale
-            print(f"member {member}, {time}: {worst:.1e}")
-            assert worst <= 1e-6
-
-
-def test_it_goes_on_from_a_later_lead_time(model, state, expected):
+def test_it_goes_on_from_a_later_lead_time(model, state):
     """A state at lead time 6 h gets the forcing of its valid time."""
     x = state(START)[:, None]
     steps = model.create_iterator(x, coords_of(model, START))
@@ -224,47 +285,28 @@ def test_forcing_that_ends(model, state):
         next(steps)
 
 
-def test_two_channels_of_one_name_are_refused(example, model):
-    with pytest.raises(ValueError, match="several channels are called t"):
-        example.CreditJax(model.forecaster, lambda variable, *_: variable[0].lower())
-
-
-@pytest.mark.slow
-def test_packages_of_earth2studio_are_fetched(example, made, forcing, tmp_path):
-    class Package:
-        """A stand-in for `earth2studio.models.auto.Package` of a remote folder."""
-
-        def resolve(self, name):
-            cached = tmp_path / name.replace("/", "_")
-            shutil.copyfile(made / name, cached)
-            return str(cached)
-
-    model = example.CreditJax.load_model(Package(), forcing)
-    folder = model.forecaster.checkpoint.path
-    assert folder != made
-    assert folder.exists()
-    del model
-    gc.collect()
-    assert not folder.exists(), "the files are removed with the model"
-
-
-def test_the_default_package(example, made, monkeypatch):
-    monkeypatch.delenv("CREDIT_JAX_PACKAGE", raising=False)
-    with pytest.raises(ValueError, match="CREDIT_JAX_PACKAGE"):
-        example.CreditJax.load_default_package()
-    monkeypatch.setenv("CREDIT_JAX_PACKAGE", str(made))
-    assert example.CreditJax.load_default_package() == str(made)
+def test_two_channels_of_one_name_are_refused(example, made, forcing):
+    with pytest.raises(ValueError, match=r"several channels are called \['t', 'u'\]"):
+        example.CreditJax(made, data=forcing, level="")
+    model = example.CreditJax(made, data=forcing, level="{number}k")
+    assert model.inputs == ["u0k", "u1k", "t0k", "t1k", "sp"]
 
 
 def test_forcing_without_a_place_is_an_error(example, made):
     with pytest.raises(ValueError, match="--data"):
-        example.CreditJax.load_model(made)
+        example.CreditJax(made)
 
 
-def test_a_mesh(example, made, forcing, state, expected):
-    split = example.CreditJax.load_model(
-        made, forcing, parallelism="data=none,tensor=2,domain=2"
-    )
-    y, coords = split(state(START)[:, None], coords_of(split, START))
-    names = list(coords["variable"])
-    assert as_command_has_it(y[0, 0].numpy(), names, 1, expected) <= 1e-2
+@pytest.mark.slow
+def test_two_grids_are_refused(example, regridded):
+    shutil.copyfile(regridded, regridded.parent / "run/model.yml")
+    with pytest.raises(ValueError, match="expected one grid"):
+        example.CreditJax(regridded.parent / "run")
+
+
+def test_a_mesh(example, made, forcing, model, state):
+    mesh = "data=none,tensor=2,domain=2"
+    split = example.CreditJax(made, data=forcing, parallelism=mesh)
+    x, coords = state(START)[:, None], coords_of(split, START)
+    (y, _), (wanted, _) = split(x, coords), model(x, coords)
+    assert float((y - wanted).abs().max()) <= 1e-2
