@@ -19,9 +19,12 @@ import yaml
 from credit_jax.cli import forecast
 from credit_jax.cli.commands import OK
 from credit_jax.forecast.labeled import DatasetForecaster
+from credit_jax.models import registry
 from tests.data.world import MODEL, NUM_LAT, NUM_LON
+from tests.forecast.test_forecaster import Newest
 from tests.forecast.tiny_run import make_run, read
 from tests.packages.test_labeled import regridded
+from tests.training.tiny import TinyConfig
 
 __all__ = ["regridded"]
 
@@ -48,7 +51,14 @@ WXFORMER = {
         "pad_lon": [16 - NUM_LON, 0],
     },
 }
-RUNS: dict[str, Any] = {"tiny": {}, "wxformer": {"model": WXFORMER}}
+RUNS: dict[str, Any] = {
+    "tiny": {},
+    "two frames": {
+        "model": {**MODEL, "type": "newest", "frames": 2},
+        "data__history_len": 2,
+    },
+    "wxformer": {"model": WXFORMER},
+}
 CoordSystem = OrderedDict[str, np.ndarray]
 
 
@@ -146,11 +156,14 @@ def test_the_interface(model):
     assert model.to("cpu") is model
 
 
-@pytest.mark.parametrize(
-    "name", ["tiny", pytest.param("wxformer", marks=pytest.mark.slow)]
-)
-def test_48_hours_are_those_of_the_command(example, world, files, tmp_path, name):
+@pytest.mark.slow(but=["tiny"])
+@pytest.mark.parametrize("name", RUNS)
+def test_48_hours_are_those_of_the_command(
+    example, world, files, tmp_path, monkeypatch, name
+):
     """Two members of two start dates beside each other, bit for bit."""
+    entry = registry.ModelEntry(TinyConfig, Newest)
+    monkeypatch.setitem(registry.MODELS, "newest", entry)
     config = make_run(world, tmp_path / "own", **RUNS[name])
     shutil.copyfile(config, tmp_path / "own/run/model.yml")
     options = ["--out", os.fspath(tmp_path), "--format=zarr", "--cache=none"]
