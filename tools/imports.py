@@ -78,7 +78,9 @@ def _imports() -> Iterable[tuple[str, set[str]]]:
             quoted = {name, f"{name}.__main__"} if "." in name else {f"{name}.__main__"}
             names |= quoted & files.keys()
         for folder in _ANY_MODULE.findall(text):
-            beside = graph.find_children(folder.replace("{__package__}", package))
+            name = folder.replace("{__package__}", package)
+            # The group of entry points is named so, too.
+            beside = graph.find_children(name) if name in graph.modules else ()
             names |= {name for name in beside if not is_test(Path(files[name]))}
         stub = (ROOT / file).with_suffix(".pyi")
         if stub.exists():

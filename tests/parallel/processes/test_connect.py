@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -203,9 +204,20 @@ def three(silence: float) -> tuple[list[Watch], list[Ended], list[socket.socket]
     return watches, ended, [pairs[1][1], *pairs[0], pairs[1][0]]
 
 
+def close(watches: list[Watch], sockets: list[socket.socket]) -> None:
+    """Closes the sockets when no thread selects among them any more."""
+    for one in sockets:
+        with suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+    for watch in watches:
+        watch._thread.join(20)
+    for one in sockets:
+        one.close()
+
+
 @pytest.mark.parametrize("how", ["closed", "silent", "failed"])
 def test_a_lost_process_ends_all(how: str) -> None:
-    _, ended, sockets = three(0.8 if how == "silent" else 60.0)
+    watches, ended, sockets = three(0.8 if how == "silent" else 60.0)
     began = time.monotonic()
     if how == "closed":
         sockets[0].close()
@@ -217,8 +229,7 @@ def test_a_lost_process_ends_all(how: str) -> None:
         assert "process 2 " in text
         assert ("--resume" in text) == (how != "failed")
     assert time.monotonic() - began < 10
-    for one in sockets:
-        one.close()
+    close(watches, sockets)
 
 
 def test_processes_that_end_well_are_not_missed() -> None:
@@ -236,8 +247,7 @@ def test_processes_that_end_well_are_not_missed() -> None:
         assert not watch._thread.is_alive()
     assert not ended[0].how
     assert not ended[1].how
-    for one in sockets:
-        one.close()
+    close(watches, sockets)
 
 
 def test_a_process_ends_all_with_its_reason() -> None:
@@ -245,5 +255,4 @@ def test_a_process_ends_all_with_its_reason() -> None:
     watches[1].end_all(RESUME, "a collective failed")
     for one in ended:
         assert one.wait() == (RESUME, "a collective failed")
-    for one in sockets:
-        one.close()
+    close(watches, sockets)
