@@ -153,7 +153,8 @@ def _names(root: Path) -> Iterator[str]:
             yield f"- {kind}: {_listed(unknown)}"
 
 
-def _arguments(root: Path) -> Iterator[str]:
+def _constructors(root: Path) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Title, our section and CREDIT's parameters of each name that both have."""
     for module, (registry, kind, ours) in REGISTRIES.items():
         if kind not in _WITH_ARGUMENTS:
             continue
@@ -162,41 +163,40 @@ def _arguments(root: Path) -> Iterator[str]:
             if settings is None or not isinstance(entry, tuple):
                 continue
             parameters = _parameters(root.parent, entry[0], entry[1])
-            unknown = [key for key in parameters if key not in _known(settings)]
-            if unknown:
-                yield f"- {kind} `{name}`: {_listed(unknown)}"
+            yield f"{kind} `{name}`", settings, parameters
+
+
+def _arguments(root: Path) -> Iterator[str]:
+    for title, settings, parameters in _constructors(root):
+        unknown = [key for key in parameters if key not in _known(settings)]
+        if unknown:
+            yield f"- {title}: {_listed(unknown)}"
 
 
 def _defaults(root: Path) -> Iterator[str]:
     """The defaults that are not ours, of arguments that both have."""
-    for module, (registry, kind, ours) in REGISTRIES.items():
-        if kind not in _WITH_ARGUMENTS:
-            continue
-        for name, entry in _registry(root / module, registry).items():
-            settings = ours.get(name)
-            if settings is None or not isinstance(entry, tuple):
+    for title, settings, parameters in _constructors(root):
+        for key, node in parameters.items():
+            field = settings.model_fields.get(key)
+            if field is None or node is None or field.is_required():
                 continue
-            for key, node in _parameters(root.parent, entry[0], entry[1]).items():
-                field = settings.model_fields.get(key)
-                if field is None or node is None or field.is_required():
-                    continue
-                try:
-                    theirs = ast.literal_eval(node)
-                except ValueError:
-                    continue
-                default = field.get_default(call_default_factory=True)
-                # None is filled by the constructor; a section has its own defaults.
-                if theirs is None or isinstance(default, StrictModel):
-                    continue
-                if not theirs and not default:
-                    continue
-                each = (
-                    json.dumps([theirs] * len(default))
-                    if (isinstance(default, tuple) and isinstance(theirs, int))
-                    else json.dumps(theirs)
-                )
-                if each != json.dumps(default):
-                    yield f"- {kind} `{name}`: `{key}` is {theirs}, here {default}"
+            try:
+                theirs = ast.literal_eval(node)
+            except ValueError:
+                continue
+            default = field.get_default(call_default_factory=True)
+            # None is filled by the constructor; a section has its own defaults.
+            if theirs is None or isinstance(default, StrictModel):
+                continue
+            if not theirs and not default:
+                continue
+            each = (
+                json.dumps([theirs] * len(default))
+                if (isinstance(default, tuple) and isinstance(theirs, int))
+                else json.dumps(theirs)
+            )
+            if each != json.dumps(default):
+                yield f"- {title}: `{key}` is {theirs}, here {default}"
 
 
 def _keys(root: Path) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,7 +29,6 @@ from credit_jax.forecast.outputs import Outputs, outputs_of
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.io.netcdf import attribute_value
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.named_fields.coordinates import as_values
 from credit_jax.packages.package import Package, open_artifact, open_package
 from credit_jax.plan.channels import check_forecast_units
 from credit_jax.plan.finetune import kind_of
@@ -150,10 +149,8 @@ class RunOptions(WeightsOptions, MeshOptions, ProcessOptions):
         matches = written.get("source") == dump_config(config)["data"]["source"]
         matches &= plan.inference.data is None
         if like is None and matches and isinstance(checkpoint, RunArtifact):
-            at, grid = plan.reader.data.coordinates(), plan.reader.pipeline.grid
-            if grid is not None:
-                latitude, longitude = map(as_values, (grid.latitude, grid.longitude))
-                at = replace(at, latitude=latitude, longitude=longitude)
+            grid = plan.reader.pipeline.grid
+            at = plan.reader.data.coordinates().regridded(grid)
             notes.append(checkpoint.record_coordinates(at))
         notes += check_forecast_units(
             checkpoint.units,

@@ -24,7 +24,7 @@ from credit_jax.data.sampler import Sampler
 from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.values import OutlierError, scale_notes
 from credit_jax.io.open_files import OpenFiles
-from credit_jax.named_fields.coordinates import Coordinates, as_values
+from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.transforms import (
     Pipeline,
     Units,
@@ -92,11 +92,7 @@ class Loader:
 
     def coordinates(self) -> Coordinates:
         """The coordinates of x and y, of the sources, and the calendar."""
-        coordinates, grid = self.dataset.coordinates(), self.pipeline.grid
-        if grid is None:
-            return coordinates
-        latitude, longitude = as_values(grid.latitude), as_values(grid.longitude)
-        return dataclasses.replace(coordinates, latitude=latitude, longitude=longitude)
+        return self.dataset.coordinates().regridded(self.pipeline.grid)
 
     def seen_in(self, training: DataConfig) -> str:
         """How many dates of the samples are in a training period; "" if none is."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, TypeAlias
 
@@ -98,6 +98,15 @@ class Coordinates(GridCoordinates):
     sources: Mapping[str, GridCoordinates] = field(default_factory=dict)
     # By variable key; checkpoints record them apart.
     units: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def regridded(self, grid: Any) -> Coordinates:
+        """These with the latitudes and longitudes of a grid, unless it is None."""
+        if grid is None:
+            return self
+        axes = {
+            name: as_values(getattr(grid, name)) for name in ("latitude", "longitude")
+        }
+        return replace(self, **axes)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the coordinates as JSON values."""

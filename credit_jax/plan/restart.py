@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from credit_jax.config import Config, ConfigError
 from credit_jax.config.messages import counted
 from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.parallel.mesh.devices import required_devices
+from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan.run import plan_model
 
 
@@ -30,6 +32,11 @@ def mesh_of_restart(
         of_process.setdefault(device.process_index, []).append(device)
     most = min(map(len, of_process.values()))
     worlds = [len(of_process) * count for count in range(most, 0, -1)]
+    with suppress(ConfigError):
+        dims = ParallelDims.from_config(section, len(devices))
+        # As at the start: the plan of the run is that of its mesh, too.
+        if (dims.batch_size, dims.world_size) == (ranks, len(devices)):
+            return section, [*devices], []
     # What no number of devices would mend.
     plan_model(config.model, section, num_devices=required_devices(section))
     num, listed = len(of_process), " and ".join(map(str, sorted(sizes)))
@@ -61,7 +68,7 @@ def mesh_of_restart(
             continue
         used = [d for each in of_process.values() for d in each[: world // num]]
         if (dp, tensor, domain) == (ranks, section.tensor, section.domain):
-            return chosen, used, []
+            return chosen, used, []  # of more devices than it is meant for
         return (
             chosen,
             used,
