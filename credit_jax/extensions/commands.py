@@ -60,6 +60,12 @@ COMMANDS: Mapping[str, CommandEntry] = MappingProxyType(
                 "proof that every mesh gives the same",
                 "cpu",
             ),
+            (
+                "cyclones",
+                "cyclones.command:FindCyclones",
+                "tropical cyclones of forecasts, beside best tracks",
+                "cpu",
+            ),
             ("mesh", "mesh_choice.command:ChooseMesh", "which mesh to train on", "cpu"),
             ("demo", "demo.command:Demo", "make the demo data set", ""),
         )

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 # What is observed -> names of that variable in forecasts, in lower case.
-_NAMES: Mapping[str, str] = {
+NAMES: Mapping[str, str] = {
     "2 m temperature": "t2m 2t 2m_temperature var_2t trefht tas t_2m",
     "2 m dew point": "d2m 2d 2m_dewpoint_temperature var_2d tdps td_2m",
     "surface pressure": "sp ps surface_pressure pressfc psfc",
@@ -107,7 +107,7 @@ def observations_of(
         raise ValueError(f"{network}: it has none of {', '.join(columns)}")
     parts = []
     for subject, (numbers, units) in observed.items():
-        names = [v for v in variables if v.lower() in _NAMES[subject].split()]
+        names = [v for v in variables if v.lower() in NAMES[subject].split()]
         name = names[0] if names else subject
         part = shared.assign(variable=name, value=numbers, units=units)
         parts.append(part[numbers.notna()])

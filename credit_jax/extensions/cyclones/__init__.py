@@ -1,0 +1,1 @@
+"""Tropical cyclones of forecasts, beside best tracks."""
