@@ -10,8 +10,11 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from benchmarks.accelerator import own_kernels, ptx
 from benchmarks.accelerator.__main__ import main
 from benchmarks.accelerator.account import GROWTH
+from benchmarks.accelerator.cases import cases
+from benchmarks.accelerator.compile_cases import DEFINITION, KERNEL, function_name
 from benchmarks.accelerator.compile_step import ACCOUNT, TEXT, Job
 from benchmarks.accelerator.float8 import float8_of, float8_problems, traced_products
 from benchmarks.accelerator.kernels import (
@@ -21,478 +24,433 @@ from benchmarks.accelerator.kernels import (
     OTHER,
     kernels,
     part_of,
-    phase_of,
+)
+from benchmarks.accelerator.limits import (
+    Launch,
+    Resources,
+    launches,
+    limits,
+    programs_at_once,
+    resources,
 )
 from benchmarks.accelerator.operations import operations
 from benchmarks.accelerator.overlap import summary, transfers
-from benchmarks.accelerator.program import Shape, parse, shapes_of
-from benchmarks.accelerator.roofline import Work, total, work_by
+from benchmarks.accelerator.program import parse, shapes_of
+from benchmarks.accelerator.roofline import total, work_by
 from benchmarks.accelerator.targets import TARGETS
 from benchmarks.compiled_step import SMALL_MODEL, trace_step
 from benchmarks.scale.comm_volume import SUMS
+from credit_jax import kernels as library_kernels
 from credit_jax.models.flops import count_flops, flops_of
 from credit_jax.ops.dense import float8_dense
 from credit_jax.parallel.compiler import PARTS
 from credit_jax.parallel.rows.exchange import HALO
-from tests.benchmarks.programs import EXCERPT
+from tests.benchmarks import programs
+from tests.benchmarks.programs import FLOAT8, POWERS, PRODUCT, STEP
+
+H100, A100 = TARGETS["h100"], TARGETS["a100"]
+assert H100.chip is not None
+CHIP = H100.chip
+MESH = {"domain": 2}
+
+# Each kernel of STEP: part, phase, runs, bytes, operations. Workspaces of a library are
+# not moved, slices and updates in place move their rows, the innermost scope counts.
+ROW = 512 * 32
+CONVOLUTION = (
+    2 * (64 * 64 * 6 + 6 * 4 * 4 * 6 + 32 * 32 * 6),
+    2 * 32 * 32 * 6 * 4**2 * 6,
+)
+KERNELS = {
+    "cudnn-conv.23": ("embedding", FORWARD, 1, *CONVOLUTION),
+    "cudnn-conv-bw-input.20": ("embedding", BACKWARD, 1, *CONVOLUTION),
+    "loop_dynamic_slice_fusion": ("blocks", BACKWARD, 5, 2 * 2 * ROW + 4, 0),
+    "custom-call.15": ("norm", AGAIN, 5, (2 * 2 + 4) * ROW, 2 * ROW * 32),
+    "loop_dynamic_update_slice_fusion": ("blocks", FORWARD, 5, 2 * 4 * ROW + 4, 0),
+    "copy.1": (OTHER, FORWARD, 1, 2 * 2 * 3 * 64, 0),
+    "cudnn-conv-bw-filter.22": ("embedding", BACKWARD, 1, *CONVOLUTION),
+}
+LAUNCHES = 4 + 3 * 5
 
 
-def test_instructions_in_the_order_of_their_schedule():
-    program = parse(EXCERPT)
-    assert list(program.computations) == ["fused_slice", "fused_update", "body", "main"]
-    entry = program.computations[program.entry]
-    opcodes = [i.opcode for i in entry.values() if i.opcode != "parameter"]
-    assert opcodes == [
-        "custom-call",
-        "custom-call",
-        "while",
-        "collective-permute",
-        "custom-call",
-    ]
-    loop = entry["while.444"]
-    assert (loop.called, loop.trips, loop.operands) == ("body", 5, ("p3",))
-    convolution = entry["cudnn-conv.23"]
-    assert convolution.operands == ("p0", "p1")
-    assert convolution.op_name == "jit(step)/jvp(embedding)/conv_general_dilated"
-    assert entry["p3"].shapes[2] == Shape("bf16", (5, 512, 32))
-    assert entry["cudnn-conv-bw-filter.22"].is_root
+def test_every_kernel_of_a_program_and_its_roofline() -> None:
+    every = kernels(parse(STEP))
+    assert {
+        k.name: (k.part, k.phase, k.times, k.bytes, k.flops) for k in every
+    } == KERNELS
+    work, parts = total(every, H100), work_by(lambda k: k.part, every, H100)
+    assert work.kernels == LAUNCHES
+    assert work.seconds == pytest.approx(
+        sum(k.times * max(k.bytes / 3.35e12, k.flops / 989e12) for k in every)
+    )
+    assert work.step(5e-6) == work.seconds + LAUNCHES * 5e-6
+    assert sum(part.bytes for part in parts.values()) == work.bytes
+    assert parts["norm"].kernels == 5
 
 
-def test_a_loop_of_unknown_length_is_an_error():
-    text = EXCERPT.replace("known_trip_count", "something")
-    loop = parse(text).computations["main"]["while.444"]
+def test_text_that_cannot_be_counted() -> None:
+    loop = parse(STEP.replace("known_trip_count", "x")).computations["main"]
     with pytest.raises(ValueError, match="unknown length"):
-        _ = loop.trips
-
-
-def test_text_that_is_no_program():
+        _ = loop["while.444"].trips
     with pytest.raises(ValueError, match="no ENTRY"):
         parse("module @jit_step {}")
 
 
-def test_layouts_of_a_tpu():
+def test_layouts_of_a_tpu() -> None:
     shapes = shapes_of("(f32[8,128]{1,0:T(8,128)S(1)}, bf16[4,16]{1,0:T(8,128)(2,1)})")
-    assert [s.size for s in shapes] == [4096, 128]
-    assert [s.bytes for s in shapes] == [0, 128]
-
-
-# Kernels: their parts, bytes and times.
-
-
-H100 = TARGETS["h100"]
-ROW = 512 * 32  # of what the loop slices and updates
-
-
-@pytest.fixture(scope="module")
-def found():
-    return {kernel.name: kernel for kernel in kernels(parse(EXCERPT))}
-
-
-def test_collectives_and_loops_are_no_kernels(found):
-    assert set(found) == {
-        "cudnn-conv.23",
-        "cudnn-conv-bw-input.20",
-        "cudnn-conv-bw-filter.22",
-        "custom-call.15",
-        "loop_dynamic_slice_fusion",
-        "loop_dynamic_update_slice_fusion",
-    }
-    assert found["custom-call.15"].times == 5
-    assert found["cudnn-conv.23"].times == 1
-
-
-def test_bytes_of_slices_and_updates_in_place(found):
-    assert found["loop_dynamic_slice_fusion"].bytes == 2 * 2 * ROW + 4
-    assert found["loop_dynamic_update_slice_fusion"].bytes == 2 * 4 * ROW + 4
-
-
-def test_the_workspace_of_a_library_is_not_moved(found):
-    assert found["custom-call.15"].bytes == 2 * 2 * ROW + 4 * ROW
-
-
-def test_part_and_phase(found):
-    assert found["cudnn-conv.23"].part == "embedding"
-    assert found["cudnn-conv.23"].phase == FORWARD
-    assert found["cudnn-conv-bw-filter.22"].phase == BACKWARD
-    assert found["custom-call.15"].part == "norm", "the innermost scope counts"
-    assert found["custom-call.15"].phase == AGAIN
-    # XLA gave the fusion no name: the name of an instruction in it is taken.
-    assert found["loop_dynamic_slice_fusion"].part == "blocks"
-    assert found["loop_dynamic_slice_fusion"].phase == BACKWARD
-    assert part_of("jit(step)/mul") == OTHER
-    assert part_of("jit(step)/jvp(blocks)/windows/ppermute") == "attention"
-    assert part_of("jit(step)/jvp(spectral_norm)/mul") == "spectral_norm"
-    assert phase_of("jit(step)/jvp(loss)/sub") == FORWARD
-
-
-def test_roofline(found):
-    kernel = found["cudnn-conv.23"]
-    work = Work().plus(kernel, H100)
-    assert work.seconds == max(kernel.bytes / 3.35e12, kernel.flops / 989e12)
-    assert work.step(5e-6) == work.seconds + 5e-6
-    every = total(found.values(), H100)
-    assert every.kernels == 3 + 3 * 5
-    parts = work_by(lambda k: k.part, found.values(), H100)
-    assert sum(part.bytes for part in parts.values()) == every.bytes
-    assert parts["norm"].kernels == 5
+    assert [(s.size, s.bytes) for s in shapes] == [(4096, 0), (128, 128)]
 
 
 @pytest.mark.slow
-def test_every_part_of_a_step_has_its_scope():
+def test_every_part_of_a_step_has_its_scope() -> None:
     _, traced = trace_step(SMALL_MODEL, "1", batch=1, precision="bfloat16")
     names = re.findall(r'loc\("([^"]*)"', traced.lower().as_text(debug_info=True))
-    parts = {part_of(name) for name in names}
-    missing = set(PARTS) - parts
-    assert not missing, f"nothing in the step is in the scopes {missing}"
+    assert set(PARTS) <= {part_of(name) for name in names}
+    assert part_of("jit(step)/jvp(blocks)/windows/ppermute") == "attention"
 
 
-# Operations of products and convolutions, compiled against traced.
-
-
-def _counted(text):
+def counted(text: str) -> float:
     program = parse(text)
     return sum(
         operations(program, where, instruction)
-        for name, where in program.computations.items()
+        for where in program.computations.values()
         for instruction in where.values()
         if instruction.opcode != "fusion"
     )
 
 
-def test_a_convolution_of_a_library_and_its_gradients():
-    program = parse(EXCERPT)
-    entry = program.computations["main"]
-    forward = 2 * 32 * 32 * 6 * 4 * 4 * 6
-    for name in ("cudnn-conv.23", "cudnn-conv-bw-input.20", "cudnn-conv-bw-filter.22"):
-        assert operations(program, entry, entry[name]) == forward, name
-
-
-def test_a_product_of_a_library():
-    program = parse(EXCERPT)
-    body = program.computations["body"]
-    assert operations(program, body, body["custom-call.15"]) == 2 * 512 * 32 * 32
-
-
-def _product(a, b):
+def product(a, b):
     return lax.dot_general(a, b, (((2,), (1,)), ((0,), (0,))))
 
 
-def _convolution(x, kernel):
+def convolution(x, kernel):
     return lax.conv_general_dilated(
         x, kernel, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
 
 
-@pytest.mark.parametrize(
-    ("function", "shapes"),
-    [
-        (_product, [(3, 5, 7), (3, 7, 11)]),
-        (_convolution, [(2, 13, 15, 4), (3, 5, 4, 6)]),
-        (
-            jax.grad(lambda x, k: _convolution(x, k).sum(), 1),
-            [(1, 9, 9, 4), (3, 3, 4, 6)],
-        ),
-    ],
-)
-def test_as_many_as_the_traced_function(function, shapes):
-    arrays = [jnp.ones(shape) for shape in shapes]
-    text = jax.jit(function).lower(*arrays).compile().as_text()
-    assert _counted(text) == count_flops(function, *arrays)
+def test_as_many_operations_as_the_traced_function() -> None:
+    gradient = jax.grad(lambda x, k: convolution(x, k).sum(), 1)
+    for function, *shapes in (
+        (product, (3, 5, 7), (3, 7, 11)),
+        (convolution, (2, 13, 15, 4), (3, 5, 4, 6)),
+        (gradient, (1, 9, 9, 4), (3, 3, 4, 6)),
+    ):
+        arrays = [jnp.ones(shape) for shape in shapes]
+        text = jax.jit(function).lower(*arrays).compile().as_text()
+        assert counted(text) == count_flops(function, *arrays), function
 
 
-def test_taps_on_padding_are_no_operations():
+def test_taps_on_padding_are_no_operations() -> None:
     text = """
 ENTRY %main (x: f32[1,4,1], k: f32[3,1,1]) -> f32[1,4,1] {
   %x = f32[1,4,1]{2,1,0} parameter(0)
   %k = f32[3,1,1]{2,1,0} parameter(1)
-  ROOT %c = f32[1,4,1]{2,1,0} convolution(%x, %k), window={size=3 pad=1_1}, \
-dim_labels=b0f_0io->b0f
+  ROOT %c = f32[1,4,1] convolution(%x, %k), window={size=3 pad=1_1}, dim_labels=b0f_0io->b0f
 }
-"""
-    assert _counted(text) == 2 * (4 * 3 - 2)
+"""  # noqa: E501
+    assert counted(text) == 2 * (4 * 3 - 2)
 
 
-# Collectives and the kernels that overlap with them.
+# Purpose, runs and bytes of each transfer of STEP, and the kernels beside it. Halos in
+# one launch are one message.
+SUMMED = 2 * ROW
+TRANSFERS = [
+    ("collective-permute", HALO, 1, 2 * 32 * 32 * 6, 0),
+    ("collective-permute", HALO, 1, 2 * (3 + 2) * 64, 1),
+    ("reduce-scatter", OTHER, 1, 4 * 16 * 64 / 2, 0),
+    ("all-reduce", SUMS, 5, 5 * SUMMED, 1),
+]
 
 
-H100_OVERLAP = TARGETS["h100"]
-SUMMED = 2 * 512 * 32
+def test_transfers_wait_for_what_no_kernel_hides() -> None:
+    sent = transfers(parse(STEP), MESH, H100)
+    rows = [(t.collective, t.purpose, t.kernels) for t in sent]
+    assert [(c.kind, p, c.times, c.sent, n) for c, p, n in rows] == TRANSFERS
+    each = {row["purpose"]: row for row in summary(sent, H100)}
+    row = each[SUMS]
+    assert (row["number"], row["bytes"]) == (5, 5 * SUMMED)
+    assert row["seconds"] == pytest.approx(5 * (10e-6 + SUMMED / 450e9))
+    assert 0 < row["exposed_seconds"] < row["seconds"]
+    assert (row["nothing_beside"], row["median_kernels_beside"]) == (0, 1)
+    assert each[OTHER]["exposed_seconds"] == each[OTHER]["seconds"]
+    assert (each[HALO]["number"], each[HALO]["nothing_beside"]) == (2, 1)
 
 
-def test_kernels_between_start_and_end():
-    found = transfers(parse(EXCERPT), {"domain": 2}, H100_OVERLAP)
-    halo, total = sorted(found, key=lambda t: t.collective.kind, reverse=True)
-    assert (halo.purpose, halo.kernels) == (HALO, 0)
-    assert (total.purpose, total.kernels, total.collective.times) == (SUMS, 1, 5)
-
-
-def test_what_waits_is_what_no_kernel_hides():
-    rows = summary(transfers(parse(EXCERPT), {"domain": 2}, H100_OVERLAP), H100_OVERLAP)
-    summed, halo = (next(r for r in rows if r["purpose"] == p) for p in (SUMS, HALO))
-    assert (summed["number"], summed["bytes"]) == (5, 5 * SUMMED)
-    assert summed["seconds"] == pytest.approx(5 * (10e-6 + SUMMED / 450e9))
-    assert 0 < summed["exposed_seconds"] < summed["seconds"]
-    assert (summed["nothing_beside"], summed["median_kernels_beside"]) == (0, 1)
-    assert halo["exposed_seconds"] == halo["seconds"]
-    assert halo["nothing_beside"] == 1
-
-
-def test_a_collective_that_blocks_hides_nothing():
+def test_a_collective_that_blocks_hides_nothing() -> None:
     sync = 'backend_config={"collective_backend_config":{"is_sync":true}}, '
-    text = EXCERPT.replace("to_apply=%add, ", "to_apply=%add, " + sync)
-    rows = summary(transfers(parse(text), {"domain": 2}, H100_OVERLAP), H100_OVERLAP)
-    assert all(row["exposed_seconds"] == row["seconds"] for row in rows)
-
-
-# The halos of both directions in one launch, and a kernel that overlaps with them.
-GROUPED = """\
-HloModule jit_step, is_scheduled=true
-
-%permuted.collectives_group (a.1: bf16[1,3,64], b.1: bf16[1,2,64]) -> \
-(bf16[1,3,64], bf16[1,2,64]) {
-  %a.1 = bf16[1,3,64]{2,1,0} parameter(0)
-  %b.1 = bf16[1,2,64]{2,1,0} parameter(1)
-  %collective-permute-start.1 = (bf16[1,3,64]{2,1,0}, bf16[1,3,64]{2,1,0}) \
-collective-permute-start(%a.1), source_target_pairs={{0,1}}, \
-metadata={op_name="ppermute"}
-  %collective-permute-done.1 = bf16[1,3,64]{2,1,0} \
-collective-permute-done(%collective-permute-start.1)
-  %collective-permute-start.2 = (bf16[1,2,64]{2,1,0}, bf16[1,2,64]{2,1,0}) \
-collective-permute-start(%b.1), source_target_pairs={{1,0}}, \
-metadata={op_name="ppermute"}
-  %collective-permute-done.2 = bf16[1,2,64]{2,1,0} \
-collective-permute-done(%collective-permute-start.2)
-  ROOT %tuple.1 = (bf16[1,3,64]{2,1,0}, bf16[1,2,64]{2,1,0}) tuple(\
-%collective-permute-done.1, %collective-permute-done.2)
-}
-
-ENTRY %main (a: bf16[1,3,64], b: bf16[1,2,64]) -> bf16[1,3,64] {
-  %a = bf16[1,3,64]{2,1,0} parameter(0)
-  %b = bf16[1,2,64]{2,1,0} parameter(1)
-  %tuple-start = ((bf16[1,3,64]{2,1,0}, bf16[1,2,64]{2,1,0}), \
-(bf16[1,3,64]{2,1,0}, bf16[1,2,64]{2,1,0})) async-start(%a, %b), \
-calls=%permuted.collectives_group, frontend_attributes={_collectives_group=""}
-  %copy.1 = bf16[1,3,64]{2,1,0} copy(%a)
-  %tuple-done = (bf16[1,3,64]{2,1,0}, bf16[1,2,64]{2,1,0}) async-done(%tuple-start), \
-metadata={op_name="jit(step)/jvp(embedding)/halo/jit(permuted)"}
-  ROOT %get-tuple-element.1 = bf16[1,3,64]{2,1,0} get-tuple-element(%tuple-done), \
-index=0
-}
-"""
-
-
-def test_collectives_in_one_launch_are_one_message():
-    program = parse(GROUPED)
-    (halo,) = transfers(program, {"domain": 2}, H100_OVERLAP)
-    assert (halo.purpose, halo.kernels) == (HALO, 1)
-    assert halo.collective.sent == (3 + 2) * 64 * 2
-    assert [kernel.name for kernel in kernels(program)] == ["copy.1"]
-
-
-# What XLA writes of a scatter of gradients beside other work.
-STARTED = """\
-HloModule jit_step, is_scheduled=true
-
-%add (a: f32[], b: f32[]) -> f32[] {
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %sum = f32[] add(%a, %b)
-}
-
-%started (param: f32[16,64]) -> f32[2,64] {
-  %param = f32[16,64]{1,0} parameter(0)
-  ROOT %reduce-scatter.1 = f32[2,64]{1,0} reduce-scatter(%param), \
-replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}, to_apply=%add, \
-metadata={op_name="parameters/reduce_scatter"}
-}
-
-ENTRY %main (x: f32[16,64]) -> f32[2,64] {
-  %x = f32[16,64]{1,0} parameter(0)
-  %reduce-scatter-start.1 = ((f32[16,64]{1,0}), f32[2,64]{1,0}) \
-async-start(%x), calls=%started
-  ROOT %reduce-scatter-done.1 = f32[2,64]{1,0} async-done(%reduce-scatter-start.1)
-}
-"""
-
-
-def test_a_collective_in_a_computation_that_is_started_is_no_kernel():
-    program = parse(STARTED)
-    assert kernels(program) == []
-    (sent,) = transfers(program, {"dp": 8}, H100_OVERLAP)
-    assert sent.collective.kind == "reduce-scatter"
-    assert sent.collective.sent == 7 / 8 * 4 * 16 * 64
-
-
-# Float8 products counted in traces and in compiled programs.
-
-
-PROGRAM = """HloModule step, is_scheduled=true
-
-%gemm (a: f8e4m3fn[8,16], b: f8e4m3fn[16,32]) -> f32[8,32] {
-  %a = f8e4m3fn[8,16]{1,0} parameter(0)
-  %b = f8e4m3fn[16,32]{1,0} parameter(1)
-  ROOT %dot.1 = f32[8,32]{1,0} dot(%a, %b), lhs_contracting_dims={1}
-}
-
-ENTRY %main (p0: f32[8,16], p1: f8e4m3fn[16,32]) -> f32[8,32] {
-  %p0 = f32[8,16]{1,0} parameter(0)
-  %p1 = f8e4m3fn[16,32]{1,0} parameter(1)
-  %convert.1 = f8e4m3fn[8,16]{1,0} convert(%p0)
-  ROOT %fusion.1 = f32[8,32]{1,0} fusion(%convert.1, %p1), kind=kCustom, calls=%gemm
-}
-"""
-
-
-def test_products_of_a_program() -> None:
-    found = float8_of(parse(PROGRAM))
-    assert found == {"products": 1, "mixed": 0, "widened": 0}
-    account = {"float8": 16, "float8_traced": 1, "float8_products": found}
-    assert float8_problems(account) == []
-    assert float8_problems({}) == []
+    text = STEP.replace("to_apply=%add, ", "to_apply=%add, " + sync)
+    rows = {r["purpose"]: r for r in summary(transfers(parse(text), MESH, H100), H100)}
+    assert rows[SUMS]["exposed_seconds"] == rows[SUMS]["seconds"]
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "found"),
+    ("old", "new", "products"),
     [
-        ("%a = f8e4m3fn", "%a = bf16", {"products": 0, "mixed": 1, "widened": 0}),
-        (
-            "f8e4m3fn[8,16]{1,0} convert(%p0)",
-            "f32[16,32]{1,0} convert(%p1)",
-            {"products": 1, "mixed": 0, "widened": 1},
-        ),
+        ("", "", (1, 0, 0)),
+        ("%a = f8e4m3fn", "%a = bf16", (0, 1, 0)),
+        ("f8e4m3fn[8,16]{1,0} convert(%p0)", "f32[16,32]{1,0} convert(%p1)", (1, 0, 1)),
     ],
 )
-def test_what_is_not_meant(old: str, new: str, found: dict[str, int]) -> None:
-    assert float8_of(parse(PROGRAM.replace(old, new))) == found
-    account = {"float8": 16, "float8_traced": 1, "float8_products": found}
-    assert any("float8" in line for line in float8_problems(account))
+def test_float8_products_of_a_program(old, new, products) -> None:
+    counts = dict(zip(("products", "mixed", "widened"), products, strict=True))
+    assert float8_of(parse(FLOAT8.replace(old, new) if old else FLOAT8)) == counts
+    account = {"float8": 16, "float8_traced": 1, "float8_products": counts}
+    assert any("float8" in line for line in float8_problems(account)) == bool(old)
+    assert float8_problems({}) == []
 
 
-def test_products_of_a_trace() -> None:
-    """Float8 in the forward pass and the gradient of x, not in that of the weights."""
-
-    def loss(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        return float8_dense(x, kernel).sum()
-
+def test_float8_products_of_a_trace() -> None:
+    """Forward and in the gradient of x, not of weights; in a loop one counts once."""
     x, kernel = jnp.ones((8, 16)), jnp.ones((16, 32))
-    program = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(x, kernel)
-    assert traced_products(program) == 2
-
-    def body(carry: jax.Array, _: None) -> tuple[jax.Array, None]:
-        return float8_dense(carry, kernel[:, :16]), None
-
-    looped = jax.make_jaxpr(lambda x: jax.lax.scan(body, x, length=3))(x)
-    assert traced_products(looped) == 1, "one within a loop counts once"
-
-
-# The report of compiled programs, and the comparison with an older one.
-
-
-FOUND = {
-    "memory": {"arguments": 1, "temporary": 2, "peak": 3},
-    "compile_seconds": 1.0,
-    "estimate_seconds": None,
-    "traced": 4e6,
-    "useful": 4e6,
-}
+    both = jax.grad(lambda x, kernel: float8_dense(x, kernel).sum(), argnums=(0, 1))
+    assert traced_products(jax.make_jaxpr(both)(x, kernel)) == 2
+    body = lambda carry, _: (float8_dense(carry, kernel[:, :16]), None)  # noqa: E731
+    looped = jax.make_jaxpr(lambda x: lax.scan(body, x, length=3))(x)
+    assert traced_products(looped) == 1
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs the benchmark on a program that was compiled before."""
+    """Runs the benchmark on programs that were compiled before."""
+    counts = {
+        "memory": {"arguments": 1, "temporary": 2, "peak": 3},
+        **{"compile_seconds": 1.0, "estimate_seconds": None},
+        **{"traced": 4e6, "useful": 4e6},
+    }
     for mesh in ("1", "domain2"):
         folder = Job("h100", "small", mesh, "none").folder(tmp_path)
         folder.mkdir(parents=True)
-        (folder / TEXT).write_text(EXCERPT)
-        (folder / ACCOUNT).write_text(json.dumps(FOUND))
+        (folder / TEXT).write_text(STEP)
+        (folder / ACCOUNT).write_text(json.dumps(counts))
+    words = ["--config", "small", "--remat", "none", "--reuse", "--parallelism"]
+    words += ["domain2", "--programs", str(tmp_path), "--out", str(tmp_path)]
+    report = tmp_path / "accelerator_small.json"
 
     def run(*options):
-        folders = ["--programs", str(tmp_path), "--out", str(tmp_path / "out")]
-        always = ["--config", "small", "--remat", "none", "--reuse", *folders]
-        meshes = ["--parallelism", "domain2"]
-        status = main([*always, *meshes, *options])
-        report = tmp_path / "out" / "accelerator_small.json"
+        status = main([*words, *options])
         return status, json.loads(report.read_text()), report
 
     return run
 
 
-def test_an_account(run):
+def test_an_account_and_one_that_grew(run, tmp_path, capsys) -> None:
     status, report, path = run()
     (program,) = report["programs"]
     assert status == 0
-    assert program["kernels"] == 18
-    assert sum(part["kernels"] for part in program["parts"].values()) == 18
+    assert program["kernels"] == LAUNCHES
+    assert sum(part["kernels"] for part in program["parts"].values()) == LAUNCHES
     assert program["useful_flops"] == 2e6, "a sample is shared by two devices"
     assert program["exposed_seconds"] > 0
     assert list(program["steps"]) == ["1", "2", "5"]
     one, two, five = program["steps"].values()
-    assert five - two == pytest.approx(3 * (two - one)) == pytest.approx(3 * 18e-6)
+    assert five - two == pytest.approx(3 * (two - one))
+    assert two - one == pytest.approx(LAUNCHES * 1e-6)
     text = path.with_suffix(".md").read_text()
-    assert "| domain2, remat none | 18 |" in text
+    assert f"| domain2, remat none | {LAUNCHES} |" in text
     assert "collective-permute | halo" in text
 
-
-def test_a_program_that_grew_fails(run, tmp_path, capsys):
-    _, report, _ = run()
     older = tmp_path / "older.json"
-    (program,) = report["programs"]
-    assert run("--against", _written(older, report))[0] == 0
+
+    def against():
+        older.write_text(json.dumps(report))
+        return run("--against", str(older))[0], capsys.readouterr().err
+
+    assert against()[0] == 0
     program["bytes"] = int(program["bytes"] / (1 + GROWTH) ** 2)
-    assert run("--against", _written(older, report))[0] == 1
-    printed = capsys.readouterr().err
+    status, printed = against()
+    assert status == 1
     assert "bytes grew from" in printed
     assert "kernels grew" not in printed
     assert "of the same jaxlib" not in printed
     report["recipe"]["versions"]["jaxlib"] = "0.1.2"
-    assert run("--against", _written(older, report))[0] == 1
-    assert "is of jaxlib 0.1.2, this one of" in capsys.readouterr().err
+    assert "is of jaxlib 0.1.2, this one of" in against()[1]
     program["title"] = "domain2, remat full"
-    assert run("--against", _written(older, report))[0] == 1
-    expected = "domain2, remat none: the older report has no such program to compare"
-    assert expected in capsys.readouterr().err
-
-
-def _written(path, report):
-    path.write_text(json.dumps(report))
-    return str(path)
-
-
-# CREDIT's eager step, counted on meta tensors.
-
-
-@pytest.fixture(scope="module")
-def kernels_of_torch_eager(credit):
-    from benchmarks.accelerator.torch_eager import eager_step
-
-    return eager_step(SMALL_MODEL)
+    status, printed = against()
+    assert status == 1
+    assert "domain2, remat none: the older report has no such program" in printed
 
 
 @pytest.mark.slow
-def test_operations_are_those_of_our_step(kernels_of_torch_eager):
+def test_operations_of_credits_eager_step_are_those_of_ours(credit) -> None:
+    from benchmarks.accelerator.torch_eager import eager_step
+
     _, traced = trace_step(SMALL_MODEL, "1", batch=1)
     ours = flops_of(traced.jaxpr)
-    theirs = sum(kernel.flops for kernel in kernels_of_torch_eager)
+    theirs = sum(kernel.flops for kernel in eager_step(SMALL_MODEL))
     print(f"CREDIT {theirs:.4g}, ours {ours:.4g}")
     assert theirs == pytest.approx(ours, rel=0.03)
 
 
-def test_autocast_halves_products_and_keeps_sums(credit):
-    import torch
-
+def test_autocast_halves_products_and_keeps_sums(credit, torch) -> None:
     from benchmarks.accelerator.torch_eager import _Autocast
 
     weight = torch.ones(3, 3, requires_grad=True)
     with _Autocast():
         product = torch.ones(2, 3) @ weight
-        assert product.dtype == torch.bfloat16
+        assert product.dtype == (product * product).dtype == torch.bfloat16
         assert torch.softmax(product, -1).dtype == torch.float32
-        assert (product * product).dtype == torch.bfloat16
         assert product.pow(2).dtype == torch.float32
         assert torch.dot(torch.ones(2), product[:, 0]).dtype == torch.float32
 
 
-def _num_parameters():
-    from credit_jax.models.registry import build
+# GPU kernels: their cases, and what limits them, from PTX and what ptxas says.
 
-    return build(SMALL_MODEL).num_parameters
+
+def test_names_are_unique_and_operations_those_of_the_models() -> None:
+    sizes = [cases(size) for size in ("025deg", "small")]
+    for each in sizes:
+        assert len({case.name for case in each}) == len(each)
+    large, small = ({case.operation for case in each} for each in sizes)
+    assert large == small
+    # One is part of `layer_norm_and_skip`.
+    assert all(callable(getattr(library_kernels, o)) for o in {*large, "layer_norm"})
+
+
+@pytest.mark.slow(but=["small"])
+@pytest.mark.parametrize("size", ["025deg", "small"])
+def test_kernels_have_the_types_of_their_definitions(size) -> None:
+    for case in cases(size):
+        for dtype in case.dtypes:
+            arrays = [jax.ShapeDtypeStruct(s, jnp.dtype(dtype)) for s in case.shapes]
+            types = [
+                jax.eval_shape(case.with_gradients(function), *arrays)
+                for function in (case.interpreted, case.definition, case.kernel)
+            ]
+            assert types[0] == types[1] == types[2], f"{case.name}, {dtype}"
+
+
+# In the loop of two turns: two loads of two values, four powers and four sums, five
+# operations on addresses, and its increment, comparison and branch.
+LOOP, TURNS = 2 + 4 + 4 + 5 + 3, 25
+
+
+def test_instructions_count_as_often_as_they_run() -> None:
+    kernel = parse_ptx(POWERS)
+    work, none = kernel.work((3, 0, 0)), kernel.work((1, 0, 0))
+    assert work.special == TURNS * 4 + 2, "and two roots"
+    assert work.requested == 32 * 8 * (TURNS * 2 + 1), "8 bytes a thread"
+    assert TURNS * LOOP < work.instructions < TURNS * LOOP + 45
+    assert work.special - none.special == 2, "a program runs its branch alone"
+    assert work.instructions - none.instructions == 2 + 1, "roots, and a jump"
+    work = parse_ptx(PRODUCT).work((0, 0, 0))
+    assert work.flops == 2 * 64 * 16 * 16 / 4, "a quarter of them for each of 4 warps"
+    assert work.requested == 32 * (16 + 4 + 16)
+    assert not parse_ptx(PRODUCT).is_pipelined
+
+
+def parse_ptx(text=POWERS, old="", new=""):
+    assert old in text
+    return ptx.parse(text.replace(old, new) if old else text)
+
+
+def test_what_depends_on_the_thread_and_copies_of_nothing(monkeypatch) -> None:
+    guarded = parse_ptx(POWERS, "mov.u32  %r1, %ctaid.x", "mov.u32  %r1, %tid.y")
+    assert guarded.work((1, 0, 0)).special == TURNS * 4 + 2, "not taken"
+    copy = "cp.async.cg.shared.global [ %r12 + 0 ], [ %rd5 + 0 ], 0x10, %r99;\n"
+    loop = "$L__BB0_1:\n"
+    for size, times in (("16", TURNS), ("0", 0)):
+        kernel = parse_ptx(POWERS, loop, f"{loop} mov.b32 %r99, {size};\n {copy}")
+        more = kernel.work((0, 0, 0)).requested
+        assert more - parse_ptx().work((0, 0, 0)).requested == times * 32 * 16
+        assert kernel.is_pipelined
+    monkeypatch.setattr(ptx, "_MOST", 100_000)
+    endless = parse_ptx(POWERS, "%p1, %r36, 6400", "%p1, 0, 1")
+    with pytest.raises(ValueError, match="powers_0_flops: a program with no end"):
+        endless.work((0, 0, 0))
+
+
+def test_what_ptxas_and_xla_say() -> None:
+    assert resources(programs.LOG) == {
+        "window_attention_backward": Resources(255, 652, 408),
+        "input_reduce_fusion": Resources(30, 0, 0, 8320),
+    }
+    with pytest.raises(ValueError, match="nothing of the registers of linear"):
+        resources("ptxas info : Function properties for linear\n  0 bytes stack")
+    each = launches(programs.SEQUENCE, programs.METADATA)
+    assert list(each) == ["loop_pad_fusion", "pallas_call.3"]
+    attention = each["pallas_call.3"]
+    assert attention == Launch("window_attention_backward", (66, 4, 1), 256, 98304)
+    assert (attention.programs, attention.warps) == (264, 8)
+
+
+@pytest.mark.parametrize(
+    ("threads", "registers", "shared", "programs"),
+    [
+        (256, 255, 0, 1),  # 8 warps x 32 threads x 256 registers are all
+        (256, 128, 0, 2),
+        (256, 32, 0, 8),  # 2,048 threads
+        (256, 32, 96 * 1024, 2),  # 228 KB, 1 of each program the system's
+        (128, 168, 0, 3),
+        (32, 16, 0, 32),
+    ],
+)
+def test_programs_of_a_multiprocessor(threads, registers, shared, programs) -> None:
+    launch = Launch("kernel", (1000,), threads, shared)
+    assert programs_at_once(launch, Resources(registers, 0, 0), CHIP) == programs
+
+
+def test_the_resource_that_is_needed_longest_is_the_bound() -> None:
+    small = Resources(32, 0, 0)
+    launch = Launch("kernel", (CHIP.count * 64,), 256, 0)
+    warps, clocks = CHIP.count * 64 * 8, CHIP.count * CHIP.clock
+    for bound, moved, work in (
+        ("memory", 3.35e9, {}),
+        ("products", 1e9, {"flops": H100.peak}),
+        ("issue slots", 1e9, {"instructions": 4 * clocks}),
+        ("special functions", 1e9, {"special": 16 / 32 * clocks}),
+        ("L2", 1e9, {"requested": CHIP.cache_bandwidth}),
+    ):
+        need = ptx.Work(**{name: value * 1e-3 / warps for name, value in work.items()})
+        found = limits(launch, small, need, moved, H100, pipelined=False)
+        assert (found.bound, found.seconds) == (bound, pytest.approx(1e-3))
+    one, none = Launch("kernel", (1,), 256, 200 * 1024), ptx.Work()
+    assert limits(one, small, none, 1.0, H100, pipelined=False).at_once == 1
+    with pytest.raises(ValueError, match="fits into no multiprocessor of a100"):
+        limits(one, small, none, 1.0, A100, pipelined=False)
+
+
+def test_the_report_of_a_kernel_and_new_spills(tmp_path, monkeypatch, capsys) -> None:
+    """From what XLA and ptxas wrote for one case."""
+    case, dtype, stores = cases("025deg")[0].name, "bfloat16", 0
+    for side in (KERNEL, DEFINITION):
+        name = function_name(case, dtype, side)
+        folder = tmp_path / "h100" / side
+        folder.mkdir(parents=True)
+        (folder / f"{name}.hlo").write_text(programs.CASE)
+        for ending, text in (
+            ("thunk_sequence.txt", programs.CASE_SEQUENCE),
+            ("thunk_metadata.txt", programs.CASE_METADATA),
+            *(("1.ptx", POWERS), ("2.ptx", "")),
+        ):
+            (folder / f"module_0001.jit_{name}.{ending}").write_text(text)
+    monkeypatch.setattr(
+        own_kernels,
+        "_assembled",
+        lambda path, target: {"powers_0_flops": Resources(58, stores, 0)},
+    )
+    monkeypatch.setattr(own_kernels, "AHEAD", 1.5)
+    folders = ["--programs", str(tmp_path), "--out", str(tmp_path)]
+
+    def run(*options):
+        return own_kernels.main(["--reuse", "--cases", case, *folders, *options])
+
+    assert run() == 0
+    report = tmp_path / "own_kernels-h100.json"
+    (row,) = json.loads(report.read_text())["cases"]
+    (kernel,) = row["kernels"]
+    assert kernel["kernel"] == "powers_0_flops"
+    assert (kernel["registers"], kernel["shared"], kernel["programs"]) == (58, 512, 4)
+    assert kernel["bytes"] == 4 * (200 + 4) * 128
+    # The copy is the same in both programs; the definition's kernel is perfect.
+    assert row["seconds"] > row["definition_seconds"] > 2 * 2e-6
+    text = report.with_suffix(".md").read_text()
+    assert f"| powers: {case}, {dtype} | 58 | 0 |" in text
+    assert "issue slots, ms" in text
+
+    stores, against = 8, ["--against", str(tmp_path / "older.json")]
+    assert run() == 0, "without an older report spills are told only"
+    (tmp_path / "older.json").write_text(report.read_text())
+    assert run(*against) == 0
+    stores = 12
+    assert run(*against) == 1
+    assert "powers_0_flops spills 12 bytes a thread, and 8" in capsys.readouterr().err
