@@ -19,14 +19,12 @@ import jax
 import pytest
 from filelock import FileLock
 
-NUM_DEVICES = 8
-
 # As the commands do (`parallel.compiler`): by default garbage collection takes a fifth
 # of the tracing time.
 gc.set_threshold(100_000, 50, 100)
 
 jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+jax.config.update("jax_num_cpu_devices", 8)
 # The user's cache of compiled programs stays as it is, whatever command a test runs.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     jax.config.update("jax_enable_compilation_cache", False)
@@ -36,54 +34,24 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_addoption(parser):
-    """Adds the options of `tests.without_torch` and `tests.suite`."""
-    parser.addoption(
-        "--slow-since",
-        metavar="COMMIT",
-        help="of the slow tests, run those that the change since then reaches",
-    )
-    parser.addoption(
-        "--without-torch",
-        action="store_true",
-        help="leave out the tests that need torch or CREDIT",
-    )
+    """Adds the options of `tests.suite`."""
+    since = "of the slow tests, run those that the change since then reaches"
+    parser.addoption("--slow-since", metavar="COMMIT", help=since)
+    without = "leave out the tests that need torch or CREDIT"
+    parser.addoption("--without-torch", action="store_true", help=without)
 
 
 def pytest_configure(config):
-    """Registers the plugins of these tests; with CI=true a skipped test fails."""
-    optimize_little()
-    plugins = ["suite"]
-    if os.environ.get("CI", "").lower() in ("true", "1"):
-        plugins.append("skips_fail")
-    if config.getoption("without_torch"):
-        plugins.append("without_torch")
-    for name in plugins:
-        config.pluginmanager.import_plugin(f"tests.{name}")
+    """Loads the plugin of these tests, and sets how programs are compiled.
 
-
-def optimize_little():
-    """Adds flags by which programs are compiled in a third of the time.
-
-    Parts of a program are compiled serially: the other core runs another test process.
+    That takes a third of the time so. Parts of a program are compiled serially: the
+    other core runs another test process.
     """
     from credit_jax.parallel.compiler import add_flags, compile_quickly
 
     compile_quickly()
     add_flags({"xla_cpu_parallel_codegen_split_count": 1})
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item):
-    """Annotations are checked in the quick tests alone.
-
-    The slow ones repeat these on further meshes and in whole runs, where the checks
-    take a fifth of the time of tracing.
-    """
-    import jaxtyping
-
-    slow = item.get_closest_marker("slow") is not None
-    jaxtyping.config.update("jaxtyping_disable", slow)
-    return (yield)
+    config.pluginmanager.import_plugin("tests.suite")
 
 
 @pytest.fixture
@@ -117,10 +85,7 @@ def torch():
 
 @pytest.fixture(scope="session")
 def credit(torch):
-    """CREDIT, the PyTorch reference (`tests.reference`).
-
-    A test that needs it is skipped where it is missing, and fails with CI=true.
-    """
+    """CREDIT, the PyTorch reference (`tests.reference`); likewise."""
     from importlib.util import find_spec
 
     if find_spec("credit") is None:

@@ -1,4 +1,4 @@
-"""The plugins of these tests, their checks of types, and their assertions."""
+"""The plugin of these tests, their checks of types, and their assertions."""
 
 from __future__ import annotations
 
@@ -10,27 +10,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from jaxtyping import Float, TypeCheckError, jaxtyped
 
 from tests import suite, typechecker
-from tests.suite import (
-    FIRST,
-    MOST,
-    TESTS,
-    pytest_collection_modifyitems,
-    pytest_itemcollected,
-    pytest_report_header,
-    rank,
-)
 from tests.support import assert_close, assert_trees_close, relative_error
 from tests.support.git import new_repository
 from tools import touched
 
+ROOT = Path(__file__).parents[1]
 SLOW = pytest.mark.slow.mark
-TORCH = pytest.mark.torch.mark
 
 
 def is_slow(item: Any) -> bool:
@@ -45,31 +35,29 @@ def collect(
     for name, own in marks.items():
         item = SimpleNamespace(nodeid=name, own_markers=[*own], path=Path(name))
         item.get_closest_marker = lambda _, item=item: is_slow(item) or None
-        items.append(item)
+        items.append(item := type("Item", (), vars(item))())
+        suite.pytest_itemcollected(item)
     config: Any = SimpleNamespace(
         args=args,
-        getoption=lambda name: {"slow_since": base}[name],
+        getoption={"slow_since": base}.get,
         hook=SimpleNamespace(pytest_deselected=lambda items: None),
     )
-    for item in items:
-        pytest_itemcollected(item)
-    pytest_report_header(config)
-    pytest_collection_modifyitems(config, items)
-    quick = [name for name, own in marks.items() if SLOW not in own]
-    assert {item.nodeid for item in items} >= {*quick}
+    suite.pytest_report_header(config)
+    suite.pytest_collection_modifyitems(config, items)
+    quick = {name for name, own in marks.items() if SLOW not in own}
+    assert {item.nodeid for item in items} >= quick
     return [item.nodeid for item in items if is_slow(item)]
 
 
 def test_cases_but_some_are_slow() -> None:
     def slow(*but: str, **options: Any) -> list[str]:
         some = pytest.mark.slow(but=[*but]).mark
-        marks = {"a.py::test_some[a[1]]": [some, TORCH], "a.py::test_some[b]": [some]}
+        marks = {"a.py::test_some[a[1]]": [some], "a.py::test_some[b]": [some]}
         marks |= {"a.py::test_all": [SLOW], "a.py::test_none": []}
         return collect(marks | {"b.py::test_some[c]": []}, **options)
 
     assert slow("b") == ["a.py::test_some[a[1]]", "a.py::test_all"]
     assert slow("a[1]") == ["a.py::test_some[b]", "a.py::test_all"]
-    assert slow("a[1]", "b") == ["a.py::test_all"]
     with pytest.raises(pytest.UsageError, match=r"a.py::test_some.*'c'.*'a\[1\]', 'b'"):
         slow("b", "c")
     assert slow("b", "c", args=("a.py::test_some[b]",))[1:] == ["a.py::test_all"]
@@ -86,139 +74,100 @@ def test_slow_tests_that_a_change_reaches_run(tmp_path: Path, monkeypatch: Any) 
     assert collect(marks, "HEAD~1") == collect(marks, "no such commit") == []
     assert collect(marks, "HEAD~2") == [conv]
     named = "tests/ops/test_conv.py::test_b[conv]"
-    marks |= {f"tests/ops/test_conv.py::test_b[{n}]": [SLOW] for n in range(MOST)}
+    marks |= {f"tests/ops/test_conv.py::test_b[{n}]": [SLOW] for n in range(suite.MOST)}
     few = collect(marks | {named: [SLOW]}, "HEAD~2")
-    assert len(few) == MOST
+    assert len(few) == suite.MOST
     assert named in few
 
 
-def test_long_folders_come_first_and_files_keep_their_order(tmp_path: Any) -> None:
+def test_long_folders_come_first_and_files_keep_their_order(tmp_path: Path) -> None:
     names = ("config/b", "models/b", "test_a", "training/b", "models/a/c", "config/a")
-    files = [TESTS / f"{name}.py" for name in names]
-    assert sorted((tmp_path, *files), key=rank) == [
-        *(files[3], files[1], files[4]),
-        *(tmp_path, files[0], files[2], files[5]),
-    ]
-    assert all((TESTS / folder).is_dir() for folder in FIRST)
+    files = [suite.TESTS / f"{name}.py" for name in names]
+    order = sorted((tmp_path, *files), key=suite.rank)
+    assert order == [files[3], files[1], files[4], tmp_path, files[0], *files[2::3]]
+    assert all((suite.TESTS / folder).is_dir() for folder in suite.FIRST)
 
 
-@pytest.mark.slow
-def test_programs_are_dropped_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    used, drops = [0.0], []
-    monkeypatch.setattr(suite, "resident", lambda: used[0])
-    monkeypatch.setattr(suite, "_after_last_time", 0.0)
-    monkeypatch.setattr(jax, "clear_caches", lambda: drops.append(used[0]))
-    for used[0] in (4e9, 5.5e9, 6e9, 6.6e9, 5.2e9):
-        suite.drop_programs()
-    assert drops == [5.5e9, 6.6e9]
-
-
-def test_memory_of_programs_goes_back_to_the_system() -> None:
+def test_programs_are_dropped_between_files_and_memory_goes_back(monkeypatch) -> None:
     """Also memory freed between objects that are still in use."""
+    first, second = (SimpleNamespace(path=Path(name)) for name in "ab")
     blocks = [b"x" * (100_000 + number) for number in range(2000)]
-    before = suite.resident()
-    kept = blocks[::20]
+    used = blocks[::20]
     del blocks
-    suite.return_freed_memory()
-    assert len(kept) == 100
-    assert suite.resident() < before - 1e8
+    before = suite.gibibytes("VmRSS")
+    suite.pytest_runtest_teardown(first, second)
+    assert suite.gibibytes("VmRSS") > before - 0.1
+    monkeypatch.setattr(suite, "LIMIT", 0)
+    suite.pytest_runtest_teardown(first, first)
+    assert suite.gibibytes("VmRSS") > before - 0.1
+    suite.pytest_runtest_teardown(first, second)
+    assert suite.gibibytes("VmRSS") < before - 0.1
+    assert len(used) == 100
 
 
-ROOT = Path(__file__).parents[1]
-
-PASSES = "def test_it(): pass"
-SKIPPED = """
-import pytest
-@pytest.mark.skip(reason="for a reason")
-def test_it(): pass
-"""
-SKIPS = """
-import pytest
-def test_it(): pytest.skip("for a reason")
-"""
-IMPORTS = """
-import pytest
-pytest.importorskip("no_such_module", reason="for a reason")
-def test_it(): pass
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ci", "outcomes"),
-    [("true", "1 failed, 1 passed, 2 errors"), ("", "1 passed, 3 skipped")],
-)
-def test_a_skip_fails_in_ci_alone(ci, outcomes, tmp_path):
-    codes = {"passes": PASSES, "skipped": SKIPPED, "skips": SKIPS, "imports": IMPORTS}
-    for name, code in codes.items():
-        (tmp_path / f"test_{name}.py").write_text(code)
-    (tmp_path / "pytest.ini").touch()
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-rs"]
-    done = subprocess.run(
-        [*command, "--continue-on-collection-errors", str(tmp_path)],
+def run_pytest(folder: Path, files: dict[str, str], *words: str, ci: str = "") -> Any:
+    """Runs test files of these texts with the plugin of these tests."""
+    folder.mkdir()
+    for name, code in files.items():
+        (folder / name).write_text(code)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    reference: CREDIT\n")
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", *words]
+    return subprocess.run(
+        [*command, "--continue-on-collection-errors", str(folder)],
         cwd=ROOT,
         env=os.environ | {"CI": ci},
         capture_output=True,
         text=True,
     )
-    assert (done.returncode == 0) == (not ci), done.stdout
-    assert outcomes in done.stdout
-    assert "for a reason" in done.stdout
 
 
-FILES = {
-    "stays": "def test_it(): pass",
-    "file": "import torch\ndef test_it(): assert False",
-    "helper": "import tests.support.gradients, credit.losses\ndef test_it(): pass",
-    "fixture": "def test_it(torch): assert False",
-    "reference": "def test_it(credit): assert False",
-    "marked": """
-import pytest
-@pytest.mark.reference
-def test_it(): assert False
-""",
-    "undeclared": "def test_it(): import torch",
-    "other": "import no_such_module",
-    "library": "from credit_jax import imports_torch",
-    "skips": """
-import pytest
-def test_it(): pytest.importorskip("torch.nn")
-""",
+SKIPS = {
+    "passes": "def test_it(): pass",
+    "skipped": "@pytest.mark.skip(reason='for a reason')\ndef test_it(): pass",
+    "skips": "def test_it(): pytest.skip('for a reason')",
+    "imports": "pytest.importorskip('no_such_module', reason='for a reason')",
 }
 
 
-# A module of the library that imports torch.
-CONFTEST = """
-import credit_jax
-credit_jax.__path__.append({!r})
-"""
+@pytest.mark.slow
+def test_a_skip_fails_in_ci_alone(tmp_path: Path) -> None:
+    files = {f"test_{n}.py": f"import pytest\n{code}" for n, code in SKIPS.items()}
+    for ci in ("true", ""):
+        done = run_pytest(tmp_path / f"ci{ci}", files, ci=ci)
+        assert done.returncode == (1 if ci else 0), done.stdout
+        assert "1 passed, 3 skipped" in done.stdout
+        assert done.stdout.count("for a reason") == (3 if ci else 0)
+
+
+WITHOUT_TORCH = {
+    "stays": ("def test_it(): pass", "PASSED"),
+    "file": ("import torch\ndef test_it(): assert False", ""),
+    "helper": ("import tests.support.gradients, credit.losses", ""),
+    "fixture": ("def test_it(torch): assert False", ""),
+    "credit": ("def test_it(credit): assert False", ""),
+    "marked": (
+        "import pytest\n@pytest.mark.reference\ndef test_it(): assert False",
+        "",
+    ),
+    "undeclared": ("def test_it(): import torch", "FAILED"),
+    "other": ("import no_such_module", "ERROR"),
+    "library": ("from credit_jax import imports_torch", "ERROR"),
+}
 
 
 @pytest.mark.slow
-def test_what_needs_torch_is_left_out_and_nothing_else(tmp_path):
-    for name, code in FILES.items():
-        (tmp_path / f"test_{name}.py").write_text(code)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    reference: CREDIT\n")
-    library = tmp_path / "library"
-    library.mkdir()
+def test_what_needs_torch_is_left_out_and_nothing_else(tmp_path: Path) -> None:
+    # A module of the library that imports torch.
+    (library := tmp_path / "library").mkdir()
     (library / "imports_torch.py").write_text("import torch")
-    (tmp_path / "conftest.py").write_text(CONFTEST.format(str(library)))
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-rA"]
-    done = subprocess.run(
-        [*command, "--without-torch", "--continue-on-collection-errors", str(tmp_path)],
-        cwd=ROOT,
-        env=os.environ | {"CI": "true"},
-        capture_output=True,
-        text=True,
+    files = {f"test_{name}.py": code for name, (code, _) in WITHOUT_TORCH.items()}
+    files["conftest.py"] = (
+        f"import credit_jax\ncredit_jax.__path__ += [{str(library)!r}]"
     )
-    found = re.findall(r"^([A-Z]+) \S*/test_(\w+)\.py", done.stdout, re.MULTILINE)
-    assert set(found) == {
-        ("PASSED", "stays"),
-        ("FAILED", "undeclared"),
-        ("FAILED", "skips"),
-        ("ERROR", "other"),
-        ("ERROR", "library"),
-    }, done.stdout
+    done = run_pytest(tmp_path / "files", files, "-rA", "--without-torch", ci="true")
+    outcomes = re.findall(r"^([A-Z]+) \S*/test_(\w+)\.py", done.stdout, re.MULTILINE)
+    expected = {(outcome, name) for name, (_, outcome) in WITHOUT_TORCH.items()}
+    assert {*outcomes} == {pair for pair in expected if pair[0]}, done.stdout
     assert "3 deselected" in done.stdout
 
 
@@ -233,59 +182,36 @@ def within(dims: str) -> Any:
     return jaxtyped(total, typechecker=typechecker.check)
 
 
-def test_each_signature_has_its_own_check() -> None:
+def test_each_signature_has_its_own_check_made_once(monkeypatch: Any) -> None:
     row, matrix = np.ones(3), np.ones((3, 2))
     for _ in range(2):
         assert within("n")(row, 1) == 4
         assert within("n m")(matrix, 1) == 7
-        for dims, wrong in ("n", matrix), ("n m", row):
+        for dims, *wrong in ("n", matrix, 1), ("n m", row, 1), ("n", row, "1"):
             with pytest.raises(TypeCheckError):
-                within(dims)(wrong, 1)
-        with pytest.raises(TypeCheckError):
-            within("n")(row, "1")
+                within(dims)(*wrong)
+        monkeypatch.setattr(typechecker, "_decorate", None)
+    with pytest.raises(TypeError):
+        within("other")(row, 1)
 
 
-def test_the_second_function_of_a_signature_makes_no_check(monkeypatch: Any) -> None:
-    first = within("rows")
-    assert first(np.ones(2), 0) == 2
-
-    def unexpected(signature: Any) -> Any:
-        raise AssertionError(signature.__qualname__)
-
-    monkeypatch.setattr(typechecker, "_decorate", unexpected)
-    assert within("rows") is not first
-    assert within("rows")(np.ones(2), 0) == 2
-    with pytest.raises(TypeCheckError):
-        within("other")(np.ones(2), 0)
-
-
-def test_relative_error_is_the_ratio_of_norms():
+def test_what_cannot_be_compared_is_infinitely_wrong() -> None:
     assert relative_error([3.0, 4.0], [3.0, 0.0]) == pytest.approx(4 / 3)
+    for actual in ([1.0, np.nan], [1.0, np.inf], [1.0], [[1.0, 2.0]]):
+        assert relative_error(actual, [1.0, 2.0]) == np.inf
 
 
-@pytest.mark.parametrize(
-    "actual", [[1.0, np.nan], [1.0, np.inf], [1.0], [[1.0, 2.0]]], ids=str
-)
-def test_what_cannot_be_compared_is_infinitely_wrong(actual):
-    assert relative_error(actual, [1.0, 2.0]) == np.inf
-
-
-def test_assert_close_prints_the_error_and_fails_by_name(capsys):
+def test_assertions_print_the_error_and_fail_by_name(capsys: Any) -> None:
     assert_close([1.0, 2.0], [1.0, 2.0], 1e-6, "equal")
     assert "equal: relative error 0.00e+00" in capsys.readouterr().out
     with pytest.raises(AssertionError, match=r"drift: relative error 5\.000e-01"):
         assert_close([3.0], [2.0], 1e-6, "drift")
-
-
-def test_trees_report_missing_keys_and_the_worst_key():
     tree = {"a": np.ones(3), "b": np.ones(2)}
-    with pytest.raises(AssertionError, match=r"missing \['b'\]"):
-        assert_trees_close({"a": np.ones(3)}, tree, 1e-6, "tree")
-    with pytest.raises(AssertionError, match=r"above 1e-06: \{'b'"):
-        assert_trees_close({"a": np.ones(3), "b": np.zeros(2)}, tree, 1e-6, "tree")
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_trees_fail_on_values_that_are_not_finite(bad):
-    with pytest.raises(AssertionError, match="above"):
-        assert_trees_close({"a": [bad]}, {"a": [0.0]}, 1e-6, "tree")
+    for wrong, words in (
+        ({"a": np.ones(3)}, r"missing \['b'\]"),
+        ({**tree, "b": np.zeros(2)}, r"above 1e-06: \{'b'"),
+        ({**tree, "b": np.array([1, np.nan])}, "above"),
+        ({**tree, "b": np.array([1, np.inf])}, "above"),
+    ):
+        with pytest.raises(AssertionError, match=words):
+            assert_trees_close(wrong, tree, 1e-6, "tree")

@@ -4,7 +4,8 @@
 of each: killed by a test, lives, or the reason why no test has to notice it. Each runs
 in a copy of the tree against the tests nearest to its file. A later run has those that
 have no result yet or whose file or tests have changed. Functions are found by their
-names and expressions by their texts, so a mutant outlives other edits and moves.
+names and expressions by their texts, so a mutant outlives other edits and moves; for
+one whose code is gone, a run draws another of its room and kind.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
-from itertools import accumulate
+from itertools import accumulate, cycle
 from pathlib import Path
 from zlib import crc32
 
@@ -38,27 +39,19 @@ from tools.imports import LIBRARIES, ROOT
 from tools.touched import nearest
 
 LIST = ROOT / "tools/mutants.json"
-COUNT, SEED = 200, 0
-ROOMS = {
-    **{
-        name: Path(LIBRARIES[0], name)
-        for name in (
-            *("parallel", "ops", "nn", "models", "transforms", "losses", "physics"),
-            *("training", "data", "forecast", "evaluation"),
-        )
-    },
-    "bridge": Path(LIBRARIES[1]),
-}
-FLIPPED = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-}
+COUNT = 200
+NAMES = (
+    *("parallel", "ops", "nn", "models", "transforms", "losses", "physics"),
+    *("training", "data", "forecast", "evaluation"),
+)
+ROOMS = {name: Path(LIBRARIES[0], name) for name in NAMES}
+ROOMS["bridge"] = Path(LIBRARIES[1])
+KINDS = (
+    *("comparison", "constant", "dropped term", "off by one", "removed psum", "sign"),
+    "swapped axis",
+)
+PAIRS = ((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Add, ast.Sub))
+FLIPPED: dict[type, type] = {a: b for pair in PAIRS for a, b in (pair, pair[::-1])}
 SUMS = (
     *("all_gather", "pmax", "pmin", "psum", "psum_each", "psum_scatter"),
     *("psum_varying", "sum_parts"),
@@ -84,28 +77,28 @@ Mutant = dict[str, str]
 
 def draw() -> list[Mutant]:
     """Returns mutants of all rooms and kinds, at most one of a function."""
-    chance = random.Random(SEED)
-    mutants = []
-    for i, (room, folder) in enumerate(ROOMS.items()):
-        kinds: dict[str, list[Mutant]] = {}
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            for mutant in mutants_of(path):
-                kinds.setdefault(mutant["kind"], []).append(mutant)
-        for kind in kinds.values():
-            chance.shuffle(kind)
-        number = COUNT // len(ROOMS) + (i < COUNT % len(ROOMS))
-        functions: dict[tuple[str, str], Mutant] = {}
-        while len(functions) < number:
-            for kind in sorted(kinds):
-                while kinds[kind] and len(functions) < number:
-                    mutant = kinds[kind].pop()
-                    function = mutant["file"], mutant["function"]
-                    if function not in functions:
-                        name = f"{room}-{len(functions):02d}"
-                        functions[function] = {**mutant, "id": name}
-                        break
-        mutants += functions.values()
+    mutants: list[Mutant] = []
+    for number, room in zip(range(COUNT), cycle(ROOMS)):
+        turn = number // len(ROOMS)
+        kind = KINDS[turn % len(KINDS)]
+        mutants.append(another(f"{room}-{turn:02d}", kind, mutants))
     return mutants
+
+
+def another(name: str, kind: str, mutants: Sequence[Mutant]) -> Mutant:
+    """Returns a mutant of the room in an id, of a kind if the room has one left."""
+    taken = {(mutant["file"], mutant["function"]) for mutant in mutants}
+    each = mutants_in(name.rpartition("-")[0])
+    free = [m for m in each if (m["file"], m["function"]) not in taken]
+    free = [m for m in free if m["kind"] == kind] or free
+    return random.Random(name).choice(free) | {"id": name}
+
+
+@cache
+def mutants_in(room: str) -> list[Mutant]:
+    """Returns all mutants of a room, without ids."""
+    paths = sorted((ROOT / ROOMS[room]).rglob("*.py"))
+    return [mutant for path in paths for mutant in mutants_of(path)]
 
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
@@ -264,7 +257,10 @@ def run(mutant: Mutant, number: int, trees: Path) -> Mutant:
         trees: a folder in which each process has a copy of the tree.
     """
     if (place := mutated(mutant)) is None:
-        return mutant | {"status": "", "by": "gone: draw another", "digest": ""}
+        others = json.loads(LIST.read_text())
+        mutant = another(mutant["id"], mutant["kind"], others)
+        place = mutated(mutant)
+        assert place is not None
     file, text = place
     tree = copy(trees / str(os.getpid()))
     original = (tree / file).read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -45,9 +46,13 @@ from credit_jax.models.flops import count_flops, flops_of
 from credit_jax.ops.dense import float8_dense
 from credit_jax.parallel.compiler import PARTS
 from credit_jax.parallel.rows.exchange import HALO
-from tests.benchmarks import programs
-from tests.benchmarks.programs import FLOAT8, POWERS, PRODUCT, STEP
 
+# Programs as XLA compiles them for the H100, PTX of small kernels, and what it prints.
+PROGRAMS = {
+    path.name: path.read_text() for path in Path(__file__).parent.glob("programs/*")
+}
+STEP, FLOAT8 = PROGRAMS["step.hlo"], PROGRAMS["float8.hlo"]
+POWERS, PRODUCT = PROGRAMS["powers.ptx"], PROGRAMS["product.ptx"]
 H100, A100 = TARGETS["h100"], TARGETS["a100"]
 assert H100.chip is not None
 CHIP = H100.chip
@@ -359,14 +364,17 @@ def test_what_depends_on_the_thread_and_copies_of_nothing(monkeypatch) -> None:
         endless.work((0, 0, 0))
 
 
+THUNKS = ("thunk_sequence.txt", "thunk_metadata.txt")
+
+
 def test_what_ptxas_and_xla_say() -> None:
-    assert resources(programs.LOG) == {
+    assert resources(PROGRAMS["ptxas.txt"]) == {
         "window_attention_backward": Resources(255, 652, 408),
         "input_reduce_fusion": Resources(30, 0, 0, 8320),
     }
     with pytest.raises(ValueError, match="nothing of the registers of linear"):
         resources("ptxas info : Function properties for linear\n  0 bytes stack")
-    each = launches(programs.SEQUENCE, programs.METADATA)
+    each = launches(*(PROGRAMS[f"two.{name}"] for name in THUNKS))
     assert list(each) == ["loop_pad_fusion", "pallas_call.3"]
     attention = each["pallas_call.3"]
     assert attention == Launch("window_attention_backward", (66, 4, 1), 256, 98304)
@@ -416,10 +424,9 @@ def test_the_report_of_a_kernel_and_new_spills(tmp_path, monkeypatch, capsys) ->
         name = function_name(case, dtype, side)
         folder = tmp_path / "h100" / side
         folder.mkdir(parents=True)
-        (folder / f"{name}.hlo").write_text(programs.CASE)
+        (folder / f"{name}.hlo").write_text(PROGRAMS["case.hlo"])
         for ending, text in (
-            ("thunk_sequence.txt", programs.CASE_SEQUENCE),
-            ("thunk_metadata.txt", programs.CASE_METADATA),
+            *((name, PROGRAMS[f"case.{name}"]) for name in THUNKS),
             *(("1.ptx", POWERS), ("2.ptx", "")),
         ):
             (folder / f"module_0001.jit_{name}.{ending}").write_text(text)

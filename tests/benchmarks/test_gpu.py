@@ -27,7 +27,7 @@ from benchmarks.gpu.runner import ROOT, Job, Runner, any_left
 from benchmarks.gpu.turns import alone
 from benchmarks.speed.cases import make_case
 from credit_jax.models.conversion import from_state_dict, to_state_dict
-from tests.benchmarks.programs import STEP
+from tests.benchmarks.test_accelerator import STEP
 
 H100 = TARGETS["h100"]
 # What each table says of a rehearsal.

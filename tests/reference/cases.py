@@ -78,14 +78,6 @@ def credit_case(
     Every parameter is moved away from its initial value first, so that none hides
     behind a one or a zero. Forward passes in training mode let the vectors of spectral
     norm converge, and further ones the running statistics of batch norms.
-
-    Args:
-        model_block: the `model:` section of a CREDIT config.
-        seed: of the parameters and the input.
-        mode: "train" updates the vectors of spectral norm and drops out.
-        batch: samples; noise steps are those from the last one down.
-        dtype: of parameters and input.
-        prepare: a function that changes the model after these forward passes.
     """
     model = build_credit(model_block, seed)
     share_edges(model, model_block)

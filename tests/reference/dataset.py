@@ -11,11 +11,7 @@ TIMES = pd.date_range("2000-01-01", "2000-01-15", freq="6h")
 
 
 def write_dataset(folder: Path) -> None:
-    """Writes d_2000.nc, static.nc, mean.nc and std.nc: noise of the right magnitudes.
-
-    T in K, U in m/s, SP in Pa; tsi (solar radiation), TP (precipitation) and LSM
-    (land-sea mask) between 0 and 1.
-    """
+    """Writes d_2000.nc, static.nc, mean.nc, std.nc: noise of the right magnitudes."""
     rng = np.random.default_rng(0)
     grid = {
         "latitude": np.linspace(90, -90, NUM_LAT),

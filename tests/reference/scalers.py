@@ -32,14 +32,7 @@ def write_scalers(
 def fit_scalers(
     folder: Path, fields: xr.Dataset, keys: Mapping[str, str] = SCALED
 ) -> None:
-    """Writes a bridgescaler file with a standard scaler of each variable.
-
-    Args:
-        folder: folder of scaler.json.
-        fields: the fields to fit, with or without time.
-        keys: variable -> key; variables that are not diagnostic are scaled in the
-            input, predicted ones in the target.
-    """
+    """Writes a bridgescaler file with a standard scaler of each variable."""
     import torch
 
     import_bridgescaler()

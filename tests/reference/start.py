@@ -18,12 +18,7 @@ SEED = 0
 
 
 def start_of(setup: Setup, weights: Any) -> TrainState:
-    """Returns the state before the first step.
-
-    Args:
-        setup: the prepared run.
-        weights: parameters by path, and model state, as `from_state_dict` makes them.
-    """
+    """Returns the state before the first step."""
     params, model_state = jax.device_put(weights)
     further = {
         "ema": setup.plan.config.trainer.use_ema,

@@ -47,17 +47,7 @@ class CreditRun:
 def credit_train(
     config_path: Path, cwd: Path, *, noise: Mapping[str, np.ndarray] | None = None
 ) -> CreditRun:
-    """Runs CREDIT's gen2 trainer on a YAML in the folder `cwd`, in a subprocess.
-
-    Args:
-        config_path: CREDIT gen2 YAML; relative paths inside it start at `cwd`.
-        cwd: folder with the data; the records are written to its `watched/`.
-        noise: "train", one array for each training step, and "valid", one for each
-            validation batch of an epoch, which are added to the model's predictions.
-
-    Raises:
-        RuntimeError: CREDIT failed; carries the end of what it printed.
-    """
+    """Runs CREDIT's gen2 trainer on a YAML in the folder `cwd`, in a subprocess."""
     out = cwd / "watched"
     arguments = [str(config_path.resolve()), str(out)]
     if noise is not None:
@@ -70,17 +60,7 @@ def credit_train(
 def run_credit(
     module: str, arguments: Sequence[str], cwd: Path, *, threads: int = 1
 ) -> None:
-    """Runs CREDIT in a subprocess, by a driver module.
-
-    Args:
-        module: such as "tests.reference.trainer_driver".
-        arguments: arguments of the module.
-        cwd: working folder.
-        threads: number of torch's threads.
-
-    Raises:
-        RuntimeError: CREDIT failed; carries the end of what it printed.
-    """
+    """Runs CREDIT in a subprocess, by a driver module."""
     run = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=cwd,

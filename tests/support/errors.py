@@ -12,11 +12,7 @@ from credit_jax.ops.compensated import relative_error
 def assert_close(
     actual: ArrayLike, expected: ArrayLike, tolerance: float, what: str
 ) -> float:
-    """Prints the relative error, and fails if it exceeds `tolerance`.
-
-    Returns:
-        The relative error.
-    """
+    """Prints the relative error, and fails if it exceeds `tolerance`."""
     error = relative_error(actual, expected)
     print(f"{what}: relative error {error:.2e} (tolerance {tolerance:.0e})")
     shapes = f"shapes {np.shape(actual)} and {np.shape(expected)}"
@@ -34,13 +30,8 @@ def assert_trees_close(
 ) -> float:
     """`assert_close` for flat dicts: equal keys, and every array within `tolerance`.
 
-    The error of an array is relative to its own norm, or to 1e-3 of the largest norm of
-    the dict if that is larger. Thus a gradient that is zero up to rounding passes.
-    `chex.assert_trees_all_close` instead compares single elements, many of which are
-    rounding only. For bitwise equality use `chex.assert_trees_all_equal`.
-
-    Returns:
-        The largest relative error.
+    An error is relative to the array's own norm, or to 1e-3 of the largest if that is
+    more, so that a gradient that is zero up to rounding passes.
     """
     missing, unknown = set(expected) - set(actual), set(actual) - set(expected)
     assert not missing, f"{what}: missing {sorted(missing)}"

@@ -8,11 +8,7 @@ _AS = ("-c", "user.name=test", "-c", "user.email=test@localhost")
 
 
 def new_repository(folder: Path) -> Callable[[str], None]:
-    """Makes a repository, and returns a function that commits a new file there.
-
-    Args:
-        folder: an empty folder.
-    """
+    """Makes a repository, and returns a function that commits a new file there."""
 
     def git(*command: str) -> None:
         subprocess.run(("git", *_AS, *command), cwd=folder, check=True)

@@ -27,18 +27,16 @@ class MemoryWatch:
         return peak - self._size if peak > self._peak else 0.0
 
     def problems(self, seed: int) -> Iterator[tuple[int, str, str]]:
-        """Yields (seed, kind, problem) if this program has grown by more than `MOST`.
-
-        Args:
-            seed: the last one.
-        """
+        """Yields (seed, kind, problem) if this program has grown above `MOST`."""
         growth = self.growth()
         if growth > MOST:
             yield seed, "all", f"{growth:.1f} GiB of memory"
 
 
 def gibibytes(name: str) -> float:
-    """Returns a size of this program as reported by Linux (VmHWM, VmRSS), in GiB."""
+    """Returns a size of this program in GiB as Linux has it (VmHWM, VmRSS), or 0."""
+    if not STATUS.exists():
+        return 0.0
     match = re.search(rf"^{name}:\s*(\d+) kB$", STATUS.read_text(), re.MULTILINE)
     assert match is not None, f"{STATUS} has no {name}"
     return int(match[1]) / 2**20

@@ -15,10 +15,7 @@ def dealt(samples: int, ranks: int) -> np.ndarray:
 
 
 def make_mesh(*, dp: int = 1, tp: int = 1, domain: int = 1) -> Mesh:
-    """Returns a mesh of the first dp * tp * domain devices without axes of degree 1.
-
-    A mesh of one device has the axis `dp_shard`.
-    """
+    """Returns a mesh of the first dp * tp * domain devices without axes of degree 1."""
     degrees = {DP_SHARD: dp, TP: tp, DOMAIN: domain}
     axes = {name: degree for name, degree in degrees.items() if degree > 1}
     axes = axes or {DP_SHARD: 1}

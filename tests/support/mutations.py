@@ -10,12 +10,7 @@ from typing import Any
 
 
 def changed_bytes(data: bytes, chosen: random.Random) -> bytes:
-    """Returns bytes with parts truncated, flipped, overwritten or moved.
-
-    Args:
-        data: content of a file.
-        chosen: generator that selects the change.
-    """
+    """Returns bytes with parts truncated, flipped, overwritten or moved."""
     return bytes(chosen.choice(BYTES)(bytearray(data), chosen)) if data else b"\0"
 
 

@@ -29,13 +29,7 @@ def main(module: str, *options: str) -> None:
 def start_processes(
     count: int, module: str, *options: str
 ) -> list[subprocess.Popen[str]]:
-    """Starts a command in several processes, which connect to each other.
-
-    Args:
-        count: number of processes.
-        module: module of the command, such as "credit_jax.cli.train".
-        options: options of the command.
-    """
+    """Starts a command in several processes, which connect to each other."""
     coordinator = f"127.0.0.1:{free_port()}"
     by_hand = ["--coordinator", coordinator, "--processes", str(count)]
     environ = {k: v for k, v in os.environ.items() if k != "JAX_NUM_CPU_DEVICES"}
@@ -56,14 +50,7 @@ def start_processes(
 
 
 def on_processes(count: int, module: str, *options: str) -> list[str]:
-    """Runs a command in several processes, and asserts that all succeed.
-
-    Args:
-        count, module, options: as for `start_processes`.
-
-    Returns:
-        The output of each process.
-    """
+    """Runs a command in several processes, and asserts that all succeed."""
     return outputs(start_processes(count, module, *options))
 
 
@@ -82,15 +69,7 @@ def free_port() -> int:
 
 
 def run_program(module: str, *arguments: str) -> str:
-    """Runs a program of the tests without run-time checks of annotations.
-
-    Args:
-        module: module of the program, which exits with 0 on success.
-        arguments: arguments of the program.
-
-    Returns:
-        The output of the program.
-    """
+    """Runs a program of the tests without run-time checks of annotations."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=ROOT,

@@ -150,10 +150,7 @@ def _on_layouts(case: Case, fields: Any, num_shards: int) -> list[Field]:
 
 
 def _cotangent(out: jax.Array, layout: Layout) -> jax.Array:
-    """Returns this shard's rows of the whole output's cotangent, with zero padding.
-
-    Rows are selected on the host, as tracing this would cost more than most operations.
-    """
+    """Returns this shard's rows of the whole output's cotangent, with zero padding."""
     shape = list(out.shape)
     shape[layout.dim] = layout.size
     weight = np.moveaxis(cotangent(shape, np.float64), layout.dim, 0)
@@ -217,16 +214,7 @@ def with_values(module: nnx.Module, values: Mapping[str, Any]) -> Any:
 def output_and_gradients(
     forward: Callable[..., Any], mesh: Any, axes: MeshAxes, specs: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    """Returns a program on a mesh: (output, gradients by parameters) of a forward.
-
-    The loss is the sum of output * cos(3 x).
-
-    Args:
-        forward: `forward(params, x, key)` of local arrays; returns an array as x.
-        mesh: the mesh.
-        axes: its axes.
-        specs: of the parameters, by path.
-    """
+    """Returns a program on a mesh: (output, gradients by parameters) of a forward."""
 
     def body(params: Any, x: Any, key: Any) -> Any:
         def loss(params: Any) -> Any:

@@ -1,63 +1,52 @@
-"""The checks of style, words, imports and docstrings."""
+"""The checks of style, words, imports and docstrings, and the graph of imports."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
-from tools.house import TITLES, counts_of
-from tools.house import problems as problems_of_house
-from tools.import_style import exports
-from tools.import_style import problems as problems_of_import_style
-from tools.imports import distances
-from tools.words import problems
+from tools import house, import_style, imports, words
 
-pytest.importorskip("griffe", reason="make test installs mkdocstrings")
-
+griffe = pytest.importorskip("griffe", reason="make test installs mkdocstrings")
 
 DOCSTRING = '''
 def rows(mesh, size):
     """Rows.
 
     Args:
-        mesh: {mesh}
+        mesh: {}
         size: number of rows.
     """
 '''
+NOUN = "is not a whole phrase; name what is described"
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "problem"),
     [
-        "found = 1",
-        "for own in []: pass",
-        "{own: 1 for own in []}",
-        "def f(given): pass",
-        "lambda kept: kept",
-        "def _made(): pass",
-        "class Wanted: pass",
-        "class A:\n    wanted: int",
-        "a.own_rows = 1",
-        "import os as there",
-        "try: pass\nexcept OSError as lost: pass",
-        "match 1:\n    case own: pass",
+        ("found = 1", "name what the value is"),
+        ("for own in []: pass", "name what the value is"),
+        ("{own: 1 for own in []}", "name what the value is"),
+        ("def f(given): pass", "name what the value is"),
+        ("lambda kept: kept", "name what the value is"),
+        ("def _made(): pass", "name what the value is"),
+        ("class Wanted: pass", "name what the value is"),
+        ("class A:\n    wanted: int", "name what the value is"),
+        ("a.own_rows = 1", "name what the value is"),
+        ("import os as there", "name what the value is"),
+        ("try: pass\nexcept OSError as lost: pass", "name what the value is"),
+        ("match 1:\n    case own: pass", "name what the value is"),
+        (DOCSTRING.format("of the run."), f"a.py:6: 'mesh: of the run.' {NOUN}"),
+        (
+            DOCSTRING.format("on which it is."),
+            f"a.py:6: 'mesh: on which it is.' {NOUN}",
+        ),
+        (DOCSTRING.format("where it runs."), f"a.py:6: 'mesh: where it runs.' {NOUN}"),
     ],
 )
-def test_names_that_do_not_say_what_a_value_is(source):
-    (problem,) = problems(source, "a/b.py")
-    assert problem.startswith("a/b.py:")
-    assert problem.endswith("name what the value is")
-
-
-@pytest.mark.parametrize("text", ["of the run.", "on which it is.", "where it runs."])
-def test_descriptions_without_a_noun(text):
-    (problem,) = problems(DOCSTRING.format(mesh=text), "a.py")
-    assert problem == (
-        f"a.py:6: {'mesh: ' + text!r} is not a whole phrase; name what is described"
-    )
-
-
-pytest.importorskip("griffe", reason="make test installs mkdocstrings")
+def test_names_and_descriptions_that_do_not_say_what_a_value_is(source, problem):
+    (line,) = words.problems(source, "a.py")
+    assert line.startswith("a.py:")
+    assert line.endswith(problem)
 
 
 SOURCE = '''"""A module."""
@@ -90,34 +79,29 @@ def read(x):
 
 
 def test_kinds_of_lines():
-    counts = counts_of(SOURCE)
+    counts = house.counts_of(SOURCE)
     assert counts["lines"] == len(SOURCE.splitlines()) == 26
-    assert counts["imports"] == 4
-    assert counts["comments"] == 1
     assert counts["code"] == 26 - 4 - 1 - 6 - 6  # without docstrings and blanks
-    assert counts["functions"] == 2
-    assert counts["short_functions"] == 1
-    assert counts["helpers"] == 1
-    assert counts["validation"] == 7 + 1
-    assert (counts["names"], counts["words"]) == (5, 1)
-
-
-NUMBERS = dict.fromkeys(TITLES, 10)
-TEXT = "[tool.house]\nlines = {}\n"
+    expected = {"imports": 4, "comments": 1, "functions": 2, "short_functions": 1}
+    expected |= {"helpers": 1, "validation": 7 + 1, "names": 5, "words": 1}
+    assert {name: counts[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "last", "message"),
+    ("budget", "last", "message"),
     [
-        (TEXT.format(10), None, None),
-        (TEXT.format(9), None, "lines: 10, with a budget of 9: remove what"),
-        (TEXT.format(12), TEXT.format(11), "lines: raised from 11 to 12; say why"),
-        (TEXT.format("12  # a new model"), TEXT.format(11), None),
-        (TEXT.format(10), TEXT.format(11), None),
+        ("10", None, None),
+        ("9", None, "lines: 10, with a budget of 9: remove what"),
+        ("12", "11", "lines: raised from 11 to 12; say why"),
+        ("12  # a new model", "11", None),
+        ("10", "11", None),
     ],
 )
-def test_budgets(text, last, message):
-    lines = list(problems_of_house(NUMBERS, text, last))
+def test_budgets(budget, last, message):
+    text = "[tool.house]\nlines = {}\n"
+    numbers = dict.fromkeys(house.TITLES, 10)
+    before = last and text.format(last)
+    lines = list(house.problems(numbers, text.format(budget), before))
     assert len(lines) == (message is not None)
     assert message is None or message in lines[0]
 
@@ -139,51 +123,31 @@ def test_budgets(text, last, message):
         # A command and a config, by their names.
         ("credit_torch_bridge/cli.py", "tests/cli/test_console.py", 2),
         ("configs/tp2_domain2.yaml", "tests/cli/test_console.py", 1),
+        # What nothing names.
+        ("CITATION.cff", "tests/cli/test_console.py", None),
     ],
 )
 def test_length_of_the_way(file, test, length):
-    assert distances(Path(file))[test] == length
+    assert imports.distances(Path(file)).get(test) == length
 
 
-def test_a_file_that_nothing_names_reaches_no_test():
-    assert distances(Path("CITATION.cff")) == {}
-
-
-HANDED_ON = {"credit_jax.data": {"Loader": "credit_jax.data.loader"}}
-
-
-def test_outside_from_the_package() -> None:
-    source = "def f():\n    from credit_jax.data.loader import Loader, other\n"
-    expected = ["tests/a.py: import Loader from credit_jax.data"]
-    assert problems_of_import_style(source, "tests/a.py", HANDED_ON) == expected
-    assert (
-        problems_of_import_style(
-            "from credit_jax.data import Loader", "a.py", HANDED_ON
-        )
-        == []
-    )
-    assert (
-        problems_of_import_style(
-            "from credit_jax.data.loader import x", "a.py", HANDED_ON
-        )
-        == []
-    )
-
-
-def test_what_a_package_hands_on(tmp_path: Path) -> None:
+def test_names_are_imported_from_the_package_that_hands_them_on(tmp_path: Path) -> None:
     package = tmp_path / "credit_jax/data"
     package.mkdir(parents=True)
     text = "from credit_jax.data.loader import Loader as Loader\nfrom os import sep\n"
     (package / "__init__.py").write_text(text)
-    assert exports(tmp_path) == HANDED_ON
+    handed_on = import_style.exports(tmp_path)
+    assert handed_on == {"credit_jax.data": {"Loader": "credit_jax.data.loader"}}
+    for source, lines in (
+        (
+            "def f():\n    from credit_jax.data.loader import Loader, other\n",
+            ["a.py: import Loader from credit_jax.data"],
+        ),
+        ("from credit_jax.data import Loader", []),
+        ("from credit_jax.data.loader import x", []),
+    ):
+        assert import_style.problems(source, "a.py", handed_on) == lines
 
-
-SCRIPT = Path(__file__).parents[2] / "tools/docstrings.py"
-griffe = pytest.importorskip("griffe", reason="make test installs mkdocstrings")
-_spec = importlib.util.spec_from_file_location("docstrings", SCRIPT)
-assert _spec is not None
-docstrings = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(docstrings)
 
 PACKAGE = '''
 """A package."""
@@ -217,15 +181,15 @@ class Pair(Base):
 
 def test_what_is_described_and_not_there_is_a_warning(tmp_path, caplog):
     (tmp_path / "pairs.py").write_text(PACKAGE)
+    script = Path(__file__).parents[2] / "tools/docstrings.py"
     package = griffe.load(
         "pairs",
         search_paths=[tmp_path],
-        extensions=griffe.load_extensions(str(SCRIPT)),
+        extensions=griffe.load_extensions(str(script)),
         docstring_parser="google",
     )
     assert "Pair has no attribute 'z'" in caplog.text
-    assert "'x'" not in caplog.text
-    assert "'y'" not in caplog.text
+    assert not {"'x'", "'y'"} & set(caplog.text.split())
     parameters = package["add"].docstring.parsed[1].value
     assert [entry.name for entry in parameters] == ["a", "b", "c"]
     assert parameters[1].description == "numbers, or\narrays: of one shape."

@@ -69,6 +69,16 @@ def test_a_mutant_is_found_after_edits_and_moves(package):
     assert mutants.mutated(each[0]) is None
 
 
+def test_another_is_drawn_of_the_same_kind_and_of_a_function_without_one(package):
+    each = list(mutants.mutants_of(package))
+    mutants.mutants_in.cache_clear()
+    for kind in ("sign", "off by one"):
+        drawn = mutants.another("ops-03", kind, [])
+        assert drawn in [m | {"id": "ops-03"} for m in each if m["kind"] == kind]
+    assert mutants.another("ops-03", "none", each[-1:])["function"] == "A"
+    mutants.mutants_in.cache_clear()
+
+
 TEST = """
 from credit_jax.ops.a import f, g
 

@@ -4,47 +4,33 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.git import new_repository
 from tools import touched
 from tools.imports import ROOT
 from tools.touched import mirror_of, nearest, quick_tests, reached
 
-
-@pytest.mark.parametrize(
-    ("file", "tests"),
-    [
-        ("credit_jax/ops/conv.py", ["tests/ops/test_conv.py"]),
-        ("credit_jax/__init__.py", ["tests/test_init.py"]),
-        ("credit_jax/cli/check.py", ["tests/cli/test_check.py"]),
-        (
-            "credit_torch_bridge/config/convert.py",
-            ["tests/bridge/config/test_convert.py"],
-        ),
-        ("tests/ops/test_pool.py", ["tests/ops/test_pool.py"]),
-        ("tools/touched.py", ["tests/tools/test_touched.py"]),
-        ("benchmarks/reports/accuracy.png", []),
-    ],
-)
-def test_mirrors(file, tests):
-    assert quick_tests(Path(file)) == tests
+MIRRORS = {
+    "credit_jax/ops/conv.py": ["tests/ops/test_conv.py"],
+    "credit_jax/__init__.py": ["tests/test_init.py"],
+    "credit_jax/cli/check.py": ["tests/cli/test_check.py"],
+    "credit_torch_bridge/config/convert.py": ["tests/bridge/config/test_convert.py"],
+    "tools/touched.py": ["tests/tools/test_touched.py"],
+    "benchmarks/reports/accuracy.png": [],
+}
 
 
-def test_a_module_without_a_mirror_has_the_nearest_tests():
+def test_mirrors_and_the_nearest_tests_of_a_module_without_one():
+    for file, tests in MIRRORS.items():
+        assert quick_tests(Path(file)) == tests
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        file = str(path.relative_to(ROOT))
+        assert quick_tests(Path(file)) == [file] == nearest(Path(file))[:1]
     path = Path("credit_jax/models/unet/resnet.py")
     assert not (ROOT / mirror_of(path)).exists()
     tests = quick_tests(path)
     assert len(tests) == touched.FEW
-    nearest = ("tests/models/test_", "tests/models/crossformer/test_")
-    assert all(test.startswith(nearest) for test in tests)
-
-
-def test_every_test_file_is_its_own():
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        file = str(path.relative_to(ROOT))
-        assert quick_tests(Path(file)) == [file]
-        assert nearest(Path(file))[0] == file
+    folders = ("tests/models/test_", "tests/models/crossformer/test_")
+    assert all(test.startswith(folders) for test in tests)
 
 
 def test_few_slow_tests_run_after_a_change_and_those_of_some_rooms():
