@@ -23,19 +23,22 @@ ROOT = Path(__file__).parents[1]
 SLOW = pytest.mark.slow.mark
 
 
-def is_slow(item: Any) -> bool:
-    return any(mark.name == "slow" for mark in item.own_markers)
+class Item:
+    """A test as `suite` sees it."""
+
+    def __init__(self, nodeid: str, marks: list[pytest.Mark]) -> None:
+        self.nodeid, self.own_markers, self.path = nodeid, [*marks], Path(nodeid)
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return next((mark for mark in self.own_markers if mark.name == name), None)
 
 
 def collect(
     marks: dict[str, list[pytest.Mark]], base: str | None = None, args: Any = ("tests",)
 ) -> list[str]:
     """Returns the node ids of the slow tests that run."""
-    items: list[Any] = []
-    for name, own in marks.items():
-        item = SimpleNamespace(nodeid=name, own_markers=[*own], path=Path(name))
-        item.get_closest_marker = lambda _, item=item: is_slow(item) or None
-        items.append(item := type("Item", (), vars(item))())
+    items: list[Any] = [Item(name, own) for name, own in marks.items()]
+    for item in items:
         suite.pytest_itemcollected(item)
     config: Any = SimpleNamespace(
         args=args,
@@ -46,7 +49,7 @@ def collect(
     suite.pytest_collection_modifyitems(config, items)
     quick = {name for name, own in marks.items() if SLOW not in own}
     assert {item.nodeid for item in items} >= quick
-    return [item.nodeid for item in items if is_slow(item)]
+    return [item.nodeid for item in items if item.get_closest_marker("slow")]
 
 
 def test_cases_but_some_are_slow() -> None:

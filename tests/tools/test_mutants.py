@@ -83,8 +83,8 @@ TEST = """
 from credit_jax.ops.a import f, g
 
 def test_f():
-    assert f(1) == 2
-    assert g(0)
+    assert f(1) == -1
+    assert g(0) == 0
 """
 RUN = """
 import sys
@@ -101,7 +101,7 @@ for mutant in mutants.mutants_of(mutants.ROOT / "credit_jax/ops/a.py"):
 
 
 def test_tests_kill_a_mutant_or_it_lives(package, tmp_path):
-    package.write_text("def f(x):\n    return x + 1\n\n\ndef g(x):\n    return x < 1\n")
+    package.write_text("def f(x):\n    return -x\n\n\ndef g(x):\n    return -x * x\n")
     test = mutants.ROOT / "tests/test_a.py"
     test.parent.mkdir()
     test.write_text(TEST)
@@ -109,10 +109,9 @@ def test_tests_kill_a_mutant_or_it_lives(package, tmp_path):
     # A process of its own: JAX's threads do not survive a fork.
     command = [sys.executable, "-W", "ignore", "-c", RUN, str(mutants.ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    killed = "killed tests/test_a.py::test_f False"
     assert done.stdout.splitlines() == [
-        *(f"x - 1 {killed}", f"x {killed}", f"x + 2 {killed}"),
-        *("x <= 1 lives  False", "x < 2 lives  False"),
+        "x killed tests/test_a.py::test_f False",
+        *("-x lives  False", "x lives  False"),
     ]
 
 
