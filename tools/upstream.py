@@ -1,10 +1,11 @@
 """What a checkout of CREDIT has and credit_jax lacks: python -m tools.upstream CHECKOUT
 
 CHECKOUT is the folder that has the package `credit`, of the repository or of an
-installation. Its sources are parsed, not imported. The list has registry names,
-arguments of what they name and their defaults, keys of the config, and commands;
-docs/upstream.md has it. With --branches CHECKOUT is a repository or its git directory,
-and the list has what each branch and pull request adds to HEAD.
+installation. The list has registry names, arguments of what they name and their
+defaults, keys of the config, and commands, for which the sources are parsed; and the
+state dicts of the models of configs/, made small, which a process of its own builds,
+with torch. docs/upstream.md has it. With --branches CHECKOUT is a repository or its git
+directory, and the list has what each branch and pull request adds to HEAD.
 """
 
 from __future__ import annotations
@@ -13,14 +14,19 @@ import argparse
 import ast
 import io
 import json
+import os
 import re
 import subprocess
+import sys
 import tarfile
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import yaml
 
 from credit_jax.cli.console import all_commands
 from credit_jax.config import Config, StrictModel
@@ -29,11 +35,14 @@ from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.loss import LossConfig
 from credit_jax.config.sources.registry import source_types
 from credit_jax.config.trainer import TrainerConfig
+from credit_jax.extensions.certification.small_config import grid_of, make_small
 from credit_jax.losses import LOSSES
 from credit_jax.losses.build import BaseLoss
 from credit_jax.metrics import METRICS
+from credit_jax.models.graph.graph import nearest_edges
 from credit_jax.models.registry import MODELS
 from credit_jax.transforms import TRANSFORMS
+from tools.imports import ROOT
 
 # Module of CREDIT -> name of its registry, kind, and the classes of ours by name.
 REGISTRIES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
@@ -108,6 +117,7 @@ def report(checkout: Path) -> list[str]:
         "Defaults": [*_defaults(root)],
         "Keys of the config": [*_keys(root)],
         "Commands": [*_commands(root)],
+        "State-dict keys": _state_dicts(checkout),
     }
     lines = []
     for title, entries in sections.items():
@@ -233,6 +243,48 @@ def _commands(root: Path) -> Iterator[str]:
     ]
     if missing:
         yield f"- {_listed(missing)}"
+
+
+def _state_dicts(checkout: Path) -> list[str]:
+    """What `print_state_dicts` prints where the package of a checkout is imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import tools.upstream as t; t.print_state_dicts()"],
+        env={**os.environ, "PYTHONPATH": f"{checkout}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        return [f"Not compared: {done.stderr.strip().splitlines()[-1]}"]
+    # Models of CREDIT print lines, too.
+    return [x for x in done.stdout.splitlines() if x.startswith("- model ")]
+
+
+def print_state_dicts() -> None:
+    """Prints which models of CREDIT have other arrays than the key tables."""
+    from credit_torch_bridge.checkpoint.run_config import read_run_config
+    from credit_torch_bridge.compare.credit_side import new_credit_model
+
+    os.chdir(tempfile.mkdtemp())
+    sections = dict[str, Any]()
+    for path in sorted((ROOT / "configs").glob("*.yaml")):
+        mapping = yaml.safe_load(path.read_text())
+        if (name := mapping["model"]["type"]) in MODELS and MODELS[name].key_table:
+            sections.setdefault(name, make_small(mapping, Path())["model"])
+    for name, section in sections.items():
+        if "edge_path" in section:
+            rows, columns = grid_of(section)
+            edges = nearest_edges(
+                np.linspace(90, -90, rows), np.arange(columns) * 360 / columns, 5
+            )
+            section["edge_path"] = "edges.nc"
+            edges.to_netcdf("edges.nc", engine="h5netcdf")
+        key_map = read_run_config({"model": section}).key_map
+        try:
+            key_map.check(new_credit_model(section).state_dict())
+        except Exception as error:  # whatever a newer constructor raises
+            text = " ".join(str(error).split())
+            print(f"- model `{name}`: {text[:200]}")
 
 
 def _registry(path: Path, name: str) -> dict[str, Any]:
