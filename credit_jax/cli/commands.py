@@ -36,7 +36,7 @@ from credit_jax.config.messages import counted, describe, printable
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.config.trainer import MatmulPrecision
 from credit_jax.io.activity import Heartbeat, line_written, silence
-from credit_jax.io.remote import local_path
+from credit_jax.io.mirror import local_path, upload_all
 from credit_jax.parallel.compiler import CACHE_HELP, report_stages, use_cache
 from credit_jax.parallel.joint import failed_collective
 from credit_jax.parallel.mesh.devices import forward_devices
@@ -304,7 +304,17 @@ def _run(command: Command, prog: str) -> int:
             )
         )
     finally:
+        code = _uploaded(code)
         leave_others(code)
+    return code
+
+
+def _uploaded(code: int) -> int:
+    """The exit code after what goes to addresses is there."""
+    try:
+        upload_all()
+    except (ValueError, OSError) as error:
+        return code or _failed(error)
     return code
 
 

@@ -42,6 +42,7 @@ from credit_jax.forecast.campaign import Campaign, Summary
 from credit_jax.forecast.delivery import NonFiniteForecastError
 from credit_jax.forecast.members import OnlineScores, online_scores
 from credit_jax.io.errors import WriteError
+from credit_jax.io.mirror import local_path
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.parallel.compiler import compile_sooner
 from credit_jax.parallel.processes.coordinator import wait_for_all
@@ -235,7 +236,7 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
                 f"inference.save_forecast: {expanded!r} holds an environment variable "
                 "that is not set; set it, or give --out"
             )
-        return Path(expanded).resolve()
+        return Path(local_path(expanded)).resolve()
 
     def _compared(self) -> dict[str, Any]:
         """The options of `ComparisonOptions`."""

@@ -27,6 +27,7 @@ from credit_jax.forecast.delivery import ForecastStore
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.outputs import Outputs, outputs_of
 from credit_jax.forecast.zarr_store import ZarrStore
+from credit_jax.io.mirror import local_path
 from credit_jax.io.netcdf import attribute_value
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.packages.package import Package, open_artifact, open_package
@@ -124,7 +125,7 @@ class RunOptions(WeightsOptions, MeshOptions, ProcessOptions):
         devices = self.mesh_devices()
         checkpoint: Artifact | None = package
         if checkpoint is None:
-            source = self.checkpoint or config.save_loc
+            source = self.checkpoint or local_path(config.save_loc)
             if kind_of(source) == "package":
                 raise ValueError(
                     f"--checkpoint: {source} is a package, which has its config and "

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator
 
-from credit_jax.config.base import LocalPath, StrictModel
+from credit_jax.config.base import FolderPath, StrictModel
 from credit_jax.config.dates import Date, Timestep, duration
 
 # What can be wrong with an observation; "missing" is a field that has no value there.
@@ -43,8 +43,8 @@ class BackgroundConfig(StrictModel):
         scale: factor of the fitted standard deviations, without a new fit.
     """
 
-    file: LocalPath
-    forecasts: LocalPath | None = None
+    file: FolderPath
+    forecasts: FolderPath | None = None
     leads: tuple[str, str] = ("24h", "48h")
     truncation: int | None = Field(default=None, ge=1)
     winds: tuple[str, str] | None = None

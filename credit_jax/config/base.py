@@ -24,11 +24,19 @@ from pydantic import (
 
 from credit_jax.config.credit_keys import NEVER_READ
 from credit_jax.config.messages import describe, got, hint, nearest
-from credit_jax.io.remote import local_path
+from credit_jax.io.mirror import is_address
 
 Section = TypeVar("Section", bound="StrictModel")
-# A file or folder that is written, or that only a file system has.
-LocalPath: TypeAlias = Annotated[str, AfterValidator(local_path)]
+
+
+def _of_known_kind(path: str) -> str:
+    is_address(path)
+    return path
+
+
+# A file or folder that is written or read as a whole, here or at an address.
+FolderPath: TypeAlias = Annotated[str, AfterValidator(_of_known_kind)]
+
 
 # Of the integers of arrays, and of seeds; YAML has any.
 _BITS = 63

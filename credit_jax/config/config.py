@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr, field_validator
 
 from credit_jax.config.assimilation import AssimilationConfig, OptimizeConfig
-from credit_jax.config.base import LocalPath, StrictModel, parse
+from credit_jax.config.base import FolderPath, StrictModel, parse
 from credit_jax.config.credit_keys import IGNORED_TOP
 from credit_jax.config.custom_objects import CustomObject
 from credit_jax.config.data import DataConfig, ValidationDataConfig, num_samples
@@ -52,7 +52,7 @@ class DemoConfig(StrictModel):
         forcing: forcing of the climate; another one makes another climate.
     """
 
-    out: LocalPath
+    out: FolderPath
     truncation: Literal["T21", "T42"] = "T21"
     days: int = Field(default=560, ge=2)
     spinup_days: int = Field(default=200, ge=0)
@@ -106,7 +106,7 @@ class Config(StrictModel):
     ('6h', True)
     """
 
-    save_loc: LocalPath
+    save_loc: FolderPath
     seed: int = 42
     data: DataConfig
     validation_overrides: ValidationDataConfig = Field(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from credit_jax.config.base import LocalPath, StrictModel, parse
+from credit_jax.config.base import FolderPath, StrictModel, parse
 from credit_jax.config.data import MAX_TIMES, BackpropSteps
 from credit_jax.config.loss import LossConfig
 from credit_jax.config.messages import got
@@ -80,7 +80,7 @@ class FinetuneConfig(StrictModel):
             base.
     """
 
-    base: LocalPath = Field(alias="from", min_length=1)
+    base: FolderPath = Field(alias="from", min_length=1)
     weights: Literal["average", "last"] | None = None
     freeze: Patterns = ()
     train: Patterns = ()

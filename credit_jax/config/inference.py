@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from credit_jax.config.base import LocalPath, StrictModel
+from credit_jax.config.base import FolderPath, StrictModel
 from credit_jax.config.data import MAX_TIMES, DataConfig
 from credit_jax.config.dates import Date, Timestep
 from credit_jax.config.messages import got
@@ -179,7 +179,7 @@ class InferenceConfig(StrictModel):
     """
 
     run_mode: Literal["batch", "single"] = "batch"
-    save_forecast: LocalPath | None = None
+    save_forecast: FolderPath | None = None
     batch_forecast: BatchForecastConfig | None = None
     single_forecast: SingleForecastConfig | None = None
     data: InferenceDataConfig | None = None

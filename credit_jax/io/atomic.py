@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from credit_jax.io.remote import local_path
+from credit_jax.io.mirror import local_path
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from jax.errors import JaxRuntimeError
 
+from credit_jax.io.mirror import claim, local_path
+
 
 @contextmanager
 def errors_of(origin: str, *names: str) -> Iterator[None]:
@@ -57,12 +59,16 @@ def write_errors(path: Path, advice: str = "") -> Iterator[None]:
 @contextmanager
 def writable_folder(path: str | Path, option: str) -> Iterator[Path]:
     """Makes a folder for the files of the block; checks that it can be written to."""
-    folder = Path(os.path.expandvars(path)).expanduser().resolve()
+    folder = Path(path)
     try:
+        folder = Path(local_path(os.path.expandvars(path))).expanduser().resolve()
         new = [parent for parent in (folder, *folder.parents) if not parent.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+        claim(folder)
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from error
     except OSError as error:
         raise ValueError(
             f"{option}: cannot write to {folder}: {error.strerror}; choose another "

@@ -1,11 +1,10 @@
-"""Remote files, read by byte ranges with obstore: anonymous, and without the GIL."""
+"""Remote files, read by byte ranges with obstore, without the GIL."""
 
 from __future__ import annotations
 
 import functools
 import io
 import os
-import re
 from typing import Any
 
 from credit_jax.io.icechunk import is_repository, session_at
@@ -13,6 +12,13 @@ from credit_jax.io.retry import brief, retried
 
 # URLs whose existence is cached.
 _CACHE_SIZE = 100_000
+# Without any of these, obstore asks a cloud's machine for its identity, and waits.
+_CREDENTIALS = (
+    *("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+    *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+    *("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT"),
+    *("GOOGLE_SERVICE_ACCOUNT_KEY", "AZURE_STORAGE_ACCOUNT_KEY"),
+)
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
@@ -20,29 +26,24 @@ def is_url(path: str | os.PathLike[str]) -> bool:
     return "://" in str(path)
 
 
-def local_path(path: str) -> str:
-    """Returns the path of a file or folder that no address can be."""
-    if re.match(r"[A-Za-z][\w+.-]+:/", path):
-        raise ValueError(
-            f"{path!r} is an address, expected a path of this machine; give one, and "
-            "copy what is written there"
-        )
-    return path
-
-
 @functools.lru_cache(64)
 def store_at(url: str) -> Any:
-    """The obstore store of a URL, without credentials."""
+    """The obstore store of a URL, with the credentials of the environment, if any."""
     try:
         from obstore import store
     except ImportError:
         raise ValueError(
             f"{url}: data at an address need obstore: pip install credit-jax[cloud]"
         ) from None
-    options: dict[str, Any] = {"skip_signature": True}
+    options: dict[str, Any] = {"skip_signature": not has_credentials()}
     if url.startswith("http"):
         options = {"client_options": {"allow_http": url.startswith("http:")}}
     return store.from_url(url, **options)
+
+
+def has_credentials() -> bool:
+    """Whether the environment has credentials of a cloud."""
+    return any(name in os.environ for name in _CREDENTIALS)
 
 
 def exists(path: str) -> bool:

@@ -54,6 +54,7 @@ _WORDS = (
     "503 Service Unavailable",
     "504 Gateway Timeout",
 )
+_ACCOUNT = "\n\nDebug source:"
 _LOG = logging.getLogger("credit_jax")
 
 
@@ -65,14 +66,15 @@ def is_transient(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno in _ERRNOS:
         return True
-    text = str(error)
+    # obstore's account of itself has settings, such as a timeout, in any error.
+    text = str(error).partition(_ACCOUNT)[0]
     return any(words in text for words in _WORDS)
 
 
 def brief(error: BaseException) -> str:
     """Returns the text of an error on one line of at most `_LONGEST` characters."""
     # Errors of obstore contain pages of HTML, and then Rust's account of themselves.
-    text = " ".join(str(error).partition("\n\nDebug source:")[0].split())
+    text = " ".join(str(error).partition(_ACCOUNT)[0].split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 

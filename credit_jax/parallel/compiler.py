@@ -29,7 +29,7 @@ from credit_jax.io.activity import (
     is_silent,
     log_line,
 )
-from credit_jax.io.remote import local_path
+from credit_jax.io.mirror import cache_folder, local_path
 from credit_jax.kernels import platform
 from credit_jax.parallel import collectives
 from credit_jax.parallel.joint import joint
@@ -215,8 +215,7 @@ def is_outermost(*args: Any) -> bool:
 
 def use_cache(folder: str | None) -> None:
     """Enables JAX's persistent cache in a folder that can be made; "none" for none."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "credit_jax"
-    chosen = folder or os.environ.get(CACHE_VARIABLE) or str(default)
+    chosen = folder or os.environ.get(CACHE_VARIABLE) or str(cache_folder())
     if chosen == "none":
         return
     path = Path(local_path(chosen)).expanduser()

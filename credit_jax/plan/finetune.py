@@ -23,6 +23,7 @@ from credit_jax.config.messages import counted
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.data.schema import SCHEMA_FILE
+from credit_jax.io.mirror import local_path
 from credit_jax.models.channel_change import other_shapes
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.conversion import key_map_for
@@ -76,7 +77,7 @@ class Base:
 
 def find_base(named: str | Path, key: str = _FROM) -> Base:
     """Returns a base; only its model.yml is read."""
-    path = Path(named)
+    path = Path(local_path(str(named)))
     if not path.exists():
         raise FileNotFoundError(
             f"{key}: {path}: no such file or folder; give the folder of a run, a "

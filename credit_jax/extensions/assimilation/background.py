@@ -12,6 +12,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from credit_jax.config.messages import got
+from credit_jax.io.mirror import local_path
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.named_fields.coordinates import DEGREE_TOLERANCE
 from credit_jax.named_fields.variables import Variable
@@ -252,6 +253,7 @@ class BackgroundCovariance:
 
 def read_background(path: str, scale: float = 1.0) -> BackgroundCovariance:
     """Reads what `BackgroundCovariance.write` wrote."""
+    path = local_path(path)
     if not Path(path).is_file():
         raise ValueError(
             f"assimilation.background.file: {path} does not exist; credit-jax "

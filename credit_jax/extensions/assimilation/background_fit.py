@@ -24,6 +24,7 @@ from credit_jax.extensions.assimilation.background import (
 )
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import move_aside, new_file
+from credit_jax.io.mirror import local_path
 from credit_jax.named_fields.variables import Variable
 
 # Largest default truncation: background errors are smooth, and Legendre functions
@@ -40,7 +41,7 @@ def fit_background_file(config: Config, *, overwrite: bool = False) -> list[str]
     if section is None or section.background.forecasts is None:
         return []
     background = section.background
-    path = Path(background.file)
+    path = Path(local_path(background.file))
     if path.exists() and not overwrite:
         return [f"note: {path} is there and kept"]
     names = [
@@ -64,7 +65,7 @@ def fit_forecasts(
     """Fits a covariance to forecasts in files, and counts the differences."""
     assert config.forecasts is not None, "the caller has checked"
     try:
-        files = open_forecasts(config.forecasts)
+        files = open_forecasts(local_path(config.forecasts))
     except (OSError, ValueError) as error:
         raise ValueError(
             "assimilation.background.forecasts: "

@@ -38,7 +38,7 @@ from credit_jax.data.values import check_sample, files_named
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import move_aside, new_file
 from credit_jax.io.errors import errors_of
-from credit_jax.io.remote import local_path
+from credit_jax.io.mirror import local_path
 from credit_jax.plan.run_record import tendency_files
 from credit_jax.training.display import Display
 from credit_jax.transforms import FieldTree, TreeSchema, build_pipeline

@@ -25,6 +25,7 @@ from credit_jax.config.messages import counted
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.extensions.submit.job_section import JobSection, Scheduler, job_section
 from credit_jax.io.atomic import new_file
+from credit_jax.io.mirror import is_address
 from credit_jax.parallel.processes.watch import RESUME
 from credit_jax.plan import plan_run
 from credit_jax.plan.estimates import DEVICES, memory_problems
@@ -91,7 +92,9 @@ class Submit(ConfigOptions):
             config = load_config(self.config, self.set)
         if self.mode == "train" and section.ngpus:
             _check_devices(config, section)
-        run_folder = Path(os.path.expandvars(config.save_loc)).resolve()
+        # The scripts and logs of a run at an address are here.
+        here = "." if is_address(config.save_loc) else config.save_loc
+        run_folder = Path(os.path.expandvars(here)).resolve()
         if strange := re.sub(_PLAIN, "", str(run_folder)):
             raise ValueError(
                 f"save_loc: {run_folder} holds {strange[0]!r}, which the directives of "
