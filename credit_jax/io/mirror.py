@@ -139,7 +139,7 @@ class Mirror:
         self._state_file = self._root / "files.json"
         self._lease: str | None = None  # the tag of the lock
         self._busy, self._closing = threading.RLock(), threading.Event()
-        self._lost: ValueError | None = None
+        self._error: ValueError | None = None
         self._who = {"process": os.getpid(), "host": socket.gethostname()}
         self._users = (self._root / "users").open("a")
         try:
@@ -320,17 +320,17 @@ class Mirror:
             return [*here[name], tag]
 
         with self._busy:
-            if self._lost is not None:
-                raise self._lost
+            if self._error is not None:
+                raise self._error
             try:
                 if self._lease is not None:
                     self._renew(self._lease)
             except _Taken:
-                self._lost = ValueError(
+                self._error = ValueError(
                     f"{self.address}: another job has taken it; its files are left, "
                     f"those of this one are in {self.path}"
                 )
-                raise self._lost from None
+                raise self._error from None
             state, here = self._state(), self._scan()
             names, is_new = {*state}, here != {n: e[:2] for n, e in state.items()}
             while is_new:

@@ -47,13 +47,13 @@ def test_the_example_of_every_command_parses(name, monkeypatch):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_option_that_is_no_address(name):
-    """Only data may be at an address."""
+    """Folders may be at addresses of some kinds alone."""
     command = COMMANDS[name].load()
     for key, field in command.model_fields.items():
         if field.title not in (None, "DATA") and field.title in COMPLETED:
             with pytest.raises(ValidationError) as refused:
-                command.model_validate({field.alias or key: "s3://bucket/run"})
-            text = f"{key}\n  Value error, 's3://bucket/run' is an address"
+                command.model_validate({field.alias or key: "ftp://bucket/run"})
+            text = f"{key}\n  Value error, 'ftp://bucket/run' is an address of an"
             assert text in str(refused.value)
 
 

@@ -48,6 +48,7 @@ from credit_jax.extensions.demo.write import (
     write_static,
 )
 from credit_jax.io.activity import activity, live_display
+from credit_jax.io.mirror import local_path
 
 if TYPE_CHECKING:
     from credit_jax.extensions.demo.dynamics import Climate
@@ -67,7 +68,7 @@ SETTINGS = {
 
 def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
     """Generates the data set unless its folder already has it."""
-    folder = Path(demo.out)
+    folder = Path(local_path(demo.out))
     expected = manifest(demo)
     if folder.exists():
         actual = read_manifest(folder)
