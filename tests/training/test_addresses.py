@@ -41,6 +41,10 @@ def train(path, *options, save_loc=RUN):
     return main(["train", "--config", path, "--save-loc", str(save_loc), *options])
 
 
+def checkpoints(objects):
+    return {name.split("/")[3] for name in [*objects] if "/checkpoints/" in name}
+
+
 def losses(objects):
     lines = objects["runs/a/training_log.csv"][0].decode().splitlines()
     column = lines[0].split(",").index("train_loss")
@@ -138,9 +142,9 @@ def test_kills(world, tmp_path):
                     stdout=file,
                     stderr=file,
                 )
-            before = objects.get(f"runs/a/{mirror.LIST}")
+            before = checkpoints(objects)
             while process.poll() is None:
-                if number < 4 and objects.get(f"runs/a/{mirror.LIST}") != before:
+                if number < 4 and checkpoints(objects) != before:
                     time.sleep(chance.uniform(0, 4))
                     process.kill()
                     process.wait()
