@@ -459,10 +459,27 @@ NEWER = {
 }
 
 
-@pytest.mark.reference
-def test_what_a_newer_version_adds(tmp_path):
+@pytest.fixture
+def newer(tmp_path):
+    """A copy of CREDIT's sources."""
     other = shutil.ignore_patterns("*.[!p]*")
     shutil.copytree(checkout() / "credit", tmp_path / "credit", ignore=other)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.reference
+def test_state_dicts_of_a_newer_version(newer):
+    path = newer / "credit/models/fuxi.py"
+    path.write_text(path.read_text().replace("self.cube_embedding", "self.cube"))
+    (line,) = upstream._state_dicts(newer)
+    assert line.startswith("- model `fuxi`: ")
+    assert "missing: cube_embedding.proj.weight" in line
+
+
+@pytest.mark.reference
+def test_what_a_newer_version_adds(newer, tmp_path, monkeypatch):
+    monkeypatch.setattr(upstream, "_state_dicts", lambda checkout: [])
 
     def git(*words):
         person = "-c", "user.name=a", "-c", "user.email=a@b.c"
