@@ -29,8 +29,7 @@ from benchmarks.report import Table, add_out_option, publish
 from credit_jax.config import load_config
 from credit_jax.config.dates import duration
 from credit_jax.extensions.assimilation.cycling import LOOKS
-from credit_jax.extensions.plots.canvas import panels_figure, save_figure
-from credit_jax.extensions.plots.charts import Chart, Line
+from credit_jax.extensions.plots.canvas import Chart, Line, panels_figure, save_figure
 
 ROOT = Path(__file__).parents[1]
 NAME, CONFIG = "assimilation_demo", ROOT / "configs" / "assimilate_demo.yaml"

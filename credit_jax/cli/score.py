@@ -33,8 +33,7 @@ from credit_jax.config.data import in_training
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.data.opened_data import NamedData
 from credit_jax.evaluation.comparison import ScoreComparison, attributes_of
-from credit_jax.evaluation.differences import in_common, paired_differences
-from credit_jax.evaluation.forecast_files import ForecastFiles, valid_times
+from credit_jax.evaluation.forecast_files import ForecastFiles, in_common, valid_times
 from credit_jax.evaluation.opening import (
     NO_CLIMATOLOGY,
     ScoreOptions,
@@ -61,6 +60,7 @@ from credit_jax.evaluation.sums import (
     ScoreDims,
     ScoreSums,
     merged_sums,
+    paired_differences,
     path_of_sums,
 )
 from credit_jax.forecast.archive import ForecastRecord, record_beside

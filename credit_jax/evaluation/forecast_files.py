@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +246,36 @@ def _leads(
                 leads.append(step.to_timedelta64())
                 break
     return np.array(leads, "timedelta64[ns]")
+
+
+def in_common(
+    first: ForecastFiles, second: ForecastFiles
+) -> tuple[ForecastFiles, ForecastFiles, list[str]]:
+    """Restricts forecasts to the start dates and lead times that both have."""
+    starts = np.intersect1d(first.starts, second.starts)
+    leads = np.intersect1d(first.leads, second.leads)
+    if not (len(starts) and len(leads)):
+        raise ValueError(
+            f"--against: {second.where} has no start date and lead time of "
+            f"{first.where}: starts {str(second.starts.min())[:16]} to "
+            f"{str(second.starts.max())[:16]}, and {str(first.starts.min())[:16]} to "
+            f"{str(first.starts.max())[:16]}"
+        )
+    restricted, notes = [], []
+    for files in (first, second):
+        at, steps = (
+            [int(np.flatnonzero(values == value)[0]) for value in common]
+            for values, common in ((files.starts, starts), (files.leads, leads))
+        )
+        left = len(files.starts) - len(at), len(files.leads) - len(steps)
+        if any(left):
+            notes.append(
+                f"--against: {files.where}: {left[0]} start dates and {left[1]} lead "
+                "times are not in both, and left out"
+            )
+
+        def read(start, lead, selection, files=files, at=at, steps=steps):
+            return files.read(at[start], steps[lead], selection)
+
+        restricted.append(replace(files, starts=starts, leads=leads, read=read))
+    return restricted[0], restricted[1], notes

@@ -1,4 +1,19 @@
-"""Area sums of forecasts on a mesh, by one compiled program."""
+"""Area sums of errors, anomalies, ranks and spectra of forecasts, on a mesh.
+
+`area_sums` is a function of local rows, inside or outside of `shard_map`; `MeshSums`
+is one compiled program for the batches of a run. With weights `w` of the
+points of a region, an ensemble of m members `x_i`, `e` the error of their mean, `t` the
+truth, `c` the climatology, and sums over points where all of them have values:
+
+    squared, absolute, plain    sum w e^2, sum w |e|, sum w e
+    anomaly, product, truth     sum w f^2, sum w f a, sum w a^2, f = x - c, a = t - c
+    crps                        sum w (mean |x_i - t| - mean |x_i - x_j| / 2), i != j
+    variance                    sum w sum_i (x_i - mean)^2 / (m - 1)
+    rank                        sum w for each number of members below the truth
+    power                       sum w |F_k|^2, twice that if -k and k differ
+
+Differences from the truth are taken first, as they are exact in float32.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +27,198 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from credit_jax.evaluation.measures import AreaSums, PointWeights, area_sums
 from credit_jax.evaluation.regions import Region, band_weights, region_weights
+from credit_jax.evaluation.scores import (
+    CLIMATOLOGY,
+    FORECAST,
+    MEMBERS,
+    PERSISTENCE,
+    TRUTH,
+)
+from credit_jax.losses.named import half_pair_sum
+from credit_jax.ops.custom_vjp import pvary
+from credit_jax.parallel.collectives import psum_each
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.mesh.credit import local_dp_ranks
 from credit_jax.parallel.mesh.device_mesh import MeshAxes
 from credit_jax.parallel.placement import batch_spec, place_batch
+
+ScoredFields = Float[Array, "start channel rows lon"]
+PointMask = Bool[Array, "start channel rows lon"]
+Ensemble = Float[Array, "start member channel rows lon"]
+# "system/quantity" -> (start, channel, region, ...); quantities as above, and
+# "weight" (of errors), "anomaly_weight", "power_weight": sums of w alone.
+AreaSums = dict[str, Array]
+_BLOCK = 32
+
+
+@dataclass(frozen=True)
+class PointWeights:
+    """Weights of local points of regions, and of rows of bands; 0 in padding rows."""
+
+    # The sum of each over all shards is 1; without bands there are no spectra.
+    regions: Float[Array, "region rows lon"]
+    bands: Float[Array, "band rows"] | None
+
+    def sum(self, values: ScoredFields) -> Float[Array, "start channel region"]:
+        """Sums over local points of each region."""
+        parts = _blocks(values, -1), _blocks(self.regions, -1)
+        of_blocks = jnp.einsum("scynx,rynx->scryn", *parts, precision="highest")
+        return _blocks(of_blocks.sum(axis=-1), -1).sum(axis=-1).sum(axis=-1)
+
+    def band_sum(self, values: Float[Array, "start channel rows wave"]) -> Array:
+        """Sums over local rows of each band, (start, channel, band, wave)."""
+        assert self.bands is not None, "asked by the caller"
+        parts = _blocks(values, -2), _blocks(self.bands, -1)
+        of_blocks = jnp.einsum("scnyk,bny->scbnk", *parts, precision="highest")
+        return of_blocks.sum(axis=-2)
+
+
+def area_sums(
+    forecast: Ensemble,
+    references: Mapping[str, ScoredFields],
+    weights: PointWeights,
+    axes: MeshAxes,
+) -> AreaSums:
+    """The area sums of forecasts at one lead time, over the rows of all shards."""
+    truth, climatology = references[TRUTH], references.get(CLIMATOLOGY)
+    systems = {FORECAST: forecast}
+    for name in (PERSISTENCE, CLIMATOLOGY):
+        if name in references:
+            systems[name] = references[name][:, None]
+    sums: AreaSums = {}
+    for name, fields in systems.items():
+        baseline = None if name == CLIMATOLOGY else climatology
+        sums |= _system(name, fields, truth, baseline, weights)
+    if climatology is not None:
+        anomaly = truth - climatology
+        finite = jnp.isfinite(anomaly)
+        sums[f"{TRUTH}/anomaly"] = weights.sum(_zero(jnp.square(anomaly), finite))
+        sums[f"{TRUTH}/anomaly_weight"] = weights.sum(finite.astype(jnp.float32))
+    if weights.bands is not None:
+        systems = {FORECAST: forecast, TRUTH: truth[:, None], **systems}
+        for name, fields in systems.items():
+            power, rows_finite = _power(fields)
+            full = rows_finite.all(axis=1)
+            of_name = _band_sums(name, _power(fields.mean(axis=1))[0], full, weights)
+            if fields.shape[1] > 1:
+                of_name |= _band_sums(MEMBERS, power.mean(axis=1), full, weights)
+            sums |= of_name
+    rows = (axes.domain,) if axes.domain else ()
+    parts = [pvary(part, rows) for part in sums.values()]
+    return dict(zip(sums, psum_each(parts, [rows] * len(parts)), strict=True))
+
+
+def _system(
+    name: str,
+    fields: Ensemble,
+    truth: ScoredFields,
+    climatology: ScoredFields | None,
+    weights: PointWeights,
+) -> AreaSums:
+    """Errors and anomalies of a system, and ensemble measures if it has members."""
+    difference = fields - truth[:, None]
+    finite = jnp.isfinite(difference).all(axis=1)
+    difference = _zero(difference, finite[:, None])
+    several, count = fields.shape[1] > 1, fields.shape[1]
+    quantities = _errors(name, difference.mean(axis=1, keepdims=True))
+    quantities[f"{name}/weight"] = finite.astype(jnp.float32)
+    if several:
+        quantities |= _errors(MEMBERS, difference)
+        quantities[f"{MEMBERS}/weight"] = quantities[f"{name}/weight"]
+        # CRPS and variance, computed from differences from the truth.
+        pairs = half_pair_sum(difference[:, :, :, None])[:, :, 0]
+        mean = jnp.abs(difference).mean(axis=1)
+        quantities[f"{name}/crps"] = mean - pairs / (count * (count - 1))
+        centered = difference - difference.mean(axis=1, keepdims=True)
+        squares = jnp.square(centered).sum(axis=1)
+        quantities[f"{name}/variance"] = squares / (count - 1)
+    sums = {key: weights.sum(_zero(x, finite)) for key, x in quantities.items()}
+    if several:
+        # Sums of weights by rank; ties with n members share it over n + 1 ranks.
+        below = (difference < 0).sum(axis=1)
+        equal = (difference == 0).sum(axis=1)
+        share = _zero(1 / (equal + 1), finite)
+
+        def at(rank: Array) -> Array:
+            here = (rank >= below) & (rank <= below + equal)
+            return weights.sum(_zero(share, here))
+
+        sums[f"{name}/rank"] = jnp.moveaxis(
+            jax.lax.map(at, jnp.arange(difference.shape[1] + 1)), 0, -1
+        )
+    if climatology is not None:
+        both = finite & jnp.isfinite(climatology)
+        anomaly = _zero(fields - climatology[:, None], both[:, None])
+        of_truth = truth - climatology
+        anomalies = _anomalies(name, anomaly.mean(axis=1, keepdims=True), of_truth)
+        if several:
+            anomalies |= _anomalies(MEMBERS, anomaly, of_truth)
+        for key, values in anomalies.items():
+            sums[key] = weights.sum(_zero(values, both))
+    return sums
+
+
+def _errors(name: str, error: Ensemble) -> dict[str, ScoredFields]:
+    return {
+        f"{name}/squared": jnp.square(error).mean(axis=1),
+        f"{name}/absolute": jnp.abs(error).mean(axis=1),
+        f"{name}/plain": error.mean(axis=1),
+    }
+
+
+def _anomalies(
+    name: str, anomaly: Ensemble, of_truth: ScoredFields
+) -> dict[str, ScoredFields]:
+    return {
+        f"{name}/anomaly": jnp.square(anomaly).mean(axis=1),
+        f"{name}/product": anomaly.mean(axis=1) * of_truth,
+        f"{name}/truth": jnp.square(of_truth),
+        f"{name}/anomaly_weight": jnp.ones_like(of_truth),
+    }
+
+
+def _band_sums(
+    name: str, power: Array, finite: Array, weights: PointWeights
+) -> AreaSums:
+    rows = finite[..., None]
+    return {
+        f"{name}/power": weights.band_sum(_zero(power, rows)),
+        f"{name}/power_weight": weights.band_sum(rows.astype(jnp.float32))[..., 0],
+    }
+
+
+def _power(
+    fields: Float[Array, "*dims rows lon"],
+) -> tuple[Float[Array, "*dims rows wave"], Bool[Array, "*dims rows"]]:
+    """Power by zonal wavenumber; the sum over these is the mean square of a row."""
+    finite = jnp.isfinite(fields).all(axis=-1)
+    fields = _zero(fields, finite[..., None])
+    # Subtracted first, as it may be a thousand times the variation.
+    mean = fields.mean(axis=-1, keepdims=True)
+    waves = jnp.fft.rfft(fields - mean) / fields.shape[-1]
+    power = jnp.square(waves.real) + jnp.square(waves.imag)
+    # The shortest wave of an even number of points is its own conjugate.
+    single = slice(1, -1 if fields.shape[-1] % 2 == 0 else None)
+    power = power.at[..., single].multiply(2)
+    return power.at[..., 0].set(jnp.square(mean[..., 0])), finite
+
+
+def _blocks(values: Array, dim: int) -> Array:
+    """Splits a dim into blocks of `_BLOCK`, padded with zeros at the end."""
+    # Blockwise summation reduces rounding errors, which grow with the length of a sum.
+    dim %= values.ndim
+    size = values.shape[dim]
+    pads = [(0, -size % _BLOCK if i == dim else 0) for i in range(values.ndim)]
+    shape = *values.shape[:dim], -1, _BLOCK, *values.shape[dim + 1 :]
+    return jnp.pad(values, pads).reshape(shape)
+
+
+def _zero(values: Array, origin: Array) -> Array:
+    return jnp.where(origin, values, jnp.zeros((), values.dtype))
+
 
 # Key -> (batch, level, 1, rows, lon), as returned by `ForecastStep`.
 Forecast = Mapping[str, Array]

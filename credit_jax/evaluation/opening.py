@@ -18,7 +18,6 @@ from jax.sharding import Mesh
 
 from credit_jax.config.data import DateRange, in_training
 from credit_jax.data.opened_data import NamedData
-from credit_jax.evaluation.climatologies import open_climatology, training_climatology
 from credit_jax.evaluation.comparison import ScoreComparison, compare
 from credit_jax.evaluation.forecast_files import (
     ForecastFiles,
@@ -28,7 +27,11 @@ from credit_jax.evaluation.forecast_files import (
     valid_time,
 )
 from credit_jax.evaluation.mesh_sums import MeshSums, ScoreGrid
-from credit_jax.evaluation.references import open_truth
+from credit_jax.evaluation.references import (
+    open_climatology,
+    open_truth,
+    training_climatology,
+)
 from credit_jax.evaluation.regions import BANDS, Region
 from credit_jax.evaluation.scores import NONE_TRAINED
 from credit_jax.evaluation.sums import (

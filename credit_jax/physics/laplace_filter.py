@@ -67,8 +67,7 @@ def _of_rows(x: AllRows) -> Any:
     # Factor of each wave: 0 for periods below 100 grid points near the poles. CREDIT
     # leaves out the row at the north pole and, of the last wave, one of its two complex
     # halves. Where the grid has fewer than 150 columns it leaves all waves.
-    rows = x.shape[-2]
-    columns = x.shape[-1]
+    rows, columns = x.shape[-2:]
     orders = columns // 2 + 1
     mask = np.ones((rows, orders))
     last = int(np.argmin(abs(columns / np.arange(1, orders) - _PERIOD)))
@@ -76,8 +75,7 @@ def _of_rows(x: AllRows) -> Any:
         polar = [*range(1, _POLAR_ROWS + 1), *range(-_POLAR_ROWS, 0)]
         mask[polar, last:] = 0.0
         mask[polar, last] = 0.5
-    left = mask.T
-    left = xp.asarray(left, x.dtype)
+    left = xp.asarray(mask.T, x.dtype)
     return waves * left.reshape(*left.shape, *[1] * (waves.ndim - 2))
 
 

@@ -33,7 +33,7 @@ map.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -79,11 +79,6 @@ class Phase(enum.Enum):
     AFTER_STEP = "postblocks.per_step"
     AFTER_ROLLOUT = "postblocks.post_rollout"
 
-    @property
-    def section(self) -> str:
-        """Top-level key of the config: "preblocks" or "postblocks"."""
-        return self.value.split(".")[0]
-
 
 PREBLOCKS = (Phase.INITIAL, Phase.BEFORE_STEP)
 POSTBLOCKS = (Phase.AFTER_STEP, Phase.AFTER_ROLLOUT)
@@ -119,17 +114,6 @@ class LevelFile(NamedTuple):
     # Number of each level in the file, in the order in which the levels of the
     # variables are expected; None if the file has none.
     numbers: CoordinateValues | None = None
-
-    @classmethod
-    def of(
-        cls,
-        path: str,
-        names: Iterable[str],
-        keys: Collection[str],
-        numbers: CoordinateValues | None,
-    ) -> LevelFile:
-        """Values of some names in a file, for the levels of the variables of keys."""
-        return cls(f"{path}: {', '.join(names)}", keys.__contains__, numbers)
 
     def groups(self, schema: TreeSchema) -> Iterator[tuple[ChannelGroup, bool]]:
         """Yields its variables, and whether they number levels as the file does."""
@@ -256,11 +240,8 @@ class Transform(StrictModel):
         """Its values for levels that have numbers at most, no coordinate."""
         return ()
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def with_values(self: Model, **values: Any) -> Model:
         """Returns a copy with other values of private attributes."""

@@ -82,13 +82,13 @@ def parse_pipeline(
     blocks, problems = [], []
     for phase in Phase:
         section = preblocks if phase in PREBLOCKS else postblocks or PostblocksConfig()
-        for name, config in getattr(section, phase.value.split(".")[1]).items():
+        kind, part = phase.value.split(".")
+        for name, config in getattr(section, part).items():
             path = f"{phase.value}.{name}"
             if types is not None and config.type not in types:
                 continue
             try:
-                registry = TRANSFORMS[phase.section]
-                transform = registry.parse(config.type, config.args, path)
+                transform = TRANSFORMS[kind].parse(config.type, config.args, path)
                 if phase not in transform.phases:
                     expected = " or ".join(each.value for each in transform.phases)
                     problem = f"{path}.type: {config.type} belongs into {expected}"

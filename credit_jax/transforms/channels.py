@@ -16,7 +16,7 @@ from pydantic import PrivateAttr, model_validator
 
 from credit_jax.config.components import FilePath
 from credit_jax.io.errors import errors_of
-from credit_jax.named_fields.tree import ChannelGroup, by_key, by_source
+from credit_jax.named_fields.tree import by_key, by_source
 from credit_jax.physics.arrays import namespace
 from credit_jax.transforms.base import (
     Descriptions,
@@ -86,10 +86,7 @@ class Concat(Transform):
         """Returns the variables of x in channel order; those of y keep their order."""
         inputs = schema.get("input", ())
         sources = [*dict.fromkeys(group.source for group in inputs)]
-
-        def rank(group: ChannelGroup) -> tuple[int, tuple[int, int]]:
-            return sources.index(group.source), channel_rank(group.var_key)
-
+        rank = lambda g: (sources.index(g.source), channel_rank(g.var_key))  # noqa: E731
         return {**schema, "input": sorted(inputs, key=rank)}
 
 

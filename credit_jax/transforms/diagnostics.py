@@ -394,8 +394,8 @@ class FullLevels(OverGround):
     @property
     def level_files(self) -> tuple[LevelFile, ...]:
         keys = (self.temperature_var, self.q_var, *self.interp_fields)
-        names = self.a_model_name, self.b_model_name
-        return (LevelFile.of(self.model_level_file, names, keys, self._numbers),)
+        origin = f"{self.model_level_file}: {self.a_model_name}, {self.b_model_name}"
+        return (LevelFile(origin, keys.__contains__, self._numbers),)
 
     def derived(self, name: str, dims: str = "3d") -> str:
         """Key of a field that the block makes, by its name."""

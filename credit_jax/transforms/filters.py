@@ -194,13 +194,9 @@ class WindFilter(Transform):
                     context,
                     preserve_amplitude=self.preserve_amplitude,
                 )
-                indices = {level: part for part, level in enumerate(chosen)}
-                levels = [
-                    smooth[:, indices[n] : indices[n] + 1]
-                    if n in indices
-                    else full[:, n : n + 1]
-                    for n in range(full.shape[1])
-                ]
+                levels = [full[:, n : n + 1] for n in range(full.shape[1])]
+                for part, n in enumerate(chosen):
+                    levels[n] = smooth[:, part : part + 1]
                 full = namespace(full).concatenate(levels, axis=1)
             fixed[key] = full
         return with_fields(tree, OUTPUT, fixed)

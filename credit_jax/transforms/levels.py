@@ -65,10 +65,9 @@ class _ByEntry(Transform):
     replaced: ClassVar[Callable[..., dict[str, Any]]]
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
-        new = dict(tree)
         for part in self.entries(tree):
-            new = self.replaced(new, part, context)
-        return new
+            tree = self.replaced(tree, part, context)
+        return dict(tree)
 
 
 class OfLevels(Transform):
@@ -112,7 +111,8 @@ class OfLevels(Transform):
         keys: list[str] = []
         for key in (getattr(self, name) for name in self.on_levels):
             keys += [key] if isinstance(key, str) else key
-        return (LevelFile.of(path, names, keys, self._numbers),)
+        origin = f"{path}: {', '.join(names)}"
+        return (LevelFile(origin, keys.__contains__, self._numbers),)
 
 
 class _LevelInterp(OfLevels, _ByEntry):
@@ -342,8 +342,7 @@ class _Advection(OfLevels, _ByEntry):
             None if self.omega_var is None else field(self.omega_var),
         )
         # The step on a grid of this size.
-        lat = num_rows(wind.u, context)
-        lon = wind.u.shape[-1]
+        lat, lon = num_rows(wind.u, context), wind.u.shape[-1]
         latitude, longitude = self._latitude, self._longitude
         if (len(latitude), len(longitude)) != (lat, lon):
             warnings.warn(
@@ -441,10 +440,8 @@ class Regrid(InputBlock):
                     "grid, or leave the variable out"
                 )
             lead = x.shape[: x.ndim - num_dims]
-            flips = tuple(
-                axis for axis in self.flip_axis or () if -num_dims <= axis < 0
-            )
-            x = np.flip(x, flips) if flips else x
+            flips = (axis for axis in self.flip_axis or () if -num_dims <= axis < 0)
+            x = np.flip(x, tuple(flips))
             points = np.asarray(x.reshape(-1, count), np.float32)
             new = np.ascontiguousarray((self._matrix @ points.T).T)
             return new.reshape(*lead, *shape)

@@ -110,11 +110,9 @@ class _Moments(Transform):
             {name: self._chosen(values[name], name, path) for name in shared}
             for path, values in (means, stds)
         )
+        both = (self.mean_path, of_mean), (self.std_path, of_std)
         self._level_values = {
-            name: [
-                (self.mean_path, self._chosen(of_mean[name], name, self.mean_path)),
-                (self.std_path, self._chosen(of_std[name], name, self.std_path)),
-            ]
+            name: [(path, self._chosen(x[name], name, path)) for path, x in both]
             for name in shared
             if name in of_mean and name in of_std
         }
@@ -325,12 +323,11 @@ def _read(
     """Reads values, float32, units and levels by variable; a file may lack the last."""
     if not os.path.exists(path):
         folder = os.path.dirname(path) or "."
-        entries = sorted(os.listdir(folder)) if os.path.isdir(folder) else None
-        hint = f"{folder!r} holds: {', '.join(entries[:8])}" if entries else ""
-        raise FileNotFoundError(
-            f"{key}: no file {path!r}; "
-            + (hint or f"the folder {folder!r} is empty or does not exist")
-        )
+        entries = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        hint = f"the folder {folder!r} is empty or does not exist"
+        if entries:
+            hint = f"{folder!r} holds: {', '.join(entries[:8])}"
+        raise FileNotFoundError(f"{key}: no file {path!r}; {hint}")
     if is_anemoi(path):
         statistic = {"mean_path": "mean", "std_path": "stdev"}[key]
         source = nullcontext(open_anemoi_store(path).statistics(statistic))

@@ -365,11 +365,11 @@ def channel_units(pipeline: Pipeline, groups: Sequence[ChannelGroup]) -> Units:
     names = names_after(pipeline.preblocks)
     origins = {names.get(g.var_key, g.var_key): g.var_key for g in groups}
     blocks = [block for block in pipeline.preblocks if block.type != "concat"]
-    return Units(tuple(blocks), _channels(groups), _channels(after), origins)
-
-
-def _channels(groups: Sequence[ChannelGroup]) -> ChannelLayout:
-    return ChannelLayout.of({group.var_key: group.n_levels for group in groups})
+    data, model = (
+        ChannelLayout.of({group.var_key: group.n_levels for group in each})
+        for each in (groups, after)
+    )
+    return Units(tuple(blocks), data, model, origins)
 
 
 def _applied(

@@ -144,11 +144,8 @@ def digest(scaler: QuantileScaler, dtype: np.dtype) -> Digest:
     counts = [len(centroids) for centroids in scaler.centroids]
     shape = len(counts), max(counts, default=1)
     mean, weight = np.full(shape, np.inf, dtype), np.zeros(shape, dtype)
-    for i, centroids in enumerate(scaler.centroids):
-        mean[i, : len(centroids)], weight[i, : len(centroids)] = (
-            centroids[:, 0],
-            centroids[:, 1],
-        )
+    for i, (centroids, count) in enumerate(zip(scaler.centroids, counts, strict=True)):
+        mean[i, :count], weight[i, :count] = centroids[:, 0], centroids[:, 1]
     summed = np.cumsum(weight, axis=1, dtype=np.float64).astype(dtype)
     return Digest(
         mean,
@@ -531,7 +528,6 @@ class Scaling(OfScalers, OfVariables):
     def _scaled(
         self, tree: FieldTree, method: Method, context: StepContext
     ) -> dict[str, Any]:
-        scaled = dict(tree)
         # Forecasts have no target, and later steps of a sample no input.
         for entry in self.entries(tree):
 
@@ -543,8 +539,8 @@ class Scaling(OfScalers, OfVariables):
                 with errors_of(self.scaler_path, key):
                     return scale(scaler, x, method, **options)
 
-            scaled = change_entry(scaled, change, entry)
-        return scaled
+            tree = change_entry(tree, change, entry)
+        return dict(tree)
 
     def _selects(self, key: str) -> bool:
         if self.is_spatial(key) and not self.changes(key):

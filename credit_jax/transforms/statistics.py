@@ -130,12 +130,10 @@ class Digests:
                 "scaler_type: quantile needs crick: pip install "
                 "'credit-jax[preprocess]'"
             ) from None
-        digests = []
-        for channel in range(x.shape[axis]):
-            digest = new(compression)
+        digests = [new(compression) for _ in range(x.shape[axis])]
+        for channel, digest in enumerate(digests):
             digest.update(x.take(channel, axis).ravel())
             digest.centroids()  # merges the buffered values, as bridgescaler does
-            digests.append(digest)
         return cls(digests)
 
     def merged(self, other: Digests) -> Digests:

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from credit_jax.evaluation.measures import PointWeights, area_sums
-from credit_jax.evaluation.mesh_sums import ScoreGrid
+from credit_jax.evaluation.mesh_sums import PointWeights, ScoreGrid, area_sums
 from credit_jax.evaluation.regions import band_weights, region_weights
 from credit_jax.evaluation.sums import ScoredChannel, ScoreDims, ScoreSums
 from credit_jax.parallel.mesh.device_mesh import MeshAxes

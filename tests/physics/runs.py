@@ -1,25 +1,15 @@
 """Runs blocks on a tree; gives outputs and gradients by `y_processed`."""
 
-import importlib
-import warnings
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from credit_jax.transforms import TRANSFORMS
 from tests.support.gradients import cotangent
 from tests.support.whole_fields import field_context, field_spec, run_on_mesh
-
-CREDIT = importlib.import_module
-
-
-def build(kind, args, section="postblocks") -> Any:
-    """Builds our block."""
-    block = TRANSFORMS[section].parse(kind, args, section)
-    block.open()
-    return block
+from tests.transforms.cases import build as build
+from tests.transforms.cases import tensors
 
 
 def changed(tree, after):
@@ -96,36 +86,22 @@ def _checked(gradient, real):
     return jnp.where(stray, jnp.nan, gradient)
 
 
-def run_credit(spec, tree):
-    """Returns ({key: output}, {key: gradient}) of CREDIT's block."""
+def run_credit(block, tree):
+    """Returns ({key: output}, {key: gradient}) of a block of CREDIT."""
     import torch
 
-    kind, args = spec
-    registry = CREDIT("credit.postblock")._POSTBLOCK_REGISTRY
-    module, name = registry[kind]
-    with warnings.catch_warnings():  # torch warns about arrays read by xarray
-        warnings.simplefilter("ignore")
-        block = getattr(CREDIT(module), name)(**args)
-    batch = {
-        part: {"S": {key: torch.from_numpy(x.copy()) for key, x in own["S"].items()}}
-        for part, own in tree.items()
-    }
-    leaves = {key: x.requires_grad_() for key, x in batch["y_processed"]["S"].items()}
+    batch = {part: {"S": tensors(own["S"])} for part, own in tree.items()}
+    leaves = batch["y_processed"]["S"]
     batch["y_processed"] = {"S": dict(leaves)}
     done = block(batch)["y_processed"]["S"]
-    out = {
-        key: x for key, x in done.items() if key not in leaves or x is not leaves[key]
-    }
+    out = {key: x for key, x in done.items() if x is not leaves.get(key)}
     total: Any = sum(
         (x * torch.from_numpy(cotangent(x.shape, x.detach().numpy().dtype))).sum()
         for x in out.values()
     )
     total.backward()
-    gradients = {key: x.grad for key, x in leaves.items()}
-    return (
-        {key: x.detach().numpy() for key, x in out.items()},
-        {
-            key: np.zeros(leaves[key].shape, np.float32) if g is None else g.numpy()
-            for key, g in gradients.items()
-        },
-    )
+    gradients = {
+        key: np.zeros(x.shape, np.float32) if x.grad is None else x.grad.numpy()
+        for key, x in leaves.items()
+    }
+    return {key: x.detach().numpy() for key, x in out.items()}, gradients

@@ -1,4 +1,4 @@
-"""Every physics block against CREDIT's, on the host, traced, and on every mesh."""
+"""Every physics block beside CREDIT's, on the host, traced, and on every mesh."""
 
 from functools import cache
 
@@ -6,14 +6,19 @@ import jax
 import numpy as np
 import pytest
 
+from credit_jax.physics import conservation as physics
+from credit_jax.physics.conservation import VerticalLevels
 from tests.physics import world
 from tests.physics.runs import build, changed, run_blocks, run_credit
 from tests.support import assert_close, make_mesh
+from tests.transforms.cases import credit_block
 
 LAT = 13
 NAMES = tuple(world.blocks({"physics": "", "levels": ""}))
+NET = "net energy, sigma"
 # Blocks that move rows or sum over them; the others act on columns.
-ACROSS_ROWS = ("mass", "water, trapezoidal", "energy", "wind, anisotropic", "advection")
+ACROSS_ROWS = ("mass", "water, trapezoidal", "energy", "wind, anisotropic")
+ACROSS_ROWS += ("advection", NET)
 # In float32 CREDIT subtracts logarithms of pressures of close levels.
 GRADIENT_TOLERANCE = {"hybrid levels": 1e-4, "hybrid levels from below": 1e-4}
 
@@ -51,31 +56,30 @@ def double(specs):
 
 
 @pytest.mark.reference
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 @pytest.mark.parametrize("name", NAMES)
-def test_as_credit(name, credit, specs, single):
-    expected = run_credit(specs(LAT)[name], world.tree(LAT))
+def test_as_credit_and_on_the_host(name, credit, specs, single):
+    tree, (kind, args) = world.tree(LAT), specs(LAT)[name]
+    is_net = kind == "global_energy_fixer_net"
+    theirs = world.credit_net_energy(args) if is_net else credit_block(kind, args)
+    expected, expected_gradients = run_credit(theirs, tree)
     values, gradients = single[name]
-    assert values.keys() == expected[0].keys()
-    for key, value in expected[0].items():
+    assert values.keys() == expected.keys()
+    for key, value in expected.items():
         assert values[key].dtype == np.float32
         assert_close(values[key], value, 1e-6, f"{name}: {key}")
-    for key, gradient in expected[1].items():
+    for key, gradient in expected_gradients.items():
         if np.any(gradient):
             tolerance = GRADIENT_TOLERANCE.get(name, 1e-5)
             what = f"{name}: gradient by {key}"
             assert_close(gradients[key], gradient, tolerance, what)
         else:
             assert not gradients[key].any()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_on_the_host_as_traced(name, specs, single):
-    tree = world.tree(LAT)
-    after = build(*specs(LAT)[name])(tree, None)
+    after = build(kind, args)(tree, None)
     for key, field in changed(tree, after).items():
         assert isinstance(field, np.ndarray), key
         assert field.dtype == np.float32, key
-        assert_close(field, single[name][0][key], 1e-6, f"{name}: {key} on the host")
+        assert_close(field, values[key], 1e-6, f"{name}: {key} on the host")
 
 
 @pytest.mark.slow(but=["13-shape1-names1"])
@@ -90,16 +94,13 @@ def test_on_the_host_as_traced(name, specs, single):
 )
 def test_same_on_every_mesh(lat, shape, names, specs, double):
     chosen = {name: specs(lat)[name] for name in names}
-    serial = double(lat)
     with jax.enable_x64(True):
         sharded = run_blocks(chosen, world.tree(lat, np.float64), make_mesh(**shape))
     for name in names:
-        for what, own, other in zip(
-            ("value of", "gradient by"), serial[name], sharded[name], strict=True
-        ):
+        for own, other in zip(double(lat)[name], sharded[name], strict=True):
             assert own.keys() == other.keys()
             for key in own:
-                text = f"{name}: {what} {key} on {shape}"
+                text = f"{name}: {key} on {shape}"
                 assert own[key].dtype == other[key].dtype == np.float64
                 if np.any(own[key]):
                     assert_close(other[key], own[key], 1e-12, text)
@@ -108,77 +109,129 @@ def test_same_on_every_mesh(lat, shape, names, specs, double):
 
 
 @pytest.mark.slow
-def test_surface_geopotential_of_a_file(tmp_path):
+def test_surface_geopotential_of_a_file(specs, double):
     """As of the data, on one device and on shards; the tree needs no static fields."""
-    paths = world.write_files(tmp_path, LAT)
     names = ("sea level", "geopotential", "pressure levels")
-    of_data = {name: world.blocks(paths)[name] for name in names}
+    path = specs(LAT)["mass"][1]["save_loc_physics"]
     of_file = {
-        name: (kind, {**args, "surface_geopotential_file": paths["physics"]})
-        for name, (kind, args) in of_data.items()
+        name: (kind, {**args, "surface_geopotential_file": path})
+        for name, (kind, args) in ((name, specs(LAT)[name]) for name in names)
     }
-    with jax.enable_x64(True):
-        tree = world.tree(LAT, np.float64)
-        expected = run_blocks(of_data, tree)
-        tree["ic_raw"] = {"S": {}}
-        for mesh in (None, make_mesh(dp=2, domain=3)):
+    tree = {**world.tree(LAT, np.float64), "ic_raw": {"S": {}}}
+    for mesh in (None, make_mesh(dp=2, domain=3)):
+        with jax.enable_x64(True):
             found = run_blocks(of_file, tree, mesh)
-            for name in names:
-                for ours, theirs in zip(found[name], expected[name], strict=True):
-                    for key in theirs:
-                        assert_close(ours[key], theirs[key], 1e-12, f"{name}: {key}")
-
-
-@pytest.fixture(scope="module")
-def net(tmp_path_factory):
-    """The arguments of `global_energy_fixer_net` in every setting."""
-    paths = world.write_files(tmp_path_factory.mktemp("net"), LAT)
-    return world.net_energy(paths)
+        for name in names:
+            for ours, theirs in zip(found[name], double(LAT)[name], strict=True):
+                for key in theirs:
+                    assert_close(ours[key], theirs[key], 1e-12, f"{name}: {key}")
 
 
 @pytest.mark.reference
-@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
-@pytest.mark.parametrize("name", ["sigma", "sigma, trapezoidal", "pressure"])
-def test_net_energy_as_credit(name, credit, net):
-    """CREDIT 2026.2.0 has the formula in gen1's fixer, by channels."""
-    tree = world.tree(LAT)
-    after = build("global_energy_fixer_net", net[name])(tree, None)
-    fixed = world.gen1_net_energy(tree, net[name])
-    ours = after["y_processed"]["S"][world.T]
-    assert_close(ours, fixed, 1e-6, f"net energy, {name}")
-    assert not np.allclose(ours, tree["y_processed"]["S"][world.T], rtol=1e-4)
+def test_no_strong_wind(credit, specs):
+    """CREDIT's gradient is NaN: sqrt(num / (den + 1e-12)) of wind_filter.py, at 0 / 0.
+
+    The mask is 0 everywhere then, and with it both sums. Values are not changed.
+    """
+    kind, args = specs(LAT)["wind, anisotropic"]
+    args = {**args, "speed_threshold": 1e4}
+    fields = world.tree(LAT)
+    expected, theirs = run_credit(credit_block(kind, args), fields)
+    assert np.isnan(theirs[world.U]).any()
+    values, gradients = run_blocks({"wind": (kind, args)}, fields)["wind"]
+    for key, field in expected.items():
+        assert_close(values[key], field, 1e-6, key)
+        assert_close(field, fields["y_processed"]["S"][key], 1e-6, f"{key}, unchanged")
+        assert np.isfinite(gradients[key]).all(), key
+        assert gradients[key].any(), key
 
 
-def test_net_energy_of_rates(net):
+def test_net_energy_of_rates(specs):
     """W / m^2 is J / m^2 by the seconds of the step."""
-    tree = world.tree(LAT, np.float64)
-    joule = build("global_energy_fixer_net", net["sigma"])(tree, None)
-    args = {**net["sigma"], "flux_units": "W m-2"}
-    seconds = 3600 * args["lead_time_periods"]
+    tree, (kind, args) = world.tree(LAT, np.float64), specs(LAT)[NET]
+    joule = build(kind, args)(tree, None)
     fields = tree["y_processed"]["S"]
-    rates = {key: fields[key] / seconds for key in world.FLUXES}
-    watt = build("global_energy_fixer_net", args)(
-        {**tree, "y_processed": {"S": {**fields, **rates}}}, None
-    )
+    rates = {key: fields[key] / (6 * 3600) for key in world.FLUXES}
+    rates = {**tree, "y_processed": {"S": {**fields, **rates}}}
+    watt = build(kind, {**args, "flux_units": "W m-2"})(rates, None)
     ours, theirs = (x["y_processed"]["S"][world.T] for x in (watt, joule))
     assert_close(ours, theirs, 1e-13, "net energy of rates")
+    assert not np.allclose(theirs, fields[world.T], rtol=1e-4)
 
 
-@pytest.mark.slow(but=["{'domain': 3}"])
-@pytest.mark.parametrize("shape", [{"dp": 2, "domain": 2}, {"domain": 3}], ids=str)
-def test_net_energy_on_meshes(shape, net):
-    specs = {name: ("global_energy_fixer_net", args) for name, args in net.items()}
-    with jax.enable_x64(True):
-        tree = world.tree(LAT, np.float64)
-        serial = run_blocks(specs, tree)
-        sharded = run_blocks(specs, tree, make_mesh(**shape))
-    for name in specs:
-        for own, other in zip(serial[name], sharded[name], strict=True):
-            for key in own:
-                assert_close(other[key], own[key], 1e-12, f"{name}: {key} on {shape}")
+GRAVITY, WATER, CP, CP_VAPOR, LATENT = 9.80665, 1000.0, 1004.64, 1810.0, 2.501e6
 
 
-def test_net_energy_of_hybrid_levels_needs_pressure(net):
-    args = {key: value for key, value in net["sigma"].items() if key != "sp_var"}
-    with pytest.raises(ValueError, match="sp_var: missing; hybrid levels"):
-        build("global_energy_fixer_net", args)
+def column(values, pressure, kind):
+    """Returns the integral over pressure in float64, by explicit sums."""
+    a, b = (world.A_HALF, world.B_HALF)
+    if kind == "trapezoidal":
+        a, b = a[1:], b[1:]
+        values = 0.5 * (values[:, 1:] + values[:, :-1])
+    shape = (1, -1, 1, 1, 1)
+    thickness = np.diff(a.reshape(shape) + b.reshape(shape) * pressure, axis=1)
+    return (values * thickness).sum(axis=1, keepdims=True) / GRAVITY
+
+
+def total(values):
+    """Returns the integral over the sphere of each sample."""
+    lon, lat = np.meshgrid(world.longitude(), world.latitude(LAT))
+    return (values * physics.cell_areas(lon, lat)).sum(axis=(1, 2, 3, 4))
+
+
+def dry_mass(fields, kind):
+    return total(column(1 - fields[world.Q], fields[world.SP], kind))
+
+
+def energy(fields, kind):
+    q = fields[world.Q]
+    capacity = (1 - q) * CP + q * CP_VAPOR
+    kinetic = 0.5 * (fields[world.U] ** 2 + fields[world.V] ** 2)
+    other = LATENT * q + world.ground(LAT) + kinetic
+    return total(column(capacity * fields[world.T] + other, fields[world.SP], kind))
+
+
+@pytest.mark.parametrize("kind", ["midpoint", "trapezoidal"])
+def test_budgets_close(kind, specs):
+    """Which CREDIT's tests of these corrections do not check; fields are float32."""
+    tree, seconds = world.tree(LAT), 6 * 3600
+    double = lambda fields: {k: x.astype(float) for k, x in fields.items()}  # noqa: E731
+    before = double({k: x[:, :, -1:] for k, x in tree["x_physical"]["S"].items()})
+    plain = double(tree["y_processed"]["S"])
+
+    def fixed(name):
+        name += "" if kind == "midpoint" else ", trapezoidal"
+        return double(build(*specs(LAT)[name])(tree, None)["y_processed"]["S"])
+
+    start = dry_mass(before, kind)
+    assert np.abs(dry_mass(fixed("mass"), kind) / start - 1).max() < 1e-7
+    assert np.abs(dry_mass(plain, kind) / start - 1).min() > 1e-4
+
+    after, rate = fixed("water"), WATER / seconds
+    rain = total(after[world.RAIN]) * rate
+    stored = [total(column(x[world.Q], x[world.SP], kind)) for x in (after, before)]
+    residual = (stored[1] - stored[0]) / seconds - total(after[world.EVAP]) * rate
+    assert np.abs((residual - rain) / rain).max() < 1e-6
+    assert np.abs(1 - total(plain[world.RAIN]) * rate / rain).min() > 1e-2
+
+    after = fixed("energy")
+    flux = [after[key] for key in world.FLUXES]
+    top = before[world.SOLIN] - flux[0] - flux[1]
+    surface = flux[2] - flux[3] + flux[4] - flux[5] + flux[6] + flux[7]
+    wanted = energy(before, kind) + seconds * total(top) - total(surface)
+    assert np.abs(energy(after, kind) / wanted - 1).max() < 1e-7
+    assert np.abs(energy(plain, kind) / wanted - 1).min() > 1e-4
+
+
+def test_dry_mass_by_humidity_on_pressure_levels():
+    """Midpoint sums close; trapezoidal sums except for the first corrected layer."""
+    tree = world.tree(LAT, np.float64)
+    before = tree["x_physical"]["S"][world.Q][:, :, -1:]
+    after = tree["y_processed"]["S"][world.Q]
+    levels = VerticalLevels(world.A_HALF.cumsum(), 0 * world.B_HALF, midpoint=True)
+    grid = physics.PhysicsGrid(levels, np.ones((LAT, world.LON)))
+    fixed = physics.fix_dry_mass_by_humidity(grid, before, after, 4, None)
+    assert np.array_equal(fixed[:, :4], after[:, :4])
+    thickness = np.diff(levels.a).reshape(1, -1, 1, 1, 1)
+    start, end = (((1 - q) * thickness).sum(axis=(1, 3, 4)) for q in (before, fixed))
+    assert np.allclose(end, start, rtol=1e-14)

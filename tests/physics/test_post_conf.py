@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.config import ConfigError, parse
+from credit_jax.config import parse
 from credit_jax.models.common.post_conf import ChannelUnits, Gen1PostConf
 from tests.physics import world
 from tests.support import assert_close, make_mesh
@@ -94,13 +94,11 @@ def arrays(case, dtype: Any = np.float32):
     return x.astype(dtype), y.astype(dtype)
 
 
-def build(case, folder):
-    files = world.write_files(folder, LAT)
-    return bind(raw_conf(case), files["physics"])
-
-
-def bind(raw, physics):
+def build(case, folder, **changes):
     """Binds the fixers to the channels of VARIABLES."""
+    raw, physics = raw_conf(case), world.write_files(folder, LAT)["physics"]
+    for key, value in changes.items():
+        raw["global_water_fixer"][key] = value
     data = {"variables": DEEP, "surface_variables": SURFACE, "levels": world.LEVELS}
     data |= {"diagnostic_variables": DIAGNOSTIC, "save_loc_physics": physics}
     conf = parse(Gen1PostConf, raw | {"data": data | {"lead_time_periods": 6}})
@@ -223,12 +221,3 @@ def test_same_on_shards(case, tmp_path):
     for what, a, b in zip(("values", "gradient"), sharded, serial, strict=True):
         assert a.dtype == np.float64
         compare(a, b, 1e-12, f"{case} on 4 shards: {what}")
-
-
-def test_errors(tmp_path):
-    raw = raw_conf("hybrid, midpoint")
-    raw["global_water_fixer"]["precipitation_name"] = ["TP"]
-    with pytest.raises(ValueError, match=r"precipitation_name is \['TP'\]; expected"):
-        bind(raw, world.write_files(tmp_path, LAT)["physics"])
-    with pytest.raises(ConfigError, match=r"skebs\.activate"):
-        parse(Gen1PostConf, {"activate": True, "skebs": {"activate": True}})

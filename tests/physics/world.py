@@ -206,63 +206,47 @@ def blocks(paths):
             {**advection, "level_order": "surface_to_top", "omega_var": V}
             | {"n_iterations": 1, "tracer_vars": [Q]},
         ),
+        **net_energy(paths),
     }
 
 
 def net_energy(paths):
-    """Returns arguments of `global_energy_fixer_net`, by the kind of levels."""
+    """Returns name -> (type, arguments) of `global_energy_fixer_net`."""
     names = ("toa_net_solar_var", "toa_net_thermal_var", "surf_net_solar_var")
     names += ("surf_net_thermal_var", "surf_sh_var", "surf_lh_var")
-    sigma = {
-        "save_loc_physics": paths["physics"],
-        "lon_lat_level_name": ["lon2d", "lat2d", "hyai", "hybi"],
-        "midpoint": True,
-        "T_var": T,
-        "q_var": Q,
-        "U_var": U,
-        "V_var": V,
-        "sp_var": SP,
-        "surface_geopotential_name": "PHIS",
-        **dict(zip(names, FLUXES[2:], strict=True)),
-        "lead_time_periods": 6,
+    air = {"T_var": T, "q_var": Q, "U_var": U, "V_var": V, "lead_time_periods": 6}
+    air |= {"surface_geopotential_name": "PHIS", "save_loc_physics": paths["physics"]}
+    air |= dict(zip(names, FLUXES[2:], strict=True))
+    levels = {
+        "sigma": {"sp_var": SP, "midpoint": True},
+        "sigma, trapezoidal": {"sp_var": SP, "midpoint": False},
+        "pressure": {"grid_type": "pressure", "midpoint": False},
     }
-    own = {key: value for key, value in sigma.items() if key != "sp_var"}
+    coordinates = (["hyai", "hybi"], ["hya6", "hyb6"], ["plev"])
     return {
-        "sigma": sigma,
-        "sigma, trapezoidal": {
-            **sigma,
-            "lon_lat_level_name": ["lon2d", "lat2d", "hya6", "hyb6"],
-            "midpoint": False,
-        },
-        "pressure": {
-            **own,
-            "lon_lat_level_name": ["lon2d", "lat2d", "plev"],
-            "grid_type": "pressure",
-            "midpoint": False,
-        },
+        f"net energy, {name}": (
+            "global_energy_fixer_net",
+            {**air, **own, "lon_lat_level_name": ["lon2d", "lat2d", *coordinate]},
+        )
+        for (name, own), coordinate in zip(levels.items(), coordinates, strict=True)
     }
 
 
-def gen1_net_energy(tree, args):
-    """Returns the temperature of CREDIT's gen1 fixer, whose channels have no names."""
+def credit_net_energy(args):
+    """CREDIT 2026.2.0 has the formula in gen1's fixer, whose channels have no names."""
     fixer = import_credit("postblock.gen1").GlobalEnergyFixer
     keys = [args[f"{name}_var"] for name in ("T", "q", "U", "V")]
-    air = [*keys, SP, *FLUXES[2:]]
-    fields = tree["y_processed"]["S"]
-    channels, start = {}, 0
+    air, channels, start = [*keys, SP, *FLUXES[2:]], {}, 0
     for key in air:
-        channels[key] = [*range(start, start + fields[key].shape[1])]
-        start += fields[key].shape[1]
+        count = LEVELS if "3d" in key else 1
+        channels[key] = [*range(start, start + count)]
+        start += count
     first = [channels[key][0] for key in FLUXES[2:]]
     conf = {
-        "data": {
-            "lead_time_periods": args["lead_time_periods"],
-            "save_loc_physics": args["save_loc_physics"],
-        },
+        "data": {key: args[key] for key in ("lead_time_periods", "save_loc_physics")},
         "global_mass_fixer": {
-            "lon_lat_level_name": args["lon_lat_level_name"],
-            "midpoint": args["midpoint"],
             "grid_type": args.get("grid_type", "sigma"),
+            **{key: args[key] for key in ("lon_lat_level_name", "midpoint")},
         },
         "global_energy_fixer": {
             "simple_demo": False,
@@ -275,8 +259,12 @@ def gen1_net_energy(tree, args):
             "sp_inds": channels[SP][0],
         },
     }
-    x = tree["x_physical"]["S"]
-    known = [torch.from_numpy(x[key]) for key in air if key in x]
-    y = torch.cat([torch.from_numpy(fields[key]) for key in air], dim=1)
-    out = fixer(conf)({"x": torch.cat(known, dim=1), "y_pred": y})["y_pred"]
-    return out[:, channels[keys[0]]].numpy()
+
+    def block(batch):
+        x, y = (batch[part]["S"] for part in ("x_physical", "y_processed"))
+        known = torch.cat([x[key] for key in air if key in x], dim=1)
+        given = {"x": known, "y_pred": torch.cat([y[key] for key in air], dim=1)}
+        out = fixer(conf)(given)["y_pred"]
+        return {"y_processed": {"S": {**y, T: out[:, channels[T]]}}}
+
+    return block

@@ -1,39 +1,42 @@
-"""Fixtures: statistics files and a batch."""
+"""Fixtures: a folder of files, in which these tests run, and a batch."""
 
 import numpy as np
 import pytest
-import xarray as xr
 
+from credit_jax.transforms import TRANSFORMS
 from tests.training.conftest import compiled_once as compiled_once
 from tests.training.conftest import tiny_model as tiny_model
 from tests.training.conftest import world as world
 from tests.transforms.cases import LEVELS, LSM, SP, TP, TSI, T
+from tests.transforms.files import scaler_arguments, write_files
+from tests.transforms.toys import TOYS
 
-PATHS = ("mean_path", "std_path")
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """Statistics, weights of regridding, masks and levels; tests do not change them."""
+    folder = tmp_path_factory.mktemp("transforms")
+    write_files(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def in_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder)
 
 
 @pytest.fixture
-def files(tmp_path):
-    """Statistics of T on six levels, of SP, and of TP without spread."""
-    mean = {"T": ("level", np.arange(6) + 270.0), "SP": ((), 1e5), "TP": ((), 0.5)}
-    std = {"T": ("level", np.arange(6) + 3.0), "SP": ((), 1e3), "TP": ((), 0.0)}
-    xr.Dataset(mean).to_netcdf(tmp_path / "mean.nc")
-    xr.Dataset(std).to_netcdf(tmp_path / "std.nc")
-    return {
-        "mean_path": str(tmp_path / "mean.nc"),
-        "std_path": str(tmp_path / "std.nc"),
-        "levels": [1, 2, 4, 6],
-    }
+def scalers(credit, folder):
+    """(name, **arguments) -> arguments with a file of scalers of bridgescaler."""
+    return scaler_arguments
 
 
 @pytest.fixture
-def mild_files(tmp_path):
-    """Statistics of numbers near 1, which float32 normalizes without loss of digits."""
-    mean = {"T": ("level", np.arange(4.0)), "SP": ((), 5.0), "TP": ((), 0.5)}
-    std = {"T": ("level", np.arange(4.0) + 2), "SP": ((), 1.5), "TP": ((), 0.25)}
-    xr.Dataset(mean).to_netcdf(tmp_path / "mild_mean.nc")
-    xr.Dataset(std).to_netcdf(tmp_path / "mild_std.nc")
-    return {key: str(tmp_path / f"mild_{key[:-5]}.nc") for key in PATHS}
+def toys(monkeypatch):
+    """Registers transforms of every phase and place."""
+    for section, transforms in TOYS.items():
+        for name, transform in transforms.items():
+            monkeypatch.setitem(TRANSFORMS[section], name, transform)
 
 
 @pytest.fixture

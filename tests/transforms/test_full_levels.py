@@ -1,4 +1,4 @@
-"""gen1's interpolation to pressure levels and heights, beside CREDIT's function."""
+"""gen1's interpolation of all levels beside CREDIT's; levels known by numbers."""
 
 from typing import Any
 
@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit_jax.data import ChannelGroup
+from credit_jax.named_fields.bridgescaler import write_scalers
+from credit_jax.named_fields.coordinates import UNKNOWN
 from credit_jax.physics.files import read_coefficients
+from credit_jax.transforms import notes_on_order
+from credit_jax.transforms.base import LevelFile
 from credit_torch_bridge.compare.jax_side import import_credit
 from tests.physics.runs import build, run_blocks
 from tests.support import assert_close, make_mesh
+from tests.transforms.cases import CONCAT, preblocks
 
 KIND = "full_state_pressure_interpolation"
 LEVELS = (10, 60, 90, 120, 137)
@@ -138,39 +144,88 @@ def test_the_same_on_a_mesh():
                 assert_close(ours[key], theirs[key], 1e-12, f"{name}: {what} {key}")
 
 
-@pytest.mark.parametrize(
-    ("change", "error"),
-    [
-        ({"levels": [1, 138]}, r"has levels 1 to 137, but `levels` asks for \[138\]"),
-        ({"levels": [*reversed(LEVELS)]}, "must be from the top down"),
-        ({"a_model_name": "a"}, "no variable a; there are"),
-    ],
-)
-def test_refused(change, error):
-    with pytest.raises(ValueError, match=error):
-        build(KIND, ARGS | change)
+MEANS = np.array([220.0, 250.0, 280.0, 290.0])
+VALUES = (100.0, 300.0, 500.0, 850.0)
 
 
-def test_another_number_of_levels():
-    block = build(KIND, {**ARGS, "levels": [10, 137]})
-    with pytest.raises(ValueError, match=r"has 5 levels, ERA5_Lev_Info\.nc gives .* 2"):
-        block(columns(), None)
+def layout(levels, count=4):
+    """The variables of data with some levels."""
+    groups = [ChannelGroup(T, count, 1, levels), ChannelGroup(SP, 1, 1)]
+    return {"input": groups, "target": groups}
 
 
-def test_levels_and_attributes():
-    block = build(KIND, ARGS)
-    assert block.effects.levels["S/derived_diagnostic/3d/Z_PRES"] == (
-        "pressure",
-        tuple(PRESSURES),
-    )
-    assert block.effects.levels["S/derived_diagnostic/3d/P_HEIGHT"] == (
-        "height_agl",
-        tuple(ABOVE),
-    )
-    known = {U: {"long_name": "Wind", "units": "m/s"}}
-    found = block.describe(known)
-    assert found["S/derived_diagnostic/3d/U_HEIGHT"] == {
-        "long_name": "Wind on heights",
-        "units": "m/s",
+def scaled_by(path, columns):
+    """A block with scalers of T and SP, whose channels have some names."""
+    common = {"type": "DStandardScalerTensor", "channels_last": False}
+    own = {T: (MEANS, columns), SP: (np.array([1e5]), [0])}
+    made = {
+        key: {**common, "mean_x_": mean, "var_x_": mean**0, "x_columns_": names}
+        for key, (mean, names) in own.items()
     }
-    assert found["S/derived_diagnostic/3d/T_PRES"]["units"] == "K"
+    write_scalers(path, {part: {"S": made} for part in ("input", "target")})
+    args = {"scaler_path": str(path), "variables": ["S/prognostic"]}
+    scale = {"type": "bridgescaler_transform", "args": args}
+    return preblocks(scale=scale, concat=CONCAT)
+
+
+def means_of(pipeline):
+    """The means of T, by level of the data."""
+    return pipeline.blocks[0].transform._scalers["input"]["S"][T].mean
+
+
+def test_scalers_are_put_in_the_order_of_the_data(tmp_path):
+    pipeline = scaled_by(tmp_path / "s.json", [*VALUES])
+    assert pipeline.at(layout(VALUES), UNKNOWN) is pipeline
+    turned = pipeline.at(layout(VALUES[::-1]), UNKNOWN)
+    np.testing.assert_array_equal(means_of(turned), MEANS[::-1])
+    in_pascal = pipeline.at(layout(tuple(100 * x for x in VALUES[::-1])), UNKNOWN)
+    np.testing.assert_array_equal(means_of(in_pascal), MEANS[::-1])
+    assert notes_on_order(pipeline, layout(VALUES)) == []
+
+
+def test_channels_that_are_only_counted_are_noted(tmp_path):
+    """`credit preprocess` writes numbers from 0."""
+    pipeline = scaled_by(tmp_path / "s.json", [0, 1, 2, 3])
+    assert pipeline.at(layout(VALUES[::-1]), UNKNOWN) is pipeline
+    (note,) = notes_on_order(pipeline, layout(VALUES))
+    assert f"{tmp_path}/s.json (T): without values of levels" in note
+
+
+NUMBERS = (100.0, 110.0, 130.0, 137.0)
+
+
+def numbered(kind):
+    """A pipeline with a block of some numbered levels."""
+    chosen = [*map(int, NUMBERS)]
+    args = {
+        "hybrid_level_interp": {
+            "variables": [T],
+            "source_level_info_file": "ERA5_Lev_Info.nc",
+            "source_levels": chosen,
+        },
+        "semilagrangian_advection": {
+            **{"u_var": T, "v_var": T, "tracer_vars": [T]},
+            "timestep_seconds": 3600,
+            "level_info_file": "ERA5_Lev_Info.nc",
+            "levels": chosen,
+        },
+    }[kind]
+    args["surface_pressure_var"] = SP
+    return preblocks(block={"type": kind, "args": args}, concat=CONCAT)
+
+
+@pytest.mark.parametrize("kind", ["hybrid_level_interp", "semilagrangian_advection"])
+def test_hybrid_levels_are_known_by_their_numbers(kind):
+    pipeline = numbered(kind)
+    pipeline.at(layout(NUMBERS), UNKNOWN)
+    assert notes_on_order(pipeline, layout(NUMBERS)) == []
+    (note,) = notes_on_order(pipeline, layout(VALUES))
+    assert "ERA5_Lev_Info.nc: a_half, b_half (T)" in note
+
+
+def test_levels_without_numbers():
+    file = LevelFile("x.nc: a, b", [T].__contains__)
+    file.check(layout((3.0, 2.0, 1.0, 0.0)))
+    groups = [(group.var_key, same) for group, same in file.groups(layout(None))]
+    assert groups == [(T, False)] * 2
+    assert not [*file.groups(layout(None, count=1))], "one level has no order"

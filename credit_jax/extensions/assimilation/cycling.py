@@ -35,8 +35,13 @@ from credit_jax.extensions.assimilation.variational import (
     Window,
     analyze,
 )
-from credit_jax.extensions.plots.canvas import panels_figure, save_figure, with_units
-from credit_jax.extensions.plots.charts import Chart, Line
+from credit_jax.extensions.plots.canvas import (
+    Chart,
+    Line,
+    panels_figure,
+    save_figure,
+    with_units,
+)
 from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import NetcdfStore

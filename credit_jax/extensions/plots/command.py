@@ -26,23 +26,26 @@ from credit_jax.extensions.plots.canvas import (
     region_text,
     save_figure,
 )
-from credit_jax.extensions.plots.card import ERRORS, card_panel, differences
-from credit_jax.extensions.plots.choice import choose, find_lead, truth_of
-from credit_jax.extensions.plots.page import write_page
-from credit_jax.extensions.plots.projections import (
+from credit_jax.extensions.plots.maps import (
     PLAIN,
     PROJECTIONS,
     MapProjection,
     find_window,
 )
-from credit_jax.extensions.plots.scene import Scene
+from credit_jax.extensions.plots.page import write_page
+from credit_jax.extensions.plots.scene import Scene, choose, find_lead, truth_of
 from credit_jax.extensions.plots.score_charts import (
+    BASELINES,
+    ERRORS,
+    GLOBAL,
     NAMES,
+    card_panel,
+    chosen_channels,
     curve_charts,
+    differences,
     rank_charts,
     spectrum_charts,
 )
-from credit_jax.extensions.plots.summary import BASELINES, GLOBAL, chosen_channels
 from credit_jax.forecast.archive import record_beside
 
 GIF = ".gif"

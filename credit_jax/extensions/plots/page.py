@@ -11,30 +11,35 @@ import xarray as xr
 
 from credit_jax.config.messages import counted
 from credit_jax.evaluation.scores import LEAD, seen_in_training
-from credit_jax.extensions.plots.canvas import channel_text, lead_text, region_text
-from credit_jax.extensions.plots.card import card_rows, differences, tabled_leads
-from credit_jax.extensions.plots.charts import DASHES, Chart
+from credit_jax.extensions.plots.canvas import (
+    DASHES,
+    Chart,
+    channel_text,
+    lead_text,
+    region_text,
+)
 from credit_jax.extensions.plots.html import Part, page_of_sections, part
 from credit_jax.extensions.plots.score_charts import (
+    BASELINES,
+    GLOBAL,
     LOOKS,
     NAMES,
     bands_of,
+    card_rows,
+    chosen_channels,
     curve_charts,
+    differences,
     rank_charts,
     small_scales_text,
     spectrum_charts,
+    tabled_leads,
+    values_of,
 )
 from credit_jax.extensions.plots.score_tables import (
     channels_of,
     score_table,
     skill_table,
     verdict,
-)
-from credit_jax.extensions.plots.summary import (
-    BASELINES,
-    GLOBAL,
-    chosen_channels,
-    values_of,
 )
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import new_file

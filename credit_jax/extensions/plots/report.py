@@ -20,12 +20,10 @@ from credit_jax.evaluation.scores import (
     seen_in_training,
     write_scores,
 )
-from credit_jax.extensions.plots.canvas import png_of
-from credit_jax.extensions.plots.charts import Chart, Line
-from credit_jax.extensions.plots.choice import choose, truth_of
+from credit_jax.extensions.plots.canvas import Chart, Line, png_of
 from credit_jax.extensions.plots.held_out import HeldOut, plan_held_out
 from credit_jax.extensions.plots.page import write_page
-from credit_jax.extensions.plots.scene import Scene
+from credit_jax.extensions.plots.scene import Scene, choose, truth_of
 from credit_jax.extensions.plots.score_charts import LOOKS
 from credit_jax.io.activity import activity
 from credit_jax.io.atomic import move_aside, new_file

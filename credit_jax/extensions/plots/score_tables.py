@@ -18,9 +18,9 @@ from credit_jax.extensions.plots.canvas import (
     region_text,
 )
 from credit_jax.extensions.plots.html import Cell, Part, TableRow, part
-from credit_jax.extensions.plots.score_charts import NAMES
-from credit_jax.extensions.plots.summary import (
+from credit_jax.extensions.plots.score_charts import (
     BASELINES,
+    NAMES,
     Skillful,
     chosen_leads,
     skillful_until,

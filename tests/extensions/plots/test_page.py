@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from html.parser import HTMLParser
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 
 from credit_jax.extensions.plots.canvas import channel_text, lead_text, region_text
 from credit_jax.extensions.plots.page import page_of, write_page
-from credit_jax.extensions.plots.score_charts import NAMES
 from tests.extensions.plots.synthetic import make_scores
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
 
+CASES = Cases("page")
 VOID = {"meta", "img", "br"}
 PNG = b"\x89PNG of no picture"
 
@@ -62,6 +65,7 @@ class Page(HTMLParser):
         is_script = bool(self.open) and self.open[-1] == "script"
         if is_script and "type" in self.tags[-1][1]:
             self.charts.append(json.loads(data))
+        if self.open[-1:] in (["script"], ["style"]):
             return
         self.text.append(data)
         if self.cell is not None:
@@ -90,6 +94,7 @@ def test_the_page_needs_no_other_file(text, page):
         assert reference.startswith(("#", "data:image/png;base64,")), reference
     links = [own[1:] for own in page.references if own.startswith("#")]
     assert set(links) <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
     assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(page.ids)
     assert "http" not in text
     assert "@import" not in text
@@ -131,95 +136,33 @@ def test_texts_of_files_are_no_html():
         assert counts[0] == counts[1], tag
 
 
-@pytest.mark.slow
-def test_training_dates_are_said_to_be_so(scores):
-    for dates, shown in (("2 of 3 dates are in the training", True), ("none", False)):
-        changed = scores.assign_attrs(training_dates=dates)
-        text = page_of(changed, title="a").partition("<section")[0]
-        assert ("are in the training" in text) == shown
-
-
-def test_ids_are_unique(page):
-    assert len(page.ids) == len(set(page.ids))
-
-
-def test_the_sections(page):
-    sections = [given["id"] for tag, given in page.tags if tag == "section"]
-    assert sections == [
-        "skill",
-        "scores",
-        "curves",
-        "score-cards",
-        "spectra",
-        "rank-histograms",
-        "maps",
-        "provenance",
-    ]
-    shown = "".join(page.text)
-    assert "Scores of <one> model" in shown
-    assert "truth <of> 2001 & more" in shown
-    channels, regions, bands = 4, 2, 2
-    assert len(page.charts) == (3 * regions + bands + 1) * channels
-    assert all(chart["title"] for chart in page.charts)
-    cards = [rows for name, rows in page.tables.items() if name.startswith("RMSE of")]
-    assert [len(rows) for rows in cards] == [1 + channels] * 2
-
-
-def test_curves_of_every_channel_in_every_region(scores, page):
-    """Those of the regions that are not shown first are templates."""
-    labels = [chart["title"] for chart in page.charts]
-    names = {own: channel_text(scores, own) for own in scores["channel"].values}
-    assert names["T500"] == "T at 500 hPa"
-    for metric in ("rmse", "acc", "crps"):
-        for channel, name in names.items():
-            units = (
-                ""
-                if metric == "acc"
-                else f" ({scores.units.sel(channel=channel).item()})"
-            )
-            assert labels.count(f"{NAMES[metric]} of {name}{units}") == 2
-    chosen = [
-        (tag, given["data-choice"])
-        for tag, given in page.tags
-        if "data-choice" in given
-    ]
-    assert chosen == [
-        ("div", "global"),
-        ("template", "tropics"),
-        ("div", "global"),
-        ("template", "tropics"),
-    ]
-
-
-def test_charts_can_be_filtered_by_variable(scores, page):
-    menus = [given for tag, given in page.tags if tag == "select"]
-    names = [given["name"] for given in menus]
-    assert names == ["region", "lead", *["choice", "variable"] * 2]
-    variables = {
-        given["data-variable"] for _, given in page.tags if "data-variable" in given
-    }
-    assert variables == set(scores["variable"].values)
-
-
-def test_nothing_is_called_by_its_key(page):
+@CASES.case
+def a_page(scores, page):
+    """Curves of every channel; those of regions not shown first are templates."""
     shown = "".join(page.text)
     for key in ("T500", "num_start_dates", "forecast_", "train_loss", "_ratio"):
-        assert key not in shown, key
-    assert "start dates" in shown
-    assert "forecast with credit_jax" in shown
+        assert key not in shown, f"called by its key: {key}"
+    variables = {own["data-variable"] for _, own in page.tags if "data-variable" in own}
+    assert variables == set(scores["variable"].values)
+    titles = Counter(chart["title"] for chart in page.charts)
+    return [
+        *(f"section {own['id']}" for tag, own in page.tags if tag == "section"),
+        *(f"menu {own['name']}" for tag, own in page.tags if tag == "select"),
+        *(f"{t} {own['data-choice']}" for t, own in page.tags if "data-choice" in own),
+        *(f"table {name}: {len(rows)} rows" for name, rows in page.tables.items()),
+        *(f"{count} charts {title}" for title, count in titles.items()),
+        *(line.strip() for line in shown.splitlines() if len(line.split()) > 3),
+    ]
 
 
 def test_the_table_of_scores_is_that_of_the_data_set(scores, page):
     (_, heads), *rows = page.tables["score-table"]
     names = [text for _, text in heads]
-    keys = ["channel", "units", "lead", "rmse", "persistence", "climatology", "wins"]
-    keys += ["mae", "bias", "acc", "activity", "crps", "spread"]
-    keys += ["spread_skill_ratio", "region"]
+    keys = "channel units lead rmse persistence climatology wins mae bias acc activity"
+    keys = [*keys.split(), "crps", "spread", "spread_skill_ratio", "region"]
     assert len(names) == len(keys)
-    seen, keys_of = (
-        set(),
-        {channel_text(scores, k): k for k in scores["channel"].values},
-    )
+    keys_of = {channel_text(scores, k): k for k in scores["channel"].values}
+    seen = set()
     for data, cells in rows:
         found = dict(zip(keys, cells, strict=True))
         lead = np.timedelta64(round(24 * float(found["lead"][0])), "h")
@@ -249,72 +192,40 @@ def test_the_table_of_scores_is_that_of_the_data_set(scores, page):
     assert len(rows) == len(seen)
 
 
-def test_the_page_says_until_when_there_is_skill(scores, page):
-    (_, heads), *rows = page.tables["skill-table"]
-    assert [own[1] for own in heads][:3] == [
-        "channel",
-        "beats persistence until",
-        "beats climatology until",
-    ]
-    channels = scores["channel"].values
-    assert [cells[0][1] for _, cells in rows] == [
-        channel_text(scores, k) for k in channels
-    ]
-    for channel, (_, cells) in zip(channels, rows, strict=True):
-        own = scores["rmse"].sel(channel=channel, region="global")
-        for (_, found), name in zip(
-            cells[1:3], ("persistence", "climatology"), strict=True
-        ):
-            better = own.sel(system="forecast") < own.sel(system=name)
-            leads = own["prediction_timedelta"].values
-            if better.all():
-                assert found == f"≥ {lead_text(leads[-1])}"
-            else:
-                last = leads[int(np.argmin(better.values)) - 1]
-                assert found == lead_text(last)
-    shown = "".join(page.text)
-    assert "below that of persistence at every lead time, to 5 d, for all 4" in shown
-    assert (
-        "This ends first for t2m and SP, after 4 d, and last for U at 500 hPa, after "
-        in shown
-    )
-    assert "it holds to the end for 1 of 4." in shown
-
-
-def test_ties_are_said_to_be_ties():
+@CASES.case
+def ties():
     scores = make_scores(levels=(250.0, 500.0, 850.0), num_days=3)
-    rmse = scores["rmse"]
+    rmse, leads = scores["rmse"], scores["prediction_timedelta"]
     rmse.loc[{"system": "forecast"}] = 1.0
     rmse.loc[{"system": "persistence"}] = 2.0
-    late = scores["prediction_timedelta"] > np.timedelta64(24, "h")
+    late = leads > np.timedelta64(24, "h")
     rmse.loc[{"system": "forecast", "prediction_timedelta": late}] = 3.0
-    rmse.loc[{"system": "forecast", "channel": "SP"}] = 1.0
-    last = scores["prediction_timedelta"][-1]
-    at_the_end = {"system": "forecast", "channel": "SP", "prediction_timedelta": last}
-    rmse.loc[at_the_end] = 3.0
-    shown = "".join(Page(page_of(scores, title="ties")).text)
-    assert (
-        "This ends first for 7 channels (T at 250 hPa, T at 500 hPa, T at 850 hPa, "
-        "U at 250 hPa, U at 500 hPa, U at 850 hPa and 1 more), after 1 d, and last for "
-        "SP, after 2 d 12 h." in shown
-    )
+    own = {"system": "forecast", "channel": "SP"}
+    rmse.loc[own] = 1.0
+    rmse.loc[own | {"prediction_timedelta": leads[-1]}] = 3.0
+    return skill_of(scores)
+
+
+def skill_of(scores):
+    """The paragraphs on how long forecasts have skill."""
+    text = page_of(scores, title="scores")
+    section = text[text.index('<section id="skill"') :].partition("<table")[0]
+    return re.findall(r"<li>(.*?)</li>", section, re.DOTALL)
 
 
 def test_a_page_of_little(tmp_path, scores):
     few = scores[["rmse"]].sel(system=["forecast"]).isel(channel=[0])
-    few.attrs = {}
+    few.attrs = {"training_dates": "2 of 3 dates are in the training"}
     path = write_page(few, tmp_path / "new" / "scores.html")
     page = Page(path.read_text(encoding="utf-8"))
     sections = [given["id"] for tag, given in page.tags if tag == "section"]
     assert sections == ["skill", "scores", "curves"]
+    assert "are in the training" in "".join(page.text)
     assert page.tables["skill-table"][1][1][1] == ["", "–"]
-    assert len(page.ids) == len(set(page.ids))
 
 
-def test_a_forecast_that_never_beats_a_baseline():
+@CASES.case
+def a_forecast_that_never_beats_a_baseline():
     scores = make_scores(levels=(500.0,), num_days=3)
     scores["rmse"].loc[{"system": "forecast"}] *= 1e3
-    page = page_of(scores, title="scores")
-    for baseline in ("persistence", "climatology"):
-        text = f"below that of {baseline} at the first lead time, 12 h, for no channel."
-        assert text in page
+    return skill_of(scores)

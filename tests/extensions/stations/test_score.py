@@ -19,34 +19,23 @@ from credit_jax.evaluation.scores import read_scores
 from credit_jax.extensions.assimilation import read_observations
 from credit_jax.extensions.stations.layouts import observations_of
 from credit_jax.extensions.stations.score import score_stations
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
 from tests.support.code_blocks import code_blocks
 
 HOUR = np.timedelta64(1, "h")
 ROOT = Path(__file__).parents[3]
+CASES = Cases("stations")
 PAGE = ROOT / "docs/stations.md"
 STARTS = pd.date_range("2001-12-30", periods=6, freq="12h")
 GLOBE = np.linspace(85, -85, 18), np.arange(0, 360, 20.0)
+BAND = np.linspace(-40, 40, 9)
 # Latitudes and longitudes of forecasts, members, a range of longitudes of stations.
 GRIDS = {
     "globe": (*GLOBE, 1, (-180, 180)),
-    "south to north, from -180, ensemble": (
-        GLOBE[0][::-1],
-        GLOBE[1] - 180,
-        4,
-        (0, 360),
-    ),
-    "across the date line": (
-        np.linspace(-40, 40, 9),
-        np.arange(150, 215, 5.0),
-        1,
-        (150, 210),
-    ),
-    "across Greenwich, from -180": (
-        np.linspace(40, -40, 9),
-        np.arange(-30, 35, 5.0),
-        2,
-        (-30, 30),
-    ),
+    "south to north, ensemble": (GLOBE[0][::-1], GLOBE[1] - 180, 4, (0, 360)),
+    "across the date line": (BAND, np.arange(150, 215, 5.0), 1, (150, 210)),
+    "across Greenwich": (BAND[::-1], np.arange(-30, 35, 5.0), 2, (-30, 30)),
 }
 
 
@@ -216,74 +205,87 @@ def test_scores_are_those_of_xarray_and_numpy(name, tmp_path):
 
 
 BAD = {
-    "longitude of another continent": ({"longitude": 30.0}, "place: 1 of"),
-    "latitude": ({"latitude": 60.0}, "place: 1 of"),
-    "time": ({"time": pd.Timestamp("2010-01-01")}, "time: 1 of"),
-    "variable": ({"variable": "d2m"}, "variable: 1 of"),
-    "level": ({"variable": "T", "level": 100.0}, "level: 1 of"),
-    "value": ({"value": np.nan}, "value: 1 of"),
-    "units": ({"units": "hPa"}, "units: 1 of"),
+    "longitude": {"longitude": 30.0},
+    "latitude": {"latitude": 60.0},
+    "time": {"time": pd.Timestamp("2010-01-01")},
+    "variable": {"variable": "d2m"},
+    "level": {"variable": "T", "level": 100.0},
+    "value": {"value": np.nan},
+    "units": {"units": "hPa"},
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_observations_are_counted_or_refused(name, tmp_path):
+def observed(name, is_everywhere, tmp_path):
+    """The notes on observations of which one is bad, or all."""
     latitude, longitude, *_ = GRIDS["across the date line"]
-    forecast = make_forecast(latitude, longitude, 1)
-    changes, text = BAD[name]
     table = make_observations(-40, 40, 150, 210)
-    for key, value in changes.items():
-        table.loc[7, key] = value
-    if name == "units":
-        with pytest.raises(ValueError, match=text):
-            scored(tmp_path, forecast, table)
-        return
-    result = scored(tmp_path, forecast, table)
-    assert any(text in note for note in result.notes), result.notes
-    for key, value in changes.items():
-        table[key] = value
+    for key, value in BAD[name].items():
+        table.loc[slice(None) if is_everywhere else 7, key] = value
     table["value"] += np.arange(len(table))  # no duplicates
-    with pytest.raises(ValueError, match="none of 400 can be used"):
-        scored(tmp_path / "all", forecast, table)
+    return [*scored(tmp_path, make_forecast(latitude, longitude, 1), table).notes]
 
 
-def test_forecasts_without_values_and_gaps_between_forecasts(tmp_path):
+CASES.rows(observed, *((name, every) for name in BAD for every in (False, True)))
+
+
+@CASES.case
+def forecasts_without_values_and_gaps_between_forecasts(tmp_path):
+    """Two of six forecasts, which lack t2m in the last lead time."""
     forecast = make_forecast(*GRIDS["globe"][:3]).isel(time=[0, 5])
     forecast["t2m"][:, :, 2] = np.nan
     table = make_observations(-85, 85, -180, 180)
-    result = scored(tmp_path, forecast, table)
     hours = (table["time"] - STARTS[0]) / pd.Timedelta("1h")
     inside = [(hours >= 60 * k + 6) & (hours <= 60 * k + 18) for k in (0, 1)]
-    gap = int((~(inside[0] | inside[1])).sum())
-    assert any(f"{gap} of 400 are between" in note for note in result.notes)
     late = [(hours > 60 * k + 12) & (hours <= 60 * k + 18) for k in (0, 1)]
-    count = int(((late[0] | late[1]) & (table["variable"] == "t2m")).sum())
-    assert any(f"{count} pairs lack a value" in note for note in result.notes)
-    with pytest.raises(ValueError, match="has no d2m"):
-        scored(tmp_path / "b", forecast, table, variables=["d2m"])
+    gap = (~(inside[0] | inside[1])).sum()
+    count = ((late[0] | late[1]) & (table["variable"] == "t2m")).sum()
+    notes = scored(tmp_path, forecast, table).notes
+    assert any(f"{gap} of 400 are between" in note for note in notes)
+    assert any(f"{count} pairs lack a value" in note for note in notes)
+    return [*notes]
 
 
-def test_curvilinear_grids_are_refused(tmp_path):
+@CASES.case
+def a_variable_that_forecasts_lack(tmp_path):
     forecast = make_forecast(*GRIDS["globe"][:3])
-    rows, columns = np.meshgrid(*GLOBE, indexing="ij")
+    table = make_observations(-85, 85, -180, 180)
+    scored(tmp_path, forecast, table, variables=["d2m"])
+
+
+@CASES.case
+def a_curvilinear_grid(tmp_path):
+    forecast = make_forecast(*GRIDS["globe"][:3])
     forecast = forecast.rename(latitude="y", longitude="x").drop_vars(["y", "x"])
-    forecast = forecast.assign_coords(
-        latitude=(("y", "x"), rows), longitude=(("y", "x"), columns)
+    points = np.meshgrid(*GLOBE, indexing="ij")
+    rows, columns = ((("y", "x"), own) for own in points)
+    forecast = forecast.assign_coords(latitude=rows, longitude=columns)
+    scored(tmp_path, forecast, make_observations(-80, 80, 0, 360))
+
+
+@CASES.case
+def heights_in_kelvin(tmp_path):
+    write_surface(tmp_path / "z.nc", "K")
+    table = make_observations(-85, 85, 0, 340)
+    path, forecast = str(tmp_path / "z.nc"), make_forecast(*GRIDS["globe"][:3])
+    scored(tmp_path, forecast, table, height=path)
+
+
+def write_surface(path, units):
+    """Geopotential with another order of rows."""
+    surface = xr.DataArray(
+        np.random.default_rng(2).uniform(0, 3000, (18, 18)),
+        {"latitude": GLOBE[0][::-1], "longitude": GLOBE[1]},
+        ("latitude", "longitude"),
+        attrs={"units": units},
     )
-    with pytest.raises(ValueError, match="is on a curvilinear grid"):
-        scored(tmp_path, forecast, make_observations(-80, 80, 0, 360))
+    surface.to_dataset(name="z").to_netcdf(path)
+    return surface
 
 
 def test_temperatures_are_brought_to_the_elevation_of_stations(tmp_path):
     """The surface has another order of rows; T on levels stays."""
     forecast = make_forecast(*GRIDS["globe"][:3])
-    surface = xr.DataArray(
-        np.random.default_rng(2).uniform(0, 3000, (18, 18)),
-        {"latitude": GLOBE[0][::-1], "longitude": GLOBE[1]},
-        ("latitude", "longitude"),
-        attrs={"units": "m2 s-2"},
-    )
-    surface.to_dataset(name="z").to_netcdf(tmp_path / "z.nc")
+    surface = write_surface(tmp_path / "z.nc", "m2 s-2")
     table = make_observations(-85, 85, 0, 340)
     table.loc[(table["variable"] == "t2m").idxmax(), "elevation"] = np.nan
     plain = scored(tmp_path, forecast, table)
@@ -306,10 +308,6 @@ def test_temperatures_are_brought_to_the_elevation_of_stations(tmp_path):
         count = sum(s.arrays["forecast/count"][k, at, 0] for s in result.sums)
         assert count == len(part)
         assert total / count == pytest.approx(numbers(part)["bias"], abs=1e-3)
-    other = str(tmp_path / "k.nc")
-    surface.assign_attrs(units="K").to_dataset(name="z").to_netcdf(other)
-    with pytest.raises(ValueError, match="has 0 fields in m or m2 s-2"):
-        scored(tmp_path / "c", forecast, table, height=other)
 
 
 # As NCEI writes it, of 2020 and of 2025 (most columns left out).
@@ -332,51 +330,42 @@ FJM00091680|NADI|2001-12-30T07:00:00|-17.7553|177.4436|18.0|27.5|D
 """
 
 
-def rows_of(path, variables=("t2m", "SP", "u10", "v10")):
+NNJA = {
+    "OBS_TIMESTAMP": pd.to_datetime(["2001-12-30T06:00Z"]),
+    "LAT": [-17.76],
+    "LON": [177.44],
+    "SELV": [18.0],
+    "RPID": ["FJM00091680"],
+    "TMPSQ1.TMDB": [300.15],
+    "PRSSQ1.PRES": [np.nan],
+    "WNDSQ1.WDIR": [270.0],
+    "WNDSQ1.WSPD": [2.0],
+}
+
+
+def rows_of(content, variables, tmp_path):
+    """What is read of a file of an archive, and what failed a check there."""
+    path = tmp_path / ("a.psv" if isinstance(content, str) else "a.parquet")
+    if isinstance(content, str):
+        path.write_text(content)
+    else:
+        pd.DataFrame(content).to_parquet(path)
     failed = Counter()
     layout = partial(observations_of, variables=variables, failed=failed)
     table = read_observations([str(path)], "--truth", layout)
-    columns = ["time", "variable", "value", "units"]
-    rows = {(str(t)[11:16], v): (x, u) for t, v, x, u in table[columns].to_numpy()}
-    assert table["station"].unique().tolist() == ["FJM00091680"]
-    return rows, failed
+    columns = ["station", "time", "variable", "value", "units"]
+    rows = [
+        f"{station} {str(time)[11:16]} {name}: {round(value, 9) + 0.0:g} {units}"
+        for station, time, name, value, units in table[columns].to_numpy()
+    ]
+    return [*sorted(rows), f"failed: {dict(failed)}"]
 
 
-def test_files_of_ghcn_hourly_and_nnja(tmp_path):
-    (tmp_path / "a.psv").write_text(PSV)
-    rows, failed = rows_of(tmp_path / "a.psv")
-    assert failed == {"GHCNh": 1}
-    assert rows[("06:00", "t2m")] == (27.0, "degC")
-    assert rows[("08:00", "SP")] == (1010.5, "hPa")
-    winds = {k: x[0] for k, x in rows.items() if k[1] in ("u10", "v10")}
-    # An east wind blows to the west; a calm has no direction.
-    assert winds[("06:00", "u10")] == pytest.approx(-10)
-    assert winds[("06:00", "v10")] == pytest.approx(0, abs=1e-12)
-    assert winds[("07:00", "u10")] == winds[("07:00", "v10")] == 0
-    assert winds[("08:00", "v10")] == pytest.approx(5)
-    assert len(rows) == 8
-    (tmp_path / "b.psv").write_text(LATER)
-    rows, failed = rows_of(tmp_path / "b.psv", ("VAR_2T",))
-    assert rows == {("06:00", "VAR_2T"): (27.0, "degC")}
-    assert failed == {"GHCNh": 1}
-    nnja = pd.DataFrame(
-        {
-            "OBS_TIMESTAMP": pd.to_datetime(["2001-12-30T06:00Z"]),
-            "LAT": [-17.76],
-            "LON": [177.44],
-            "SELV": [18.0],
-            "RPID": ["FJM00091680"],
-            "TMPSQ1.TMDB": [300.15],
-            "PRSSQ1.PRES": [np.nan],
-            "WNDSQ1.WDIR": [270.0],
-            "WNDSQ1.WSPD": [2.0],
-        }
-    )
-    nnja.to_parquet(tmp_path / "c.parquet")
-    rows, _ = rows_of(tmp_path / "c.parquet")
-    assert rows[("06:00", "t2m")] == (300.15, "K")
-    assert rows[("06:00", "u10")][0] == pytest.approx(2)
-    assert len(rows) == 3
+FIELDS = ("t2m", "SP", "u10", "v10")
+# An east wind blows to the west; a calm has no direction.
+CASES.call("GHCN hourly", partial(rows_of, PSV, FIELDS))
+CASES.call("GHCN hourly, later", partial(rows_of, LATER, ("VAR_2T",)))
+CASES.call("NNJA", partial(rows_of, NNJA, FIELDS))
 
 
 def test_the_command_makes_tables_and_a_page(tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Blocks in the training step get their inputs on every mesh."""
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -9,22 +10,16 @@ from credit_jax.config import build_config
 from credit_jax.plan import plan_run
 from credit_jax.training.rehearsal import rehearse
 from credit_jax.training.setup import prepare
-from credit_jax.transforms import TRANSFORMS
 from tests.data.world import GRID
 from tests.support import assert_close, assert_trees_close
-from tests.training.conftest import tiny_model as tiny_model
-from tests.training.conftest import world as world
 from tests.training.tiny import tiny_config
-from tests.transforms.toys import TOYS
 
 T, SP, LSM = "ERA5/prognostic/3d/T", "ERA5/prognostic/2d/SP", "ERA5/static/2d/LSM"
 
 
 @pytest.fixture
-def chain(world, tmp_path, monkeypatch):
+def chain(world, tmp_path, toys):
     """Returns postblocks: physical units, a mass fixer, sea level pressure as SP."""
-    denormalize = TOYS["postblocks"]["denormalize"]
-    monkeypatch.setitem(TRANSFORMS["postblocks"], "denormalize", denormalize)
     lon, lat = np.meshgrid(GRID["longitude"], GRID["latitude"])
     levels = {"a": ("i", np.zeros(3)), "b": ("i", np.array([0.0, 0.4, 1.0]))}
     grid = {"lon": (("y", "x"), lon), "lat": (("y", "x"), lat), **levels}
@@ -96,6 +91,10 @@ def test_fixers_and_diagnostics_in_the_step(world, tmp_path, chain, num_steps):
     sharded = first_update(world, tmp_path, 4, chain, **steps)
     assert_close(sharded[0], serial[0], 1e-6, "loss on 4 shards")
     assert_trees_close(sharded[1], serial[1], 1e-5, "parameters after a step")
+    plain = first_update(world, tmp_path, 1, {}, **steps)
+    named = {"reconstruct": {"type": "reconstruct"}}
+    named = first_update(world, tmp_path, 1, named, **steps)
+    chex.assert_trees_all_equal(named, plain)  # named fields change no number
     for name in ("mass", "sea_level"):
         less = {key: block for key, block in chain.items() if key != name}
         other, _ = first_update(world, tmp_path, 1, less, **steps)
@@ -108,55 +107,11 @@ def test_levels_that_do_not_fit_are_found_before_training(world, tmp_path, chain
     del chain["sea_level"]
     config = build_config(tiny_config(world, tmp_path, postblocks={"per_step": chain}))
     assert rehearse(plan_run(config)) == []
-    path = tmp_path / "grid.nc"
-    grid = xr.load_dataset(path).drop_dims("i")
-    grid = grid.assign({"a": ("i", np.zeros(5)), "b": ("i", np.linspace(0.0, 1.0, 5))})
+    path, five = tmp_path / "grid.nc", ("i", np.linspace(0.0, 1.0, 5))
+    grid = xr.load_dataset(path).drop_dims("i").assign({"a": five, "b": five})
     grid.to_netcdf(path)
     expected = (
         f"postblocks.per_step.mass: {path}: a, b: 5 values, which with midpoint: true "
         "are for fields of 4 levels; a field has 2"
     )
     assert rehearse(plan_run(config)) == [expected]
-
-
-LEVELS = {
-    "a_half": ("i", np.zeros(9)),
-    "b_half": ("i", np.linspace(0.0, 1.0, 9)),
-    "a_model": ("j", np.zeros(8)),
-    "b_model": ("j", np.linspace(0.1, 1.0, 8)),
-    "latitude": ("lat", GRID["latitude"]),
-    "longitude": ("lon", GRID["longitude"]),
-}
-
-
-@pytest.mark.usefixtures("tiny_model")
-@pytest.mark.parametrize(
-    ("kind", "args", "text"),
-    [
-        (
-            "geopotential_diagnostic",
-            {"temperature_var": T, "specific_humidity_var": T},
-            "a_half, b_half: the coefficients have 9 interfaces, but the fields 2 ",
-        ),
-        (
-            "pressure_interp_diagnostic",
-            {"temperature_var": T, "geopotential_var": T, "interp_variables": [T]},
-            "a_model, b_model: the coefficients are of 8 levels, the fields have 2",
-        ),
-        (
-            "semilagrangian_advection",
-            {"u_var": T, "v_var": T, "tracer_vars": [T]},
-            "a_half, b_half: the coefficients have 9 interfaces, but the winds 2 ",
-        ),
-    ],
-)
-def test_files_of_other_levels_are_named(world, tmp_path, chain, kind, args, text):
-    path = str(tmp_path / "levels.nc")
-    xr.Dataset(LEVELS).to_netcdf(path)
-    args |= {"level_info_file": path, "surface_pressure_var": SP}
-    if "temperature_var" in args:
-        args["surface_geopotential_var"] = LSM
-    chain = {"reconstruct": chain["reconstruct"], "own": {"type": kind, "args": args}}
-    config = build_config(tiny_config(world, tmp_path, postblocks={"per_step": chain}))
-    (line,) = rehearse(plan_run(config))
-    assert line.startswith(f"postblocks.per_step.own: {path}: {text}"), line
