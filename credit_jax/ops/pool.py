@@ -25,14 +25,13 @@ def avg_pool2d(
     stride: IntPair | None = None,  # None for the kernel
     padding: Padding = NO_PADDING,  # torch's `padding=p` is ((p, p), (p, p))
     ceil_mode: bool = False,
-    count_include_pad: bool = True,  # whether zeros of `padding` count in the mean
 ) -> Float[Array, "batch height_out width_out channel"]:
     """Mean of each window, as torch.nn.functional.avg_pool2d."""
     windows = pool_windows(kernel, stride, padding, ceil_mode=ceil_mode)
     sums = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     for dim, window in zip((HEIGHT, WIDTH), windows, strict=True):
         num = window.count(x.shape[dim])
-        points = window.points(x.shape[dim], include_padding=count_include_pad)
+        points = window.points(x.shape[dim])
         sums = window_sum(sums, window, num, dim, low=window.padding[0])
         sums = sums / along(jnp.asarray(points, sums.dtype), dim, 4)
     return sums.astype(x.dtype)
@@ -87,15 +86,12 @@ class PoolingWindows:
             )
         return num
 
-    def points(self, length: int, *, include_padding: bool) -> np.ndarray:
+    def points(self, length: int) -> np.ndarray:
         """Returns the number of points that each window averages, without dilation."""
         low, high = self.padding
         start = np.arange(self.count(length)) * self.stride - low
-        # Points of a last window beyond the padding never count.
-        end = np.minimum(start + self.size, length + high)
-        if include_padding:
-            return end - start
-        return np.minimum(end, length) - np.maximum(start, 0)
+        # Zeros of the padding count, points of a last window beyond it never.
+        return np.minimum(start + self.size, length + high) - start
 
 
 def pool_windows(

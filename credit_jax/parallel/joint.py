@@ -44,10 +44,8 @@ class _Joint:
         self._by_gloo = mesh.devices.flat[0].platform == "cpu"
         self._name = getattr(program, "__name__", "")
         self._compiled: dict[Any, Any] = {}
-
-    def lower(self, *args: Any) -> Any:
-        """See `jax.jit`; what is compiled here is not compiled again by a call."""
-        return self._program.lower(*args)
+        # As of `jax.jit`; what it compiles is not compiled again by a call.
+        self.lower = program.lower
 
     def __call__(self, *args: Any) -> Any:
         leaves, tree = jax.tree.flatten(args)

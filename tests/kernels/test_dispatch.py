@@ -47,42 +47,48 @@ def test_it_is_the_one_of_the_mesh():
     assert [is_plain(program(f)) for f in (conv, on_mesh(conv))] == [True, False]
 
 
-def test_outside_of_a_mesh_it_is_the_plain_definition_on_a_cpu_too():
-    assert jax.default_backend() == "cpu"
-    assert kernels.implementation() == "xla"
-    assert kernels.platform() is None
+def gpu_mesh(kind="NVIDIA H100"):
+    device = AbstractDevice(kind, 132, "gpu")
+    return make_mesh(dp=2).abstract_mesh.update(abstract_device=device)
 
 
-def test_a_mesh_in_scope_is_enough():
-    with jax.set_mesh(make_mesh(dp=2)):
-        assert (kernels.platform(), kernels.implementation()) == ("cpu", "cpu")
-
-
-def test_a_mesh_without_devices_has_the_plain_definitions():
-    mesh = AbstractMesh((2,), ("dp",), axis_types=(AxisType.Auto,))
+def traced(mesh=None):
+    """Platform, implementation and loops of what is traced on a mesh."""
     seen = []
 
     def look(x):
-        seen.append((kernels.platform(), kernels.implementation()))
+        loops = loops_hold_collectives()
+        seen.append((kernels.platform(), kernels.implementation(), loops))
         return x
 
     jax.eval_shape(on_mesh(look, mesh), X)
-    assert seen == [(None, "xla")]
+    return seen[0]
 
 
-def test_a_gpu_mesh_has_its_kernels_unless_its_programs_are_only_read():
-    device = AbstractDevice("NVIDIA H100", 132, "gpu")
-    mesh = make_mesh(dp=2).abstract_mesh.update(abstract_device=device)
-    with jax.sharding.use_abstract_mesh(mesh):
+def test_platforms_have_their_implementations():
+    assert jax.default_backend() == "cpu"
+    assert (kernels.platform(), kernels.implementation()) == (None, "xla"), "no mesh"
+    with jax.set_mesh(make_mesh(dp=2)):
+        assert (kernels.platform(), kernels.implementation()) == ("cpu", "cpu")
+    assert traced() == ("cpu", "cpu", False)
+    without = AbstractMesh((2,), ("dp",), axis_types=(AxisType.Auto,))
+    assert traced(without)[:2] == (None, "xla")
+    with jax.sharding.use_abstract_mesh(gpu_mesh()):
         assert kernels.implementation() == "gpu"
-    with use_platform("gpu"), jax.set_mesh(make_mesh(dp=2)):
-        assert kernels.implementation() == "xla", "a CPU compiles no kernel of a GPU"
+        assert kernels.fuses(X.astype(jnp.bfloat16))
+        assert not kernels.fuses(X), "fused layers are for sixteen bits"
+    with use_implementation("gpu"):
+        assert kernels.fuses(X), "the interpreter computes them in any dtype"
+    with use_platform("gpu"):
+        assert traced() == ("gpu", "xla", True), "a CPU compiles no kernel of a GPU"
+    with use_implementation("xla"):
+        assert traced() == ("cpu", "xla", False), "loops are free of collectives"
 
 
 @pytest.mark.parametrize("kind", ["AMD Instinct MI300X", "gfx90a", "Radeon PRO W7900"])
 def test_a_gpu_of_another_maker_has_plain_definitions(kind):
-    device = AbstractDevice(kind, 304, "gpu")
-    mesh = make_mesh(dp=2).abstract_mesh.update(abstract_device=device)
+    mesh = gpu_mesh(kind)
+    device = mesh.abstract_device
     with jax.sharding.use_abstract_mesh(mesh):
         assert (kernels.platform(), kernels.implementation()) == ("rocm", "xla")
         assert loops_hold_collectives()
@@ -115,21 +121,14 @@ def test_a_training_step_lowers_for_rocm():
     assert "triton" not in exported.mlir_module()
 
 
-@pytest.mark.parametrize("name", ["xla", "cpu"])
-def test_a_chosen_one_holds_on_a_mesh_and_outside(name):
-    with use_implementation(name):
-        plain = [is_plain(program(f)) for f in (conv, on_mesh(conv))]
-    assert plain == [name == "xla"] * 2
-
-
-def test_the_choice_of_the_forward_is_that_of_the_backward():
+def test_a_chosen_one_holds_on_a_mesh_outside_and_backward():
     """Although the backward pass is traced outside of the context and the mesh."""
-    programs = []
     for name in ("xla", "cpu"):
         with use_implementation(name):
+            found = [is_plain(program(f)) for f in (conv, on_mesh(conv))]
             y, pull = jax.vjp(conv, X)
-        programs.append(str(jax.make_jaxpr(pull)(y)))
-    assert [is_plain(text) for text in programs] == [True, False]
+        found.append(is_plain(str(jax.make_jaxpr(pull)(y))))
+        assert found == [name == "xla"] * 3
 
 
 def test_a_compiled_function_is_traced_anew_for_another_choice():
@@ -145,43 +144,3 @@ def test_a_compiled_function_is_traced_anew_for_another_choice():
             function(X)
     function(X)
     assert traced == ["xla", "cpu", "xla"]
-
-
-def test_on_gpus_fused_layers_are_for_sixteen_bits():
-    device = AbstractDevice("NVIDIA H100", 132, "gpu")
-    mesh = make_mesh(dp=2).abstract_mesh.update(abstract_device=device)
-    with jax.sharding.use_abstract_mesh(mesh):
-        assert kernels.fuses(X.astype(jnp.bfloat16))
-        assert not kernels.fuses(X)
-    with use_implementation("gpu"):
-        assert kernels.fuses(X), "the interpreter computes them in any dtype"
-
-
-def test_an_unknown_implementation_is_refused():
-    with pytest.raises(ValueError, match="is 'cuda'; expected one of xla, cpu, gpu"):
-        use_implementation("cuda")
-
-
-def test_a_program_to_read_has_the_operations_and_loops_of_its_platform():
-    seen = []
-
-    def look(x):
-        seen.append((kernels.implementation(), loops_hold_collectives()))
-        return x
-
-    for name in (None, "gpu"):
-        with use_platform(name):
-            jax.eval_shape(on_mesh(look), X)
-    assert seen == [("cpu", False), ("xla", True)]
-
-
-def test_plain_definitions_on_a_cpu_mesh_keep_loops_free_of_collectives():
-    seen = []
-
-    def look(x):
-        seen.append((kernels.implementation(), loops_hold_collectives()))
-        return x
-
-    with use_implementation("xla"):
-        jax.eval_shape(on_mesh(look), X)
-    assert seen == [("xla", False)]

@@ -1,4 +1,4 @@
-"""Dense layers, norms, activations, dropout, and sums."""
+"""Dense layers, norms, gates, activations, dropout and sums; most beside torch's."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from credit_jax.ops import layer_norm, neighbor_gate, pixel_shuffle, squeeze_gate
+from credit_jax.ops import (
+    RunningStatistics,
+    attend,
+    attention_logits,
+    batch_norm,
+    layer_norm,
+    neighbor_gate,
+    pixel_shuffle,
+    squeeze_gate,
+)
 from credit_jax.ops.activations import gelu, neighbor_taps
 from credit_jax.ops.compensated import (
     compensated_sum,
@@ -20,25 +29,129 @@ from credit_jax.ops.random import drop, keep_mask, random_bits, random_normal
 from tests.support import assert_close
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
 
-CASES = {
-    "matrix": ((5, 4), (4, 3)),
-    "field": ((2, 3, 5, 4), (4, 6)),
-    "heads": ((2, 3, 4), (4, 3, 2, 5)),
-    "vector": ((4,), (4, 3)),
-    "few rows": ((2, 3, 20), (20, 3, 4)),
+functional = torch.nn.functional
+
+
+def arrays(*shapes, scale=1.0, shift=0.0):
+    """Draws of shapes; the first is scaled and shifted."""
+    first, *others = (draw(shape, seed) for seed, shape in enumerate(shapes))
+    return [shift + np.float32(scale) * first, *others]
+
+
+def torch_layer_norm(x, scale, bias):
+    return functional.layer_norm(x, scale.shape, scale, bias, 1e-5)
+
+
+def torch_batch_norm(x, scale, bias):
+    out = functional.batch_norm(
+        x.movedim(-1, 1), None, None, scale, bias, training=True
+    )
+    return out.movedim(1, -1)
+
+
+def gate(pooled, squeeze, expand, low=None, high=None):
+    return squeeze_gate(pooled, squeeze, expand, squeeze_bias=low, expand_bias=high)
+
+
+def torch_gate(pooled, squeeze, expand, low=None, high=None):
+    hidden = functional.linear(pooled, squeeze.T, low).relu()
+    return functional.linear(hidden, expand.T, high).sigmoid()
+
+
+def torch_neighbor_gate(pooled, kernel):
+    half = len(kernel) // 2
+    mixed = functional.conv1d(pooled[:, None], kernel[None, None], padding=half)
+    return mixed[:, 0].sigmoid()
+
+
+def torch_shuffle(scale):
+    return lambda x: functional.pixel_shuffle(x.movedim(-1, 1), scale).movedim(1, -1)
+
+
+GATE = (2, 6), (6, 3), (3, 6), (3,), (6,)
+PAIRS, SUMS = "...id,...jd->...ij", "...ij,...jd->...id"
+# Windows and heads, tokens i, tokens j, channels.
+WINDOWS = [
+    *(((2, 3), 1, 1, 5), ((2, 5, 3), 4, 4, 16), ((3, 2), 16, 16, 8)),
+    *(((3, 2), 25, 25, 8), ((3,), 4, 17, 6), ((3,), 17, 4, 6)),
+]
+# name: ours, torch's, arrays.
+OPS = {
+    **{
+        f"dense, {name}": (
+            dense,
+            lambda x, k: torch.tensordot(x, k, 1),
+            arrays(*shapes),
+        )
+        for name, shapes in {
+            "matrix": ((5, 4), (4, 3)),
+            "field": ((2, 3, 5, 4), (4, 6)),
+            "heads": ((2, 3, 4), (4, 3, 2, 5)),
+            "vector": ((4,), (4, 3)),
+            "few rows": ((2, 3, 20), (20, 3, 4)),
+        }.items()
+    },
+    **{
+        f"layer norm {shape}": (
+            *(layer_norm, torch_layer_norm),
+            arrays(shape, shape[-1:], shape[-1:], scale=2, shift=3),
+        )
+        for shape in [(4, 8), (2, 3, 5, 16), (7, 6)]
+    },
+    **{
+        f"batch norm {shape}": (
+            lambda *given: batch_norm(*given, training=True)[0],
+            torch_batch_norm,
+            arrays(shape, (5,), (5,), shift=3),
+        )
+        for shape in [(6, 5), (2, 3, 2, 4, 5)]
+    },
+    **{
+        f"pixel shuffle {scale}": (
+            lambda x, scale=scale: pixel_shuffle(x, scale),
+            torch_shuffle(scale),
+            arrays((2, 3, 5, channels * scale**2)),
+        )
+        for scale, channels in [(1, 3), (2, 3), (3, 2), (4, 1)]
+    },
+    "squeeze gate": (gate, torch_gate, arrays(*GATE[:3])),
+    "squeeze gate, bias": (gate, torch_gate, arrays(*GATE)),
+    **{
+        f"neighbor gate {taps}": (
+            *(neighbor_gate, torch_neighbor_gate),
+            arrays((2, channels), (taps,)),
+        )
+        for channels, taps in [(7, 3), (4, 5), (9, 1)]
+    },
+    **{
+        f"gelu {scale}": (gelu, functional.gelu, arrays((50, 40), scale=scale))
+        for scale in (0.1, 1.0, 4.0, 30.0)
+    },
+    **{
+        f"logits {i} {j}": (
+            attention_logits,
+            lambda a, b: torch.einsum(PAIRS, a, b),
+            arrays((*batch, i, channels), (*batch, j, channels)),
+        )
+        for batch, i, j, channels in WINDOWS
+    },
+    **{
+        f"attend {i} {j}": (
+            attend,
+            lambda a, b: torch.einsum(SUMS, a, b),
+            arrays((*batch, i, j), (*batch, j, channels)),
+        )
+        for batch, i, j, channels in WINDOWS
+    },
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_product_is_that_of_tensordot(case):
-    x, kernel = (jnp.asarray(draw(shape)) for shape in CASES[case])
-    value, pull = jax.vjp(dense, x, kernel)
-    expected, pull_expected = jax.vjp(lambda x, k: jnp.tensordot(x, k, 1), x, kernel)
-    assert_close(value, expected, 1e-6, case)
-    cotangent = jnp.asarray(draw(value.shape))
-    both = zip(pull(cotangent), pull_expected(cotangent), strict=True)
-    for name, (a, e) in zip(("by x", "by the kernel"), both, strict=True):
-        assert_close(a, e, 1e-5, f"{case}, gradient {name}")
+@pytest.mark.parametrize("name", OPS)
+def test_values_and_gradients_are_torchs(name):
+    ours, theirs, given = OPS[name]
+    actual, expected = jax_values(ours, *given), torch_values(theirs, *given)
+    exact = {"value": 0, "gradient": 0} if name.startswith("pixel") else {}
+    assert_same(actual, expected, name, **exact)
 
 
 def test_the_gradient_by_the_kernel_sums_over_one_dim():
@@ -49,84 +162,111 @@ def test_the_gradient_by_the_kernel_sums_over_one_dim():
     assert "([0], [0])" in program
 
 
-def test_sums_may_be_wider_than_the_factors():
-    x, kernel = jnp.ones((3, 600), jnp.bfloat16), jnp.ones((600, 2), jnp.bfloat16)
-    assert dense(x, kernel).dtype == jnp.bfloat16
-    wide = dense(x, kernel, dtype=jnp.float32)
+@pytest.mark.parametrize("product", [dense, attention_logits])
+def test_sums_may_be_wider_than_the_factors(product):
+    x = jnp.ones((2, 600), jnp.bfloat16)
+    other = x.T if product is dense else x
+    assert product(x, other).dtype == jnp.bfloat16
+    wide = product(x, other, dtype=jnp.float32)
     assert wide.dtype == jnp.float32
     assert (wide == 600).all()
 
 
-# LayerNorm and pixel shuffle against torch.
-
-
-@pytest.mark.parametrize("shape", [(4, 8), (2, 3, 5, 16), (7, 6)])
-def test_layer_norm_is_that_of_torch(shape):
-    x = 3 + 2 * draw(shape)
-    scale, bias = draw(shape[-1:], seed=1), draw(shape[-1:], seed=2)
-
-    def torch_norm(x, scale, bias):
-        return torch.nn.functional.layer_norm(x, shape[-1:], scale, bias, 1e-5)
-
-    actual = jax_values(layer_norm, x, scale, bias)
-    assert_same(actual, torch_values(torch_norm, x, scale, bias), f"layer norm {shape}")
-
-
-def test_layer_norm_takes_statistics_in_float32():
-    x = jnp.asarray(100 + draw((4, 64)), jnp.bfloat16)
-    one, zero = jnp.ones(64, jnp.bfloat16), jnp.zeros(64, jnp.bfloat16)
-    exact = layer_norm(x.astype(jnp.float32), jnp.ones(64), jnp.zeros(64))
-    out = layer_norm(x, one, zero)
+@pytest.mark.parametrize("norm", [layer_norm, batch_norm])
+def test_statistics_are_float32_or_wider(norm):
+    keywords = {} if norm is layer_norm else {"training": True}
+    x = jnp.asarray(100 + draw((4, 8, 8, 64)), jnp.bfloat16)
+    ones = jnp.ones(64, jnp.bfloat16)
+    wide = (array.astype(jnp.float32) for array in (x, ones, 0 * ones))
+    out, exact = norm(x, ones, 0 * ones, **keywords), norm(*wide, **keywords)
+    if norm is batch_norm:
+        out, exact = out[0], exact[0]
+        running = RunningStatistics.fresh(64)
+        _, after = batch_norm(x, ones, ones, running, training=True)
+        assert after.mean.dtype == after.variance.dtype == jnp.float32
     assert out.dtype == jnp.bfloat16
     assert jnp.array_equal(out, exact.astype(jnp.bfloat16)), "sums in bfloat16"
 
 
-@pytest.mark.parametrize(("scale", "channels"), [(1, 3), (2, 3), (3, 2), (4, 1)])
-def test_pixel_shuffle_is_that_of_torch(scale, channels):
-    x = draw((2, 3, 5, channels * scale**2))
-
-    def torch_shuffle(x):
-        x = torch.nn.functional.pixel_shuffle(x.permute(0, 3, 1, 2), scale)
-        return x.permute(0, 2, 3, 1)
-
-    actual = jax_values(lambda x: pixel_shuffle(x, scale), x)
-    expected = torch_values(torch_shuffle, x)
-    assert_same(actual, expected, f"scale {scale}", value=0, gradient=0)
+# Batch normalization with running statistics.
 
 
-# Gates of channel attention against the layers of torch.
+CHANNELS = 5
 
 
-functional = torch.nn.functional
+def batch_norm_of_torch(momentum, *, track=True):
+    """Returns torch.nn.BatchNorm2d, and it as a function of NHWC arrays."""
+    layer = torch.nn.BatchNorm2d(CHANNELS, momentum=momentum, track_running_stats=track)
+
+    def run(x, scale, bias):
+        weights = {"weight": scale, "bias": bias}
+        out = torch.func.functional_call(layer, weights, (x.movedim(-1, 1),))
+        return out.movedim(1, -1)
+
+    return layer, run
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_squeeze_gate_is_that_of_torch(bias):
-    arrays = [draw((2, 6)), draw((6, 3), seed=1), draw((3, 6), seed=2)]
-    arrays += [draw((3,), seed=3), draw((6,), seed=4)] if bias else []
-
-    def gate(pooled, squeeze, expand, low=None, high=None):
-        return squeeze_gate(pooled, squeeze, expand, squeeze_bias=low, expand_bias=high)
-
-    def torch_gate(pooled, squeeze, expand, low=None, high=None):
-        hidden = functional.linear(pooled, squeeze.T, low).relu()
-        return functional.linear(hidden, expand.T, high).sigmoid()
-
-    actual = jax_values(gate, *arrays)
-    assert_same(actual, torch_values(torch_gate, *arrays), f"bias {bias}")
+def batch(step=0):
+    return arrays(
+        (2, 4, 3, CHANNELS), (CHANNELS,), (CHANNELS,), scale=1 + step, shift=3
+    )
 
 
-@pytest.mark.parametrize(("channels", "taps"), [(7, 3), (4, 5), (9, 1)])
-def test_neighbor_gate_is_that_of_torch(channels, taps):
-    def torch_gate(pooled, kernel):
-        mixed = functional.conv1d(
-            pooled[:, None], kernel[None, None], padding=taps // 2
-        )
-        return mixed[:, 0].sigmoid()
+@pytest.mark.parametrize("momentum", [0.1, 0.7, None])
+def test_running_statistics_are_those_of_torch(momentum):
+    layer, theirs = batch_norm_of_torch(momentum)
+    running = RunningStatistics.fresh(CHANNELS)
+    for step in range(3):
 
-    arrays = draw((2, channels)), draw((taps,), seed=1)
-    expected = torch_values(torch_gate, *arrays)
-    assert_same(jax_values(neighbor_gate, *arrays), expected, f"{taps} taps")
+        def train(*given, running=running):
+            keywords = {"training": True, "momentum": momentum}
+            return batch_norm(*given, running, **keywords)
+
+        expected = torch_values(theirs, *batch(step))
+        actual = jax_values(lambda *given: train(*given)[0], *batch(step))
+        assert_same(actual, expected, f"training step {step}")
+        _, running = train(*map(jnp.asarray, batch(step)))
+    assert int(running.count) == int(layer.num_batches_tracked) == 3
+    assert_close(running.mean, layer.running_mean.numpy(), 1e-6, "running mean")
+    assert_close(running.variance, layer.running_var.numpy(), 1e-6, "running variance")
+    layer.eval()
+    actual = jax_values(
+        lambda *given: batch_norm(*given, running, training=False)[0], *batch()
+    )
+    assert_same(actual, torch_values(theirs, *batch()), "evaluation")
+
+
+def test_nothing_remembered():
+    layer, theirs = batch_norm_of_torch(0.1, track=False)
+    layer.eval()
+    actual = jax_values(lambda *a: batch_norm(*a, training=False)[0], *batch())
+    assert_same(actual, torch_values(theirs, *batch()), "no running statistics")
+    assert batch_norm(*map(jnp.asarray, batch()), training=True)[1] is None
+
+
+def test_what_is_remembered_gets_no_gradient():
+    def remembered(x, *weights):
+        running = RunningStatistics.fresh(CHANNELS)
+        _, running = batch_norm(x, *weights, running, training=True)
+        return running.mean + running.variance
+
+    value, gradients = jax_values(remembered, *batch())
+    assert np.ptp(value) > 0
+    assert not gradients[0].any(), "torch's buffers pass no gradient"
+
+
+def test_one_value_a_channel_is_an_error_as_in_torch():
+    one = jnp.ones(CHANNELS)
+    with pytest.raises(ValueError, match="got 1 value a channel"):
+        batch_norm(one[None, None, None], one, one, training=True)
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        torch.nn.BatchNorm2d(CHANNELS)(torch.ones(1, CHANNELS, 1, 1))
+    running = RunningStatistics.fresh(CHANNELS)
+    out, _ = batch_norm(one[None, None, None], one, one, running, training=False)
+    assert out.shape == (1, 1, 1, CHANNELS)
+
+
+# Gates and activations.
 
 
 def test_neighbor_taps_are_those_of_credit(credit):
@@ -141,41 +281,17 @@ def test_neighbor_taps_are_those_of_credit(credit):
     assert not wrong, f"(channels, CREDIT's, ours): {wrong[:5]}"
 
 
-@pytest.mark.parametrize("scale", [0.1, 1.0, 4.0])
-def test_gelu_is_that_of_torch(scale):
-    x = scale * draw((50, 40))
-    expected = torch_values(functional.gelu, x)
-    assert_same(jax_values(gelu, x), expected, f"scale {scale}")
-
-
-@pytest.mark.parametrize("x", [-30.0, -8.0, 0.0, 8.0, 30.0])
-def test_far_values_are_those_of_torch(x):
-    leaf = torch.tensor(x, requires_grad=True)
-    value = functional.gelu(leaf)
-    (slope,) = torch.autograd.grad(value, leaf)
-    actual, actual_slope = jax.value_and_grad(gelu)(jnp.float32(x))
-    print(f"gelu({x}) = {actual}, {value}; slope {actual_slope}, {slope}")
-    assert abs(float(actual - value.item())) <= 1e-6 * max(1.0, abs(x))
-    assert abs(float(actual_slope - slope.item())) <= 1e-6
-
-
-def test_bfloat16_is_rounded_once():
+def test_gelu_rounds_once_keeps_one_array_and_has_tangents():
     x = jnp.asarray(draw((4000,)), jnp.bfloat16)
-    wide = x.astype(jnp.float32)
     assert gelu(x).dtype == jnp.bfloat16
-    np.testing.assert_array_equal(gelu(x), gelu(wide).astype(jnp.bfloat16))
-
-
-def test_one_array_is_kept_for_the_gradient():
-    _, pull = jax.vjp(gelu, jnp.zeros((5, 7)))
-    assert [array.shape for array in jax.tree.leaves(pull)] == [(5, 7)]
-
-
-def test_derivative_forwards_is_that_backwards():
+    np.testing.assert_array_equal(
+        gelu(x), gelu(x.astype(jnp.float32)).astype(jnp.bfloat16)
+    )
     x, tangent = jnp.asarray(draw((30,))), jnp.asarray(draw((30,), seed=1))
-    _, forward = jax.jvp(gelu, (x,), (tangent,))
-    backward = jax.grad(lambda x: jnp.sum(gelu(x)))(x) * tangent
-    assert_close(forward, backward, 1e-6, "derivative")
+    _, pull = jax.vjp(gelu, x)
+    assert [array.shape for array in jax.tree.leaves(pull)] == [(30,)]
+    backward = pull(jnp.ones(30))[0] * tangent
+    assert_close(jax.jvp(gelu, (x,), (tangent,))[1], backward, 1e-6, "derivative")
 
 
 # Random bits by position, and dropout from them.
@@ -195,30 +311,25 @@ def test_bits_are_threefry_of_key_and_position():
     assert hex(int(bits[0])) == "0x6b200159"
 
 
-def test_bits_depend_on_key_and_position_alone():
-    whole = random_bits(KEY, *positions(6, 10))
-    part = random_bits(KEY, jnp.arange(2, 5)[:, None], jnp.arange(4, 7)[None, :])
+@pytest.mark.parametrize("function", [random_bits, random_normal])
+def test_draws_depend_on_key_and_position_alone(function):
+    whole = np.asarray(function(KEY, *positions(6, 10)))
+    part = function(KEY, jnp.arange(2, 5)[:, None], jnp.arange(4, 7)[None, :])
     assert (whole[2:5, 4:7] == part).all()
-    other = random_bits(jax.random.key(4), *positions(6, 10))
-    assert (whole != other).all()
+    assert (whole != function(jax.random.key(4), *positions(6, 10))).all()
     assert len(np.unique(whole)) == whole.size, "two positions have the same bits"
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
 def test_share_of_dropped_elements(rate):
-    keep = np.asarray(keep_mask(KEY, *positions(300, 400), rate))
+    keep = np.asarray(jax.jit(keep_mask)(KEY, *positions(300, 400), rate))
+    assert (keep[:5, :7] == keep_mask(KEY, *positions(5, 7), rate)).all()
     spread = np.sqrt(max(rate * (1 - rate), 1e-12) / keep.size)
     print(f"rate {rate}: dropped {1 - keep.mean():.4f}, standard error {spread:.4f}")
     assert abs(1 - keep.mean() - rate) < 4 * spread
     for dim in (0, 1):
         lines = 1 - keep.mean(dim)
         assert abs(lines.std() - np.sqrt(rate * (1 - rate) / keep.shape[dim])) < 0.01
-
-
-def test_mask_is_the_same_in_every_run_and_under_jit():
-    eager = keep_mask(KEY, *positions(5, 7), 0.3)
-    compiled = jax.jit(lambda key: keep_mask(key, *positions(5, 7), 0.3))(KEY)
-    assert (eager == compiled).all()
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.25, 1.0])
@@ -231,15 +342,8 @@ def test_kept_values_are_scaled_and_gradients_finite(rate):
     np.testing.assert_allclose(gradient, np.asarray(keep) * scale, rtol=1e-6)
 
 
-# Normal draws by position: their distribution, and equality on any part.
-
-
-def _draw(key, rows, columns):
-    return np.asarray(random_normal(key, jnp.arange(*rows)[:, None], columns[None]))
-
-
 def test_moments_and_quantiles_are_those_of_a_normal():
-    x = _draw(KEY, (0, 400), jnp.arange(500))
+    x = np.asarray(random_normal(KEY, *positions(400, 500)))
     num = x.size
     assert abs(x.mean()) < 4 / np.sqrt(num)
     assert abs((x**2).mean() - 1) < 4 * np.sqrt(2 / num)
@@ -252,17 +356,10 @@ def test_moments_and_quantiles_are_those_of_a_normal():
     assert np.abs(x).max() < 5.91
 
 
-def test_a_part_is_that_of_the_whole_and_keys_differ():
-    whole = _draw(KEY, (0, 6), jnp.arange(10))
-    assert np.array_equal(_draw(KEY, (2, 5), jnp.arange(4, 7)), whole[2:5, 4:7])
-    assert not np.any(whole == _draw(jax.random.key(4), (0, 6), jnp.arange(10)))
-
-
 def test_draws_in_float64_are_those_of_float32_but_for_rounding():
     with jax.enable_x64(True):
-        rows, columns = jnp.arange(40)[:, None], jnp.arange(50)[None]
-        wide = random_normal(KEY, rows, columns, jnp.float64)
-        narrow = random_normal(KEY, rows, columns)
+        wide = random_normal(KEY, *positions(40, 50), jnp.float64)
+        narrow = random_normal(KEY, *positions(40, 50))
     assert wide.dtype == np.float64
     np.testing.assert_allclose(narrow, wide, rtol=0, atol=2e-6)
 

@@ -48,16 +48,11 @@ def test_product_and_gradients_are_those_of_rounded_values(
     product = partial(float8_dense, gradient_dtype=dtype)
     y, pull = jax.vjp(product, jnp.asarray(x), jnp.asarray(kernel))
     by_x, by_kernel = pull(jnp.asarray(grad))
-    expected = emulated(x, kernel, grad, dtype)
-    for name, a, e in zip(
-        ("product", "by x", "by the kernel"),
-        (y, by_x, by_kernel),
-        expected,
-        strict=True,
-    ):
+    results = zip((y, by_x, by_kernel), emulated(x, kernel, grad, dtype), strict=True)
+    for number, (a, e) in enumerate(results):
         for row, (mine, theirs) in enumerate(zip(np.asarray(a), e, strict=True)):
             if theirs.any():
-                assert_close(mine, theirs, 1e-6, f"{name}, row {row}")
+                assert_close(mine, theirs, 1e-6, f"result {number}, row {row}")
     assert not np.asarray(y)[3].any(), "zeros stay zeros"
     error = assert_close(y, x.astype(np.float64) @ kernel, 0.05, "without rounding")
     assert error > 1e-3, "nothing was rounded"

@@ -10,59 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
-from credit_jax.ops import attend, attention_logits, unpatch
+from credit_jax.ops import unpatch
 from credit_jax.ops.random import drop_path
 from credit_jax.ops.window_attention import (
     beyond_edge,
-    bias_positions,
     pairs_of_offsets,
     scaled_offsets,
 )
-from tests.support import assert_close
 from tests.support.credit_modules import credit_attribute
-from tests.support.gradients import assert_same, draw, jax_values, torch_values
-
-PAIRS, SUMS = "...id,...jd->...ij", "...ij,...jd->...id"
-# name: windows and heads, tokens i, tokens j, channels
-CASES = {
-    "a token": ((2, 3), 1, 1, 5),
-    "2 x 2": ((2, 5, 3), 4, 4, 16),
-    "4 x 4": ((3, 2), 16, 16, 8),
-    "5 x 5": ((3, 2), 25, 25, 8),
-    "fewer by more": ((3,), 4, 17, 6),
-    "more by fewer": ((3,), 17, 4, 6),
-}
-
-
-def pairs_of_case(case):
-    """Returns (equation, its two factors) of both products."""
-    batch, i, j, channels = CASES[case]
-    tokens = draw((*batch, j, channels))
-    logits = PAIRS, (draw((*batch, i, channels)), tokens)
-    return logits, (SUMS, (draw((*batch, i, j)), tokens))
-
-
-def of_torch(equation, factors):
-    """Returns torch's output and gradients."""
-    return torch_values(lambda a, b: torch.einsum(equation, a, b), *factors)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_products_and_their_gradients_are_torchs(case):
-    functions = attention_logits, attend
-    for ours, (equation, factors) in zip(functions, pairs_of_case(case), strict=True):
-        found = jax_values(ours, *factors)
-        assert_same(found, of_torch(equation, factors), f"{case}, {equation}")
-
-
-def test_sums_may_be_wider_than_the_factors():
-    x = jnp.ones((2, 4, 600), jnp.bfloat16)
-    assert attention_logits(x, x).dtype == jnp.bfloat16
-    wide = attention_logits(x, x, dtype=jnp.float32)
-    assert wide.dtype == jnp.float32
-    assert_close(wide, jnp.full((2, 4, 4), 600.0), 0, "sums of ones")
 
 
 @pytest.fixture(scope="module")
@@ -133,11 +89,6 @@ def test_lookup_is_that_of_credit(credit, window):
     expected = attention.rel_pos_indices.numpy()
     entries = jnp.arange(float((2 * window - 1) ** 2))
     assert np.array_equal(pairs_of_offsets(entries, (window, window)), expected)
-
-
-def test_positions_are_the_offsets_row_by_row():
-    expected = [(i, j) for i in (-2, -1, 0, 1, 2) for j in (-2, -1, 0, 1, 2)]
-    assert bias_positions(2).tolist() == [list(pair) for pair in expected]
 
 
 @pytest.mark.slow(but=["(1, 4)"])

@@ -90,14 +90,19 @@ def test_xla_takes_the_options_of_programs(platform):
     """Also those of which the name alone is compared with XLA's library."""
     options = accepted_options({**_OPTIONS[platform], UNKNOWN: True})
     assert options == _OPTIONS[platform]
-    check_options(options)
+    check_options(options | {"xla_gpu_enable_latency_hiding_scheduler": True})
 
 
 @pytest.mark.slow
 def test_xla_makes_shorter_code(tmp_path):
-    sizes = {how: machine_code(how, tmp_path / how) for how in ("plain", "sooner")}
-    print(sizes)
-    assert 0 < sizes["sooner"] < sizes["plain"], sizes
+    sizes = []
+    for how in ("plain", "sooner"):
+        environment = {**os.environ, "XLA_FLAGS": f"--xla_dump_to={tmp_path / how}"}
+        command = [sys.executable, "-c", PROGRAM, how]
+        subprocess.run(command, env=environment, check=True)
+        files = (tmp_path / how).glob("*.o")
+        sizes.append(sum(file.stat().st_size for file in files))
+    assert 0 < sizes[1] < sizes[0]
 
 
 def test_a_cache_whose_writer_was_killed_is_written_again(tmp_path):
@@ -117,21 +122,10 @@ def test_a_cache_whose_writer_was_killed_is_written_again(tmp_path):
     assert len(list(tmp_path.glob("*-cache"))) > 1
 
 
-def machine_code(how, folder):
-    """Returns the bytes of all object files that a process dumps."""
-    environment = {**os.environ, "XLA_FLAGS": f"--xla_dump_to={folder}"}
-    command = [sys.executable, "-c", PROGRAM, how]
-    subprocess.run(command, env=environment, check=True)
-    return sum(file.stat().st_size for file in folder.glob("*.o"))
-
-
 def test_options_that_xla_does_not_know():
-    check_options({"xla_gpu_enable_latency_hiding_scheduler": True})
     options = {"xla_gpu_enable_everything": True, "xla_cpu_use_onednn": "perhaps"}
-    with pytest.raises(ValueError, match="does not take") as error:
+    with pytest.raises(ValueError, match=r"everything.*onednn"):
         check_options(options)
-    for name in options:
-        assert name in str(error.value)
 
 
 def test_options_reach_the_program():

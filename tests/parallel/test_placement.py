@@ -14,7 +14,6 @@ from credit_jax.parallel.mesh.device_mesh import (
 )
 from credit_jax.parallel.placement import (
     LocalRows,
-    batch_spec,
     gather_tensor,
     pad_rows,
     place_batch,
@@ -43,15 +42,14 @@ def test_there_and_back(rows, dim, on_device):
     mesh, x = make_mesh(domain=4), array(rows, dim)
     split = shard_tensor(jnp.asarray(x) if on_device else x, mesh, dim=dim)
     length = -(-rows // 4)
-    for shard in split.addressable_shards:
-        assert shard.data.shape[dim] == length
-    last = np.take(np.asarray(split), range(rows, 4 * length), dim)
-    expected = np.take(x, [rows - 1] * (4 * length - rows), dim)
-    assert np.array_equal(last, expected), "padding is the last row"
-    whole = gather_tensor(split, mesh, dim=dim, size=rows)
-    assert isinstance(whole, jax.Array)
-    assert whole.sharding.is_fully_replicated
-    assert np.array_equal(whole, x)
+    assert {shard.data.shape[dim] for shard in split.addressable_shards} == {length}
+    padding = np.take(x, [rows - 1] * (4 * length - rows), dim)
+    padded = np.concatenate([x, padding], dim)
+    assert np.array_equal(split, padded), "padding is the last row"
+    back = gather_tensor(split, mesh, dim=dim, size=rows)
+    assert isinstance(back, jax.Array)
+    assert back.sharding.is_fully_replicated
+    assert np.array_equal(back, x)
 
 
 def test_without_a_domain_axis_nothing_happens():
@@ -81,41 +79,24 @@ def test_inside_of_shard_map(rows, dim):
     weight = cotangent(x.shape)
 
     def there_and_back(x):
-        local = jnp.sin(shard_tensor(x, axes, dim=dim))
+        local = shard_tensor(x, axes, dim=dim)
         assert local.shape[dim] == -(-rows // 4)
-        return gather_tensor(local, axes, dim=dim, size=rows)
+        return gather_tensor(jnp.sin(local), axes, dim=dim, size=rows), local
 
     @jax.jit
     def run(x):
-        sharded = jax.shard_map(there_and_back, mesh=mesh, in_specs=P(), out_specs=P())
-        out, pullback = jax.vjp(sharded, x)
-        return out, pullback(jnp.asarray(weight))[0]
+        blocks = P(*[None] * (dim % 5), DOMAIN)
+        sharded = jax.shard_map(
+            there_and_back, mesh=mesh, in_specs=P(), out_specs=(P(), blocks)
+        )
+        out, pullback, blocks = jax.vjp(sharded, x, has_aux=True)
+        return out, pullback(jnp.asarray(weight))[0], blocks
 
-    value, gradient = run(x)
+    value, gradient, blocks = run(x)
+    outside = shard_tensor(x, mesh, dim=dim)
+    assert np.array_equal(blocks, outside), "as outside, padding included"
     assert_close(value, np.sin(x), 1e-6, "value")
     assert_close(gradient, np.cos(x) * weight, 1e-5, "gradient")
-
-
-def test_the_blocks_are_those_of_the_outside():
-    mesh, x = make_mesh(domain=4), array(13, -2)
-    axes = MeshAxes.from_mesh(mesh)
-    inside = jax.jit(
-        jax.shard_map(
-            lambda x: shard_tensor(x, axes),
-            mesh=mesh,
-            in_specs=P(),
-            out_specs=P(None, None, None, DOMAIN),
-        )
-    )(x)
-    assert np.array_equal(inside, shard_tensor(x, mesh)), "padding included"
-
-
-@pytest.mark.parametrize("size", [17, 12, 3])
-def test_a_size_that_the_blocks_do_not_have(size):
-    mesh = make_mesh(domain=4)
-    split = shard_tensor(array(13, -2), mesh)
-    with pytest.raises(ValueError, match=rf"size is {size}, .* there are 16 rows"):
-        gather_tensor(split, mesh, size=size)
 
 
 def test_a_batch_of_anything():
@@ -156,40 +137,6 @@ def test_a_batch_of_torch(torch):
     assert placed["index"] is batch["index"]
 
 
-def test_samples_that_the_ranks_do_not_divide():
-    with pytest.raises(ValueError, match="3 samples cannot be split over 2"):
-        shard_batch({"x": draw((3, 2, 1, 4, 4))}, make_mesh(dp=2))
-
-
-def test_samples_of_some_ranks_are_those_of_the_whole_batch():
-    """A process that loads ranks 2 and 3 places its samples on the right devices."""
-    mesh = make_mesh(dp=4)
-    x = draw((8, 1, 1, 3, 2))
-    whole = place_batch({"x": x}, mesh)["x"]
-    own = {s.device: s.data for s in whole.addressable_shards if s.index[0].start >= 4}
-    assert len(own) == 2
-    for device, data in own.items():
-        index = next(s.index for s in whole.addressable_shards if s.device == device)
-        assert np.array_equal(data, x[index])
-
-
-def test_specs():
-    axes = MeshAxes.from_mesh(make_mesh(dp=2, domain=2))
-    data = (DP_SHARD,)
-    assert batch_spec(axes) == P(data, None, None, DOMAIN, None)
-    assert batch_spec(axes, stacked=True) == P(None, data, None, None, DOMAIN, None)
-    assert batch_spec(MeshAxes()) == P(None, None, None, None, None)
-
-
-def test_filling():
-    x = draw((1, 3, 2))
-    assert pad_rows(x, 1) is x
-    assert pad_rows(x, 3) is x
-    assert isinstance(pad_rows(x, 2), np.ndarray)
-    assert isinstance(pad_rows(jnp.asarray(x), 2), jax.Array)
-    assert pad_rows(x, 8).shape == (1, 8, 2)
-
-
 @pytest.mark.parametrize(
     ("degrees", "size", "expected"),
     [
@@ -215,6 +162,8 @@ def test_blocks_of_some_rows_are_those_of_all(num_domain):
     x = draw((1, 2, 1, 9, 3))
     length = -(-9 // num_domain)
     padded = pad_rows(x, num_domain)
+    assert (padded is x) == (num_domain == 3)
+    assert isinstance(pad_rows(jnp.asarray(x), num_domain), jax.Array)
     for shard in range(num_domain):
         begin, end = shard * length, (shard + 1) * length
         first = min(begin, 8)

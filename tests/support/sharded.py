@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import lax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from credit_jax.ops.custom_vjp import pvary
 from credit_jax.parallel.collectives import axis_index, psum
@@ -38,12 +38,22 @@ class Case:
         fields: global shapes (batch, lat, lon, channel).
         weights: shapes of replicated arrays.
         dim: array dim that is split.
+        theirs: the same function of torch tensors.
+        bound: of errors of the value and of gradients beside theirs.
     """
 
     op: Callable[..., Field]
     fields: tuple[Shape, ...]
     weights: tuple[Shape, ...] = ()
     dim: int = 1
+    theirs: Callable[..., Any] | None = None
+    bound: tuple[float, float] = (1e-6, 1e-5)
+
+    def arrays(self, dtype: Any = np.float32) -> tuple[np.ndarray, ...]:
+        """Returns whole fields and weights."""
+        seeds = (*range(len(self.fields)), *range(100, 100 + len(self.weights)))
+        pairs = zip((*self.fields, *self.weights), seeds, strict=True)
+        return tuple(draw(shape, seed, dtype) for shape, seed in pairs)
 
 
 @dataclass(frozen=True)
@@ -112,18 +122,13 @@ def build_cases(
 
     arguments = (
         {name: _split(case, num_shards, dtype) for name, case in cases.items()},
-        {name: _weights(case, dtype) for name, case in cases.items()},
+        {n: case.arrays(dtype)[len(case.fields) :] for n, case in cases.items()},
     )
     body = program if gradients else forward
     if axis is None:
         return body, arguments, layouts
     specs = {name: _spec(case) for name, case in cases.items()}
-    mesh = jax.make_mesh(
-        (num_shards,),
-        (axis,),
-        axis_types=(AxisType.Auto,),
-        devices=jax.devices()[:num_shards],
-    )
+    mesh = mesh_of_shards(num_shards)
     whole = PartitionSpec()
     both = {name: (spec, spec, whole) for name, spec in specs.items()}
     sharded = jax.shard_map(
@@ -133,6 +138,16 @@ def build_cases(
         out_specs=both if gradients else specs,
     )
     return sharded, arguments, layouts
+
+
+def mesh_of_shards(num_shards: int) -> Mesh:
+    """Returns a mesh that has the domain axis, also of one device."""
+    return jax.make_mesh(
+        (num_shards,),
+        (DOMAIN,),
+        axis_types=(AxisType.Auto,),
+        devices=jax.devices()[:num_shards],
+    )
 
 
 def _spec(case: Case) -> PartitionSpec:
@@ -166,20 +181,12 @@ def _cotangent(out: jax.Array, layout: Layout) -> jax.Array:
 def _split(case: Case, num_shards: int, dtype: Any) -> tuple[np.ndarray, ...]:
     """Splits fields into equal blocks with garbage in the padding."""
     out = []
-    for number, shape in enumerate(case.fields):
-        x = draw(shape, seed=number, dtype=dtype)
+    for shape, x in zip(case.fields, case.arrays(dtype), strict=False):
         rows_per_shard = np.asarray(_home(case, shape, num_shards).rows).reshape(-1)
         rows = np.moveaxis(x, case.dim, 0)[np.maximum(rows_per_shard, 0)]
         rows[rows_per_shard < 0] = GARBAGE
         out.append(np.moveaxis(rows, 0, case.dim))
     return tuple(out)
-
-
-def _weights(case: Case, dtype: Any) -> tuple[np.ndarray, ...]:
-    return tuple(
-        draw(shape, seed=100 + number, dtype=dtype)
-        for number, shape in enumerate(case.weights)
-    )
 
 
 def _collect(

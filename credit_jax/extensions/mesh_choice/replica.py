@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core
+from jax.extend.core import Literal
 
 from credit_jax.extensions.mesh_choice.accelerators import Accelerator
 from credit_jax.kernels import use_implementation, use_platform
@@ -229,7 +229,7 @@ class _Program:
             if body is not None and len(body.invars) == len(equation.invars):
                 within = self._added((*body.invars, *body.constvars))
                 pairs = zip(body.invars, equation.invars, strict=True)
-                within |= {v: arrays[outer] for v, outer in pairs if _is_array(outer)}
+                within |= {v: arrays[a] for v, a in pairs if not isinstance(a, Literal)}
                 if params.get("differentiated"):
                     # The inputs of a rematerialized program pass a barrier, so that XLA
                     # does not keep what it recomputes.
@@ -238,7 +238,7 @@ class _Program:
                 self._read(body, within, inside, times)
                 arrays |= self._added(outvars)
                 pairs = zip(outvars, body.outvars, strict=True)
-                arrays |= {v: within[inner] for v, inner in pairs if _is_array(inner)}
+                arrays |= {v: within[a] for v, a in pairs if not isinstance(a, Literal)}
                 continue
             is_matrix = name == "transpose" and outvars[0].aval.ndim < 3
             if operands and (is_matrix or _VIEWS.fullmatch(name)):
@@ -314,9 +314,5 @@ class _Program:
         return total, stored
 
 
-def _is_array(variable: Any) -> bool:
-    return not isinstance(variable, core.Literal)
-
-
 def _of(arrays: Mapping[Any, _Array], variables: Iterable[Any]) -> list[_Array]:
-    return [arrays[variable] for variable in variables if _is_array(variable)]
+    return [arrays[v] for v in variables if not isinstance(v, Literal)]

@@ -50,6 +50,7 @@ from credit_jax.ops.space_to_depth import (
     conv_out_size,
     pad_spatial,
     phases,
+    plain_conv,
     points_together,
     space_to_depth_conv,
 )
@@ -76,11 +77,9 @@ def _backward(
     cotangent: Array,
 ) -> tuple[Array, Array]:
     x, kernel = saved
-    sizes = x.shape[1:-1]
-    by_field = field_gradient(cotangent, kernel, sizes, stride, padding, dilation)
-    return by_field, kernel_gradient(
-        x, cotangent, kernel.shape[:-2], stride, padding, dilation
-    )
+    how, sizes, taps = (stride, padding, dilation), x.shape[1:-1], kernel.shape[:-2]
+    by_field = field_gradient(cotangent, kernel, sizes, *how)
+    return by_field, kernel_gradient(x, cotangent, taps, *how)
 
 
 def field_gradient(
@@ -196,14 +195,7 @@ def conv2d(
         if faster:
             return faster(x, kernel)
         return _direct(x, kernel, stride, pads, dilation)
-    return ops.conv2d(
-        x,
-        kernel,
-        stride=stride,
-        padding=(pads[0], pads[1]),
-        dilation=dilation,
-        groups=groups,
-    )
+    return plain_conv(x, kernel, stride, pads, dilation, groups)
 
 
 def _faster(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from functools import partial
 from math import prod
 
 from jaxtyping import Array, Float
@@ -24,6 +23,7 @@ from credit_jax.ops.space_to_depth import (
     kernel_phases,
     pad,
     pad_spatial,
+    plain_conv,
     points_together,
     space_to_depth,
 )
@@ -48,12 +48,11 @@ def conv2d(
 ) -> Float[Array, "batch height_out width_out channel_out"]:
     """`ops.conv2d`, with as many channels as tensor cores like."""
     kernel = row_major(kernel)
-    conv = partial(ops.conv2d, dilation=dilation, groups=groups)
-    if groups != 1:
-        return conv(x, kernel, stride=stride, padding=padding)
     pads = checked_padding(
         x.shape[1:-1], kernel.shape[:2], padding, stride=stride, dilation=dilation
     )
+    if groups != 1:
+        return plain_conv(x, kernel, stride, pads, dilation, groups)
     out, points = kernel.shape[3], len(x)
     for d in (0, 1):
         points *= conv_out_size(x.shape[1 + d], kernel.shape[d], stride[d], pads[d])
@@ -63,7 +62,7 @@ def conv2d(
     x = pad(x, ((0, 0), (0, 0), (0, 0), (0, missing[0])))
     kernel = pad(kernel, ((0, 0), (0, 0), *((0, more) for more in missing)))
     if counts == (1, 1):
-        y = conv(x, kernel, stride=stride, padding=(pads[0], pads[1]))
+        y = plain_conv(x, kernel, stride, pads, dilation, 1)
     else:
         # With few output channels a tile holds those of several neighboring points,
         # whose kernels are shifted and padded with zeros; the convolution is then one

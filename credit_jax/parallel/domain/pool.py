@@ -44,7 +44,6 @@ def avg_pool2d_field(
     stride: IntPair | None = None,
     padding: Padding = NO_PADDING,
     ceil_mode: bool = False,
-    count_include_pad: bool = True,
     out: Layout | None = None,
 ) -> Field:
     """`ops.pool.avg_pool2d` on a field, with the halo that its windows need."""
@@ -53,7 +52,7 @@ def avg_pool2d_field(
     sums = local.data.astype(jnp.promote_types(local.data.dtype, jnp.float32))
     for dim, window in zip((HEIGHT, WIDTH), windows, strict=True):
         size = dim_size(field, dim)
-        points = window.points(size, include_padding=count_include_pad)
+        points = window.points(size)
         num, low = _span(local, target, window, dim)
         sums = window_sum(sums, window, num, dim, low=low)
         mine = target.local(points, fill=1) if dim == target.dim else points

@@ -15,7 +15,6 @@ to the pairs d and d + n / 2.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -144,14 +143,12 @@ def _deal(strip_counts: np.ndarray, room: int) -> np.ndarray:
     kinds: dict[tuple[int, ...], list[int]] = {}
     for group, counts in enumerate(strip_counts.tolist()):
         kinds.setdefault(tuple(counts), []).append(group)
-
-    def choices(counts: Sequence[int]) -> int:
-        return counts.count(max(counts))
-
     load = [0] * strip_counts.shape[1]
     shard_of = np.zeros(len(strip_counts), int)
     # Groups with few choices first: later ones still find room elsewhere.
-    for counts, groups in sorted(kinds.items(), key=lambda kind: choices(kind[0])):
+    for counts, groups in sorted(
+        kinds.items(), key=lambda kind: kind[0].count(max(kind[0]))
+    ):
         for group in groups:
             free = [shard for shard, num in enumerate(load) if num < room]
             shard = min(free, key=lambda shard: (-counts[shard], load[shard]))

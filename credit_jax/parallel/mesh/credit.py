@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from credit_jax.config import Config, parse
-from credit_jax.config.parallelism import DATA_MODES, ParallelismConfig
+from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.parallel.mesh.device_mesh import (
     BATCH_AXES,
     DOMAIN,
@@ -30,13 +30,12 @@ from credit_jax.parallel.mesh.device_mesh import (
     local_coords,
     submesh,
 )
-from credit_jax.parallel.mesh.dims import ParallelDims, whole_number
+from credit_jax.parallel.mesh.dims import ParallelDims
 
 logger = logging.getLogger(__name__)
 
 Parallelism = Mapping[str, Any] | ParallelismConfig
 _KEYS = ("data", "tensor", "domain")
-_FURTHER = tuple(key for key in ParallelismConfig.model_fields if key not in _KEYS)
 
 
 def parse_parallelism_conf(conf: Mapping[str, Any] | Config) -> dict[str, Any]:
@@ -56,31 +55,7 @@ def parse_parallelism_conf(conf: Mapping[str, Any] | Config) -> dict[str, Any]:
 def normalize_parallelism(section: Parallelism) -> dict[str, Any]:
     """Returns the section with its defaults; see `parse_parallelism_conf`."""
     if not isinstance(section, ParallelismConfig):
-        data = section.get("data", "none")
-        if data not in DATA_MODES:
-            raise ValueError(
-                "trainer.parallelism.data must be 'fsdp2', 'ddp', or 'none', got "
-                f"{data!r}"
-            )
-        degrees = {
-            name: section[name] for name in ("tensor", "domain") if name in section
-        }
-        for name, value in degrees.items():
-            degree = whole_number(value)
-            if degree is None or degree < 1:
-                raise ValueError(
-                    f"trainer.parallelism.{name} must be an integer >= 1, got {value!r}"
-                )
-            degrees[name] = degree
-        unknown = sorted(set(section) - {*_KEYS, *_FURTHER})
-        if unknown:
-            raise ValueError(
-                f"Unknown trainer.parallelism key(s): {unknown} "
-                f"(expected data, tensor, domain, or further {', '.join(_FURTHER)})"
-            )
-        section = parse(
-            ParallelismConfig, {**section, **degrees}, "trainer.parallelism"
-        )
+        section = parse(ParallelismConfig, section, "trainer.parallelism")
     said = section.model_dump(exclude_defaults=True, exclude={"cp"})
     return {key: getattr(section, key) for key in _KEYS} | said
 

@@ -8,14 +8,9 @@ An operation gives the global rows that each shard needs as a `Layout`: in any o
 with repeats, or as padding (-1, a row of zeros). `reshard` converts a field to that
 layout. Its gradient is the transpose derived by JAX.
 
-The transport is chosen at trace time:
-    halo        each shard needs one row range around its own block (`rows.exchange`);
-    all_to_all  most shards need rows of most others (`rows.exchange`);
-    permute     all other cases (`rows.exchange`).
-
-It is used if each shard needs one range of rows around its own block, as convolutions
-do. All shards send the same number of their first and last rows, the largest that any
-shard needs; the needed range is then sliced from [low rows | own block | high rows].
+A halo is used if each shard needs one range of rows around its own block, as
+convolutions do. All shards send the same number of their first and last rows, the
+largest that any shard needs; the range is then sliced from [low | own block | high].
 """
 
 from __future__ import annotations
@@ -154,7 +149,8 @@ def exchange_pattern(have: Rows, need: Rows) -> ExchangePattern:
     moves = _Moves.of(have, need)
     # An all-to-all moves as many rows between every two shards as between the two that
     # exchange most; below half of the pairs that is mostly padding.
-    num, used = moves.num_shards, sum(s != d for s, d in moves.pairs)
+    num = moves.num_shards
+    used = sum(s != d for (s, d), rows in moves.rows.items() if rows)
     by_all = 2 * used > num * (num - 1)
     pieces, received = _all_to_all(moves) if by_all else _permutations(moves)
     needed = np.array(need)
@@ -218,15 +214,6 @@ class _Moves:
                 pairs[source[row], destination].append(row)
         return cls(len(need), local, pairs)
 
-    @property
-    def pairs(self) -> list[SourceTarget]:
-        """The pairs of shards that exchange rows."""
-        return [pair for pair, rows in self.rows.items() if rows]
-
-    def local_rows(self, pair: SourceTarget) -> list[int]:
-        """Indices on the source of the rows of a pair."""
-        return [self.local[row] for row in self.rows[pair]]
-
 
 def _all_to_all(moves: _Moves) -> tuple[Pieces, Received]:
     """All rows in one piece, in which every two shards have equally many."""
@@ -235,9 +222,8 @@ def _all_to_all(moves: _Moves) -> tuple[Pieces, Received]:
     index = np.full((num, num, width), PADDING, np.int32)
     received: Received = [{} for _ in range(num)]
     for (source, destination), rows in moves.rows.items():
-        index[source, destination, : len(rows)] = moves.local_rows(
-            (source, destination)
-        )
+        local = [moves.local[row] for row in rows]
+        index[source, destination, : len(rows)] = local
         # What a shard receives is in the order of the sources.
         first = source * width
         received[destination] |= {row: first + i for i, row in enumerate(rows)}
@@ -254,7 +240,7 @@ def _permutations(moves: _Moves) -> tuple[Pieces, Received]:
         index = np.full((num, width), PADDING, np.int32)
         for pair in pairs:
             (source, destination), rows = pair, moves.rows[pair]
-            index[source, : len(rows)] = moves.local_rows(pair)
+            index[source, : len(rows)] = [moves.local[row] for row in rows]
             received[destination] |= {row: first + i for i, row in enumerate(rows)}
         # Idle shards have the index of a busy one, so `take_rows` may find one slice.
         busy = next(s for s, d in sorted(pairs) if len(moves.rows[s, d]) == width)
@@ -326,13 +312,11 @@ def _swap_rounds(
         sends_to[source][after], receives_from[end][after] = end, source
 
 
-_MAX_PATTERNS = 4096
-
 # Names of scopes in profiles and compiled programs, by the purpose of the exchange.
 HALO, WINDOWS, RELAYOUT = "halo", "windows", "relayout"
 
-_halo_pattern = lru_cache(_MAX_PATTERNS)(halo_pattern)
-_exchange_pattern = lru_cache(_MAX_PATTERNS)(exchange_pattern)
+_halo_pattern = lru_cache(4096)(halo_pattern)
+_exchange_pattern = lru_cache(4096)(exchange_pattern)
 
 
 def reshard(field: Field, need: Layout, *, scope: str = RELAYOUT) -> Field:
@@ -344,8 +328,8 @@ def reshard(field: Field, need: Layout, *, scope: str = RELAYOUT) -> Field:
 
 def in_rows(field: Field) -> Field:
     """Returns the field in rows: in equal blocks if it is in strips, else unchanged."""
-    in_blocks = field.layout.to_blocks
-    return field if field.layout.strips == 1 else reshard(field, in_blocks())
+    layout = field.layout
+    return field if layout.strips == 1 else reshard(field, layout.to_blocks())
 
 
 def _reshard(x: Array, have: Layout, need: Layout) -> Array:

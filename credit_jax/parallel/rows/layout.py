@@ -106,21 +106,19 @@ class Layout:
 
     def real_rows(self) -> Bool[Array, " rows"]:
         """Returns a mask of the local rows or strips, False for padding."""
-        real = np.asarray(self.rows) >= 0
-        return jnp.asarray(real)[axis_index(self.axis)]
+        return self.of_shard(np.asarray(self.rows) >= 0)
 
     def global_rows(self) -> Array:
         """Returns the global row of each local row or strip, -1 for padding, int32."""
-        rows = np.asarray(self.rows, np.int32) // self.strips
-        return jnp.asarray(rows)[axis_index(self.axis)]
+        return self.of_shard(np.asarray(self.rows, np.int32) // self.strips)
 
     def columns(self, points: int) -> Int[Array, "rows points"]:
         """Returns the global column of every point, int32; (1, points) in rows."""
         point = jnp.arange(points)[None]
         if self.strips == 1:
             return point
-        strip = np.asarray(self.rows, np.int32) % self.strips
-        return jnp.asarray(strip)[axis_index(self.axis)][:, None] * points + point
+        strip = self.of_shard(np.asarray(self.rows, np.int32) % self.strips)
+        return strip[:, None] * points + point
 
 
 def _padded(rows_per_shard: Iterable[Sequence[int]]) -> Rows:

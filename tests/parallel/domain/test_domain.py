@@ -1,60 +1,52 @@
-"""Operations on split fields: edges, halos and what they send."""
+"""Operations on split fields: beside those of arrays, and what shards send."""
 
 import re
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec
 from jax.sharding import PartitionSpec as P
 
 from credit_jax.kernels import use_implementation
+from credit_jax.ops import RunningStatistics, batch_norm
+from credit_jax.ops.custom_vjp import varying_axes
 from credit_jax.parallel.domain.edges import Incidence
 from credit_jax.parallel.domain.halo_exchange import HaloExchange, halo_exchange, trim
+from credit_jax.parallel.domain.norm import batch_norm_field
 from credit_jax.parallel.domain.strips import EVEN, NEARLY_EVEN, Windows
-from credit_jax.parallel.mesh.device_mesh import DOMAIN
-from credit_jax.parallel.rows.layout import Field, Layout, block_layout
-from tests.parallel.domain.cases import CASES, CONVOLUTIONS, EMBEDDINGS
-from tests.parallel.domain.convolution_cases import (
-    PERIODIC,
-    TRANSPOSED,
-    averaged,
-    convolved,
-    largest,
-    periodic,
-    transposed,
+from credit_jax.parallel.domain.windows import (
+    group_layout,
+    merge,
+    partition,
+    window_layout,
 )
-from tests.parallel.rows.plans import blocks
+from credit_jax.parallel.mesh.device_mesh import DOMAIN, DP_SHARD, MeshAxes
+from credit_jax.parallel.placement import shard_batch
+from credit_jax.parallel.rows.exchange import reshard
+from credit_jax.parallel.rows.layout import Field, Layout, block_layout
+from tests.parallel.domain.cases import CASES, OTHERS, SEVERAL
+from tests.parallel.test_rows import blocks
 from tests.support import assert_close, make_mesh
-from tests.support.gradients import draw
-from tests.support.sharded import Case, Outcome, build_cases, run_cases
+from tests.support.gradients import assert_same, cotangent, draw, torch_values
+from tests.support.sharded import Case, Outcome, build_cases, mesh_of_shards, run_cases
 
-VALUE, GRADIENT = 1e-6, 1e-5
 DOUBLE = 1e-12
-
-# Operations that have several implementations.
-SEVERAL = CONVOLUTIONS | EMBEDDINGS | TRANSPOSED | PERIODIC
-REST = {name: case for name, case in CASES.items() if name not in SEVERAL}
 
 
 @lru_cache
 def outcomes(num_shards: int) -> dict[str, Outcome]:
     with use_implementation("cpu"):
-        return run_cases(REST, num_shards) | several_outcomes(num_shards)
-
-
-@lru_cache
-def several_outcomes(num_shards: int) -> dict[str, Outcome]:
-    with use_implementation("cpu"):
-        return run_cases(SEVERAL, num_shards)
+        return run_cases(CASES, num_shards)
 
 
 @lru_cache
 def plain_outcomes(num_shards: int) -> dict[str, Outcome]:
+    """Of operations that have several implementations on shards, of others on one."""
     with use_implementation("xla"):
-        return run_cases(SEVERAL, num_shards)
+        return run_cases(OTHERS if num_shards == 1 else SEVERAL, num_shards)
 
 
 @lru_cache
@@ -63,14 +55,23 @@ def double_outcomes(num_shards: int) -> dict[str, Outcome]:
         return run_cases(CASES, num_shards, np.float64)
 
 
-def compare(
-    name: str, actual: Outcome, expected: Outcome, value: float, gradient: float
-) -> None:
-    assert_close(actual.value, expected.value, value, f"{name}, value")
-    for kind in ("fields", "weights"):
-        pairs = zip(getattr(actual, kind), getattr(expected, kind), strict=True)
-        for number, (a, e) in enumerate(pairs):
-            assert_close(a, e, gradient, f"{name}, gradient of {kind} {number}")
+def compare(name: str, actual: Outcome, expected: Any, bound: Any) -> None:
+    if isinstance(expected, Outcome):
+        expected = expected.value, [*expected.fields, *expected.weights]
+    pair = actual.value, [*actual.fields, *actual.weights]
+    assert_same(pair, expected, name, value=bound[0], gradient=bound[1])
+
+
+# torch warns for even kernels with "same" that it copies the input.
+@pytest.mark.reference
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.theirs])
+def test_values_and_gradients_are_those_of_whole_arrays(credit, name):
+    """Those with several implementations on 3 shards, the others on one."""
+    case = CASES[name]
+    expected = torch_values(case.theirs, *case.arrays())
+    outcome = plain_outcomes(3 if name in SEVERAL else 1)[name]
+    compare(name, outcome, expected, case.bound)
 
 
 # All cases with the same number of shards are one test, as they share programs, to
@@ -81,16 +82,8 @@ def test_sharded_is_single(num_shards, subtests):
     expected = outcomes(1)
     for name, actual in outcomes(num_shards).items():
         with subtests.test(name):
-            what = f"{name} on {num_shards}"
-            compare(what, actual, expected[name], VALUE, GRADIENT)
+            compare(f"{name} on {num_shards}", actual, expected[name], (1e-6, 1e-5))
     assert outcomes(num_shards).keys() == CASES.keys()
-
-
-@pytest.mark.parametrize("name", SEVERAL)
-def test_plain_definitions_on_3_shards_are_those_of_one_device(name):
-    actual, expected = plain_outcomes(3)[name], plain_outcomes(1)[name]
-    compare(f"{name} on 3, plain", actual, expected, VALUE, GRADIENT)
-    compare(f"{name}, CPU's own", several_outcomes(1)[name], expected, VALUE, GRADIENT)
 
 
 @pytest.mark.slow
@@ -101,8 +94,165 @@ def test_sharded_is_single_in_float64(num_shards, subtests):
         with subtests.test(name):
             assert actual.value.dtype == np.float64
             what = f"{name} on {num_shards}, float64"
-            compare(what, actual, expected[name], DOUBLE, DOUBLE)
+            compare(what, actual, expected[name], (DOUBLE, DOUBLE))
     assert jax.numpy.zeros(1).dtype == np.float32, "float64 leaks into other tests"
+
+
+@pytest.mark.parametrize("kind", ["short", "long"])
+@pytest.mark.parametrize(
+    ("rows", "columns", "window"),
+    [(12, 8, 4), (6, 9, 3), (4, 4, 1), (6, 9, (2, 3))],
+    ids=str,
+)
+def test_windows_are_those_of_credit(kind, rows, columns, window):
+    rearrange = pytest.importorskip("einops").rearrange
+    x = draw((2, rows, columns, 3))
+    sides = (window, window) if isinstance(window, int) else window
+    layout = window_layout if kind == "short" else group_layout
+    pattern = "b (h s1) (w s2) d -> b (h w) (s1 s2) d"
+    if kind == "long":
+        pattern = "b (s1 h) (s2 w) d -> b (h w) (s1 s2) d"
+    expected = rearrange(x, pattern, s1=sides[0], s2=sides[1])
+    for dim in (1, 2):
+        whole = layout(
+            block_layout(x.shape[dim], dim=dim), x.shape[dim], sides[dim - 1]
+        )
+        field = Field(jnp.asarray(x), whole)
+        tokens = partition(field, kind, window)
+        assert np.array_equal(tokens, expected), f"dim {dim}"
+        assert np.array_equal(merge(tokens, field, kind, window).data, x), f"dim {dim}"
+
+
+# What one forward on 4 shards sends, by kind of collectives.
+KINDS = (
+    *("collective-permute", "all-to-all", "all-gather", "all-reduce"),
+    "reduce-scatter",
+)
+
+
+def of_layouts(*layouts: Any, rows: int = 48) -> Case:
+    """Moves to one layout after the other, and back to blocks."""
+
+    def op(field: Field) -> Field:
+        for layout in layouts:
+            field = reshard(field, layout(field.layout, rows, 4))
+        return reshard(field, field.layout.to_blocks())
+
+    return Case(op, ((1, rows, 2, 1),))
+
+
+def compiled(case: Case, num_shards: int = 4) -> str:
+    program, arguments, _ = build_cases({"case": case}, num_shards, gradients=False)
+    return str(jax.jit(program).lower(*arguments).compile().as_text())
+
+
+# "both" are poles or sides, whose rows travel in one permutation each.
+SENT: dict[str, tuple[str, ...]] = {
+    "": (
+        *("1x1", "patches", "patches, uneven", "3 dims, other dims only", "up 2"),
+        *("average 2", "resize columns only", "nearest up, even", "roll columns only"),
+        *("roll lat only, columns", "mean over lon", "batch norm, evaluation"),
+        *("short windows", "short windows, columns", "pixel shuffle"),
+    ),
+    "1 collective-permute": (
+        *("row below only", "up 2, kernel 3, output padding", "maximum 3, stride 2"),
+        "earth",
+    ),
+    "2 collective-permute": (
+        *("3x3", "3x3, prime", "3x3, dim 2", "stride 2, kernel 4", "3x3x3"),
+        *("embed 4 8 16 32, stride 4", "resize twice", "up 2, kernel 4", "periodic"),
+        "halo of 1",
+    ),
+    "1 all-to-all": ("kernel wider than a shard",),
+    "2 all-to-all": ("long windows", "long windows, uneven", "long windows, columns"),
+    "1 all-gather": ("group norm", "gathered rows"),
+    "1 all-reduce": (
+        *("global mean", "mean over lat", "mean over lon, columns"),
+        "squeeze and excite",
+    ),
+    "2 all-reduce": ("batch norm",),
+    "1 all-gather, 1 all-reduce": ("coordinate attention",),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"), [(name, sent) for sent, names in SENT.items() for name in names]
+)
+def test_what_an_operation_sends(name, sent):
+    text = compiled(CASES[name])
+    counts = {kind: len(re.findall(rf" {kind}(?:-start)?\(", text)) for kind in KINDS}
+    assert ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items()) if n) == sent
+
+
+def test_long_windows_send_a_quarter_to_each_of_four_shards():
+    text = compiled(of_layouts(group_layout))
+    shapes = re.findall(r"f32\[([\d,]+)\][^\n]* all-to-all\(", text)
+    sizes = {int(np.prod([*map(int, shape.split(","))])) for shape in shapes}
+    # 12 rows of 2 points in total, or one of four parts of them.
+    assert sizes in ({12 * 2}, {3 * 2})
+    alike = compiled(of_layouts(window_layout, window_layout))
+    assert not any(f" {kind}" in alike for kind in KINDS), "layouts that agree"
+
+
+# Batch normalization over dp and domain at once.
+
+
+def normalized(*, synchronized: bool, out: Any) -> Any:
+    """Returns output, running statistics and gradients on dp 2 x domain 3."""
+    mesh, layout = make_mesh(dp=2, domain=3), block_layout(7, 3, DOMAIN)
+    axes = MeshAxes.from_mesh(mesh)
+    arrays = draw((4, 7, 5, 3)), draw((3,), 1), draw((3,), 2)
+    weight = shard_batch({"x": cotangent((4, 7, 5, 3))}, mesh, spatial_dims_4d=1)["x"]
+
+    def norm(x, scale, bias):
+        field, running = batch_norm_field(
+            Field(x, layout),
+            *(scale, bias, RunningStatistics.fresh(3)),
+            training=True,
+            axes=axes.data if synchronized else (),
+        )
+        differs = set() if synchronized else set(axes.data)
+        assert varying_axes(running.mean) == differs, "its type says where it differs"
+        return jnp.where(field.mask(), field.data, 0), running
+
+    split = P(axes.data, DOMAIN)
+    sharded = jax.shard_map(
+        norm, mesh=mesh, in_specs=(split, P(), P()), out_specs=(split, out)
+    )
+
+    def loss(x, scale, bias):
+        data, running = sharded(x, scale, bias)
+        return (data * weight).sum(), (data, running)
+
+    x = shard_batch({"x": arrays[0]}, mesh, spatial_dims_4d=1)["x"]
+    both = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)
+    (_, (data, running)), grads = jax.jit(both)(x, *map(jnp.asarray, arrays[1:]))
+    return arrays, data[:, :7], running, (grads[0][:, :7], *grads[1:])
+
+
+def alone(x, scale, bias):
+    return batch_norm(x, scale, bias, RunningStatistics.fresh(3), training=True)
+
+
+def test_batch_norm_over_dp_and_domain_is_that_of_one_device():
+    arrays, *actual, grads = normalized(synchronized=True, out=P())
+    out, pull, running = jax.vjp(alone, *map(jnp.asarray, arrays), has_aux=True)
+    pairs = zip(jax.tree.leaves(actual), [out, *jax.tree.leaves(running)], strict=True)
+    for a, e in pairs:
+        assert_close(a, e, 1e-6, "value and running statistics")
+    expected = pull(jnp.asarray(cotangent(out.shape)))
+    for name, a, e in zip(("x", "scale", "bias"), grads, expected, strict=True):
+        assert_close(a, e, 1e-5, f"gradient of {name}")
+
+
+def test_without_further_axes_every_dp_rank_has_its_own():
+    each = RunningStatistics(P(DP_SHARD), P(DP_SHARD), P())
+    (x, *weights), data, running, _ = normalized(synchronized=False, out=each)
+    for rank in range(2):
+        samples, mine = slice(2 * rank, 2 * rank + 2), slice(3 * rank, 3 * rank + 3)
+        out, own = alone(*map(jnp.asarray, (x[samples], *weights)))
+        assert_close(data[samples], out, 1e-6, f"rank {rank}")
+        assert_close(running.mean[mine], own.mean, 1e-6, f"mean of rank {rank}")
 
 
 # Sums over edges, and values of their points, against numpy.
@@ -117,27 +267,9 @@ GRAPHS = {
 }
 
 
-def numpy_sum(points, values):
-    sums = np.zeros((POINTS, *values.shape[1:]))
-    np.add.at(sums, points, values[: len(points)])
-    return sums
-
-
-def numpy_max(points, values):
-    largest = np.full((POINTS, *values.shape[1:]), -np.inf)
-    np.maximum.at(largest, points, values[: len(points)])
-    return largest
-
-
 def per_shard(function, points):
     """A function of every shard; arrays have the shards first."""
-    mesh = jax.make_mesh(
-        (len(points),),
-        (DOMAIN,),
-        axis_types=(AxisType.Auto,),
-        devices=jax.devices()[: len(points)],
-    )
-    spec = PartitionSpec(DOMAIN)
+    mesh, spec = mesh_of_shards(len(points)), P(DOMAIN)
     return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec))
 
 
@@ -157,18 +289,18 @@ def test_sums_values_and_gradients(points):
         return sums, spread, edge_gradient, point_gradient, largest
 
     run = per_shard(body, points)
-    program = run.lower(by_edge, by_point).as_text()
-    assert "scatter" not in program
+    assert "scatter" not in run.lower(by_edge, by_point).as_text()
     sums, spread, edge_gradient, point_gradient, largest = map(
         np.asarray, run(by_edge, by_point)
     )
     for shard, point in enumerate(points):
-        expected = numpy_sum(point, by_edge[shard])
-        np.testing.assert_allclose(sums[shard], expected, rtol=1e-6, atol=1e-6)
-        np.testing.assert_allclose(
-            point_gradient[shard], expected, rtol=1e-6, atol=1e-6
-        )
-        np.testing.assert_array_equal(largest[shard], numpy_max(point, by_edge[shard]))
+        values = by_edge[shard, : len(point)]
+        expected, most = np.zeros((POINTS, 3)), np.full((POINTS, 3), -np.inf)
+        np.add.at(expected, point, values)
+        np.maximum.at(most, point, values)
+        for result in (sums, point_gradient):
+            np.testing.assert_allclose(result[shard], expected, rtol=1e-6, atol=1e-6)
+        np.testing.assert_array_equal(largest[shard], most)
         for result in (spread, edge_gradient):
             values = np.zeros((edges, 3), np.float32)
             values[: len(point)] = by_point[shard, point]
@@ -204,107 +336,36 @@ def test_tables_have_at_most_twice_the_places_of_edges():
     assert [table.shape[2] for table in incidence.edges] == [1, 2, 4, 8, 16, 32, 39]
 
 
-# Collectives of convolutions and pooling: none if each shard has its input rows.
-
-
-NONE = (0, 0)
-KINDS = (
-    "collective-permute",
-    "all-to-all",
-    "all-gather",
-    "all-reduce",
-    "reduce-scatter",
-)
-
-
-def sent(case: Case, num_shards: int = 4) -> dict[str, int]:
-    """Returns the collectives of one compiled forward, by kind."""
-    program, arguments, _ = build_cases({"case": case}, num_shards, gradients=False)
-    text = str(jax.jit(program).lower(*arguments).compile().as_text())
-    counts = {kind: len(re.findall(rf" {kind}(?:-start)?\(", text)) for kind in KINDS}
-    return {kind: count for kind, count in counts.items() if count}
-
-
-CASES_CONVOLUTION_COLLECTIVES = {
-    "3 dims, 3x3x3": (
-        convolved(
-            16, (3, 3, 3), others=(3, 3), dim=2, padding=((1, 1), (1, 1), (1, 1))
-        ),
-        {"collective-permute": 2},
-    ),
-    "3 dims, other dims only": (
-        convolved(16, (3, 1, 3), others=(3, 3), dim=2, padding="same"),
-        {},
-    ),
-    "up 2": (transposed(16, (2, 2), stride=(2, 2)), {}),
-    "up 2, kernel 4": (
-        transposed(16, (4, 4), stride=(2, 2), padding=((1, 1), (1, 1))),
-        {"collective-permute": 2},
-    ),
-    "up 2, kernel 3": (
-        transposed(
-            16,
-            (3, 3),
-            stride=(2, 2),
-            padding=((1, 1), (1, 1)),
-            output_padding=(1, 1),
-        ),
-        {"collective-permute": 1},
-    ),
-    "periodic": (periodic(16, (3, 3), 1), {"collective-permute": 2}),
-    "average 2": (averaged(16, (2, 2)), {}),
-    "maximum 3, stride 2": (
-        largest(16, (3, 3), stride=(2, 2), padding=((1, 1), (1, 1))),
-        {"collective-permute": 1},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CASES_CONVOLUTION_COLLECTIVES)
-def test_messages(name):
-    case, expected = CASES_CONVOLUTION_COLLECTIVES[name]
-    assert sent(case) == expected
-
-
 # The halo exchange with CREDIT's interface: on local arrays, with `trim`.
 
 
-SHARDS = 4
-
-
-def blocks_of_halo_exchange(x, function, dim=-2):
-    """Applies `function` to each local block; concatenates the results along `dim`."""
+def local_blocks(x, function, dim=-2):
+    """What a function of local arrays returns on each of 4 shards of `dim`."""
     spec = P(*(None,) * (dim % x.ndim), DOMAIN)
-    mesh = make_mesh(domain=SHARDS)
+    mesh = make_mesh(domain=4)
     sharded = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec)
-    wide = np.asarray(jax.jit(sharded)(x))
-    return np.split(wide, SHARDS, dim)
+    return np.split(np.asarray(jax.jit(sharded)(x)), 4, dim)
 
 
-@pytest.mark.parametrize("dim", [-2, -1, 2, 1])
-@pytest.mark.parametrize("width", [0, 1, 3, 5, 20])
-def test_neighbors_of_credits_arrays(width, dim):
-    """Every block is a contiguous part of the global array, padded with zeros."""
+def around(x, width, dim, *, periodic):
+    pads = [(width, width) if d == dim % x.ndim else (0, 0) for d in range(x.ndim)]
+    return np.pad(x, pads, "wrap" if periodic else "constant")
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+@pytest.mark.parametrize(
+    ("width", "dim"), [(0, -2), (1, -1), (3, 2), (5, 1), (20, -2), (25, -1)]
+)
+def test_neighbors_of_credits_arrays(width, dim, periodic):
+    """Every block is a contiguous part of the global array."""
     shape = [2, 1, 3, 3]
     shape[dim] = 12
     x = draw(shape)
-    pads = [(0, 0)] * 4
-    pads[dim] = (width, width)
-    padded = np.pad(x, pads)
-    for shard, block in enumerate(
-        blocks_of_halo_exchange(x, HaloExchange(width, dim), dim)
-    ):
+    exchange = HaloExchange(halo_width=width, dim=dim, periodic=periodic)
+    wide = around(x, width, dim, periodic=periodic)
+    for shard, block in enumerate(local_blocks(x, exchange, dim)):
         rows = range(3 * shard, 3 * shard + 3 + 2 * width)
-        assert np.array_equal(block, np.take(padded, rows, dim)), f"shard {shard}"
-
-
-@pytest.mark.parametrize("width", [1, 4, 25])
-def test_periodic(width):
-    x = draw((2, 3, 12, 2))
-    exchange = HaloExchange(width, periodic=True)
-    for shard, block in enumerate(blocks_of_halo_exchange(x, exchange)):
-        rows = np.arange(3 * shard - width, 3 * shard + 3 + width) % 12
-        assert np.array_equal(block, np.take(x, rows, -2)), f"shard {shard}"
+        assert np.array_equal(block, np.take(wide, rows, dim)), f"shard {shard}"
 
 
 @pytest.mark.parametrize("periodic", [False, True])
@@ -312,71 +373,32 @@ def test_what_follows_the_last_row_stands_behind_it(periodic):
     """10 rows in blocks of 3: the last block has one row and two rows of padding."""
     x = np.arange(1.0, 13.0, dtype=np.float32).reshape(12, 1)
     x[10:] = 1e6
-
-    def exchange(x):
-        return halo_exchange(x, 2, size=10, periodic=periodic)
-
-    last = blocks_of_halo_exchange(x, exchange)[-1][:, 0]
+    exchange = partial(halo_exchange, halo_width=2, size=10, periodic=periodic)
+    last = local_blocks(x, exchange)[-1][:, 0]
     beyond = [1, 2, 3, 4] if periodic else [0, 0, 0, 0]
     assert last.tolist() == [8, 9, 10, *beyond]
 
 
-def test_one_device_has_no_neighbors():
-    x = jnp.asarray(draw((1, 2, 5, 3)))
-    alone = halo_exchange(x, 2, axis=None)
-    assert np.array_equal(alone, np.pad(x, [(0, 0), (0, 0), (2, 2), (0, 0)]))
-    around = HaloExchange(2, axis=None, periodic=True)(x)
-    assert np.array_equal(around, np.pad(x, [(0, 0)] * 2 + [(2, 2), (0, 0)], "wrap"))
-
-
 @pytest.mark.parametrize("degrees", [{}, {"tp": 2}, None])
-def test_a_mesh_without_the_axis_has_no_neighbors(degrees):
+def test_one_shard_has_no_neighbors(degrees):
     """The same line as on a mesh with the axis: the identity with padding."""
     x = jnp.asarray(draw((1, 2, 5, 3)))
     exchange = HaloExchange(2)
     if degrees is not None:
         mesh = make_mesh(**degrees)
         exchange = jax.shard_map(exchange, mesh=mesh, in_specs=P(), out_specs=P())
-    assert np.array_equal(exchange(x), np.pad(x, [(0, 0)] * 2 + [(2, 2), (0, 0)]))
-
-
-def test_unknown_axes_are_refused():
-    with pytest.raises(ValueError, match="axis is 'rows'; expected an axis of the"):
-        HaloExchange(2, axis="rows")(jnp.asarray(draw((1, 2, 5, 3))))
+    for ours in (exchange, HaloExchange(2, axis=None)):
+        assert np.array_equal(ours(x), around(x, 2, -2, periodic=False))
+    turned = HaloExchange(2, axis=None, periodic=True)(x)
+    assert np.array_equal(turned, around(x, 2, -2, periodic=True))
 
 
 @pytest.mark.parametrize(("before", "after", "dim"), [(1, 2, -2), (0, 0, 3), (5, 0, 2)])
 def test_trim(before, after, dim):
     x = jnp.asarray(draw((1, 2, 5, 3)))
-    rows = range(before, x.shape[dim] - after)
-    assert np.array_equal(trim(x, before, after, dim), np.take(x, rows, dim))
-    assert np.array_equal(
-        HaloExchange.trim(x, before, after, dim), np.take(x, rows, dim)
-    )
-
-
-def test_what_cannot_be():
-    x = jnp.zeros((1, 2, 5, 3))
-    with pytest.raises(ValueError, match="halo_width is -1"):
-        halo_exchange(x, -1, axis=None)
-    with pytest.raises(ValueError, match="cannot trim 3 and 3 rows of 5"):
-        trim(x, 3, 3)
-    with pytest.raises(ValueError, match="cannot trim -1 and 0 rows of 5"):
-        trim(x, -1, 0)
-    with pytest.raises(ValueError, match=r"4 rows over 1 shards are blocks of 4"):
-        halo_exchange(x, 1, axis=None, size=4)
-    blocks_of_halo_exchange = block_layout(5)
-    turned = Field(
-        jnp.zeros((1, 5, 3, 2)), blocks_of_halo_exchange.with_rows([[4, 3, 2, 1, 0]], 5)
-    )
-    with pytest.raises(ValueError, match="not in equal blocks"):
-        halo_exchange(turned, 1)
-
-
-def test_the_settings_carry_credits_names():
-    exchange = HaloExchange(halo_width=2, dim=3)
-    assert (exchange.halo_width, exchange.dim) == (2, 3)
-    assert HaloExchange(2).dim == -2
+    rows = np.take(x, range(before, x.shape[dim] - after), dim)
+    for function in (trim, HaloExchange.trim):
+        assert np.array_equal(function(x, before, after, dim), rows)
 
 
 # Strips: whole windows on every shard, every point once, balanced.
