@@ -322,7 +322,8 @@ def test_draws_depend_on_key_and_position_alone(function):
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
 def test_share_of_dropped_elements(rate):
-    keep = np.asarray(jax.jit(keep_mask)(KEY, *positions(300, 400), rate))
+    run = jax.jit(lambda key: keep_mask(key, *positions(300, 400), rate))
+    keep = np.asarray(run(KEY))
     assert (keep[:5, :7] == keep_mask(KEY, *positions(5, 7), rate)).all()
     spread = np.sqrt(max(rate * (1 - rate), 1e-12) / keep.size)
     print(f"rate {rate}: dropped {1 - keep.mean():.4f}, standard error {spread:.4f}")
