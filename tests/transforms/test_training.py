@@ -91,10 +91,11 @@ def test_fixers_and_diagnostics_in_the_step(world, tmp_path, chain, num_steps):
     sharded = first_update(world, tmp_path, 4, chain, **steps)
     assert_close(sharded[0], serial[0], 1e-6, "loss on 4 shards")
     assert_trees_close(sharded[1], serial[1], 1e-5, "parameters after a step")
-    plain = first_update(world, tmp_path, 1, {}, **steps)
-    named = {"reconstruct": {"type": "reconstruct"}}
-    named = first_update(world, tmp_path, 1, named, **steps)
-    chex.assert_trees_all_equal(named, plain)  # named fields change no number
+    if num_steps == 1:  # named fields change no number
+        plain = first_update(world, tmp_path, 1, {})
+        named = {"reconstruct": {"type": "reconstruct"}}
+        named = first_update(world, tmp_path, 1, named)
+        chex.assert_trees_all_equal(named, plain)
     for name in ("mass", "sea_level"):
         less = {key: block for key, block in chain.items() if key != name}
         other, _ = first_update(world, tmp_path, 1, less, **steps)
