@@ -68,6 +68,23 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
+def run_python(
+    text: str, *arguments: str, cwd: Path = ROOT, **environ: str
+) -> tuple[int, str]:
+    """Runs a program in a process; returns its exit code and output."""
+    done = subprocess.run(
+        [sys.executable, "-c", text, *arguments],
+        cwd=cwd,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"} | environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    print(done.stdout[-3000:])
+    return done.returncode, done.stdout
+
+
 def run_program(module: str, *arguments: str) -> str:
     """Runs a program of the tests without run-time checks of annotations."""
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Fixtures: a small data set and a small model for whole runs."""
+"""Fixtures: a small data set and small models for whole runs."""
 
 import pytest
 
@@ -13,13 +13,16 @@ def world(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def tiny_model(monkeypatch):
+@pytest.fixture(scope="module")
+def tiny_model():
     """Registers `model.type: tiny`."""
     from credit_jax.models import registry
     from tests.training.tiny import Tiny, TinyConfig
 
-    monkeypatch.setitem(registry.MODELS, "tiny", registry.ModelEntry(TinyConfig, Tiny))
+    with pytest.MonkeyPatch.context() as patch:
+        entry = registry.ModelEntry(TinyConfig, Tiny)
+        patch.setitem(registry.MODELS, "tiny", entry)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

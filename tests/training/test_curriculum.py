@@ -1,11 +1,6 @@
 """Runs in stages: equal to runs by hand, resumed within a stage and at its border."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import chex
 import jax
@@ -13,17 +8,11 @@ import numpy as np
 import pytest
 
 from credit_jax.checkpoint import CheckpointStore
-from credit_jax.config import build_config
 from credit_jax.packages.package import base_of_run
-from credit_jax.plan import plan_run
-from credit_jax.training.loggers import read_log
-from credit_jax.training.loop import Outcome
 from credit_jax.training.records import read_records
-from credit_jax.training.setup import Setup, prepare
 from tests.support import assert_close
 from tests.training.test_base_weights import make_base
-from tests.training.test_loop import MESHES, Watched, go, terminate_before
-from tests.training.tiny import tiny_config
+from tests.training.test_loop import Watched, go, log_of, prepared, terminate_before
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
 
@@ -63,12 +52,9 @@ BY_HAND = [
 ]
 RUN = {"trainer__epochs": 3, "trainer__curriculum": STAGES}
 
-Make = Callable[..., Setup]
 
-
-@pytest.fixture
-def make(world: Path, tmp_path: Path) -> Make:
-    """Prepares a run: `make(mesh, stop, **changes)`.
+def staged(world, folder, mesh="one", stop=(-1, 0), **changes):
+    """Prepares a run of stages.
 
     SIGTERM comes before the update that begins after `stop[1]` micro-batches of the
     stage with the index `stop[0]`.
@@ -76,80 +62,62 @@ def make(world: Path, tmp_path: Path) -> Make:
     files = {"mean_path": f"{world}/mean.nc", "std_path": f"{world}/std.nc"}
     norm = {"type": "era5_normalizer", "args": {**files, "levels": [1, 3]}}
     named = {"type": "reconstruct", "args": {"detach": False}}
-
-    def make_it(
-        mesh: str = "one", stop: tuple[int, int] = (-1, 0), **changes: Any
-    ) -> Setup:
-        parallelism, num = MESHES[mesh]
-        size = 2 if mesh.startswith("dp2") else 4
-        run = {
-            "trainer__parallelism": parallelism,
-            "trainer__train_batch_size": size,
-            "trainer__valid_batch_size": size,
-            "validation_data__forecast_len": 2,
-            "postblocks": {"per_step": {"named": named, "norm": norm}},
-        }
-        config = build_config(tiny_config(world, tmp_path / "run", **run | changes))
-        setup = prepare(plan_run(config, num_devices=num), jax.devices()[:num])
-        stages = tuple(
-            Watched.of(stage, terminate_before(stop[1]) if index == stop[0] else None)
-            for index, stage in enumerate(setup.stages)
-        )
-        return dataclasses.replace(setup, stages=stages)
-
-    return make_it
+    run = {
+        "validation_data__forecast_len": 2,
+        "postblocks": {"per_step": {"named": named, "norm": norm}},
+    }
+    setup = prepared(world, folder / "run", mesh, **run | changes)
+    stages = tuple(
+        Watched.of(stage, terminate_before(stop[1]) if index == stop[0] else None)
+        for index, stage in enumerate(setup.stages)
+    )
+    return dataclasses.replace(setup, stages=stages)
 
 
-def records(folder: Path) -> list[dict[str, Any]]:
+@pytest.fixture
+def make(world, tmp_path):
+    """`make(mesh, stop, **changes)` prepares a run."""
+    return lambda *args, **changes: staged(world, tmp_path, *args, **changes)
+
+
+@pytest.fixture(scope="module")
+def straight(world, tiny_model, tmp_path_factory):
+    """Outcome, output and folder of a run of all stages that nothing disturbs."""
+    folder = tmp_path_factory.mktemp("stages")
+    return *go(staged(world, folder, **RUN), folder / "run"), folder / "run"
+
+
+def values(folder, name="loss"):
     lines = read_records(folder / "training_steps.jsonl")
-    return [line for line in lines if "event" not in line]
+    return [line[name] for line in lines if "event" not in line]
 
 
-def values(folder: Path, name: str = "loss") -> list[float]:
-    return [record[name] for record in records(folder)]
-
-
-def assert_same_states(ours: Outcome, theirs: Outcome) -> None:
+def assert_same_states(ours, theirs):
     """Compares weights, averages, and the moments of the optimizer."""
     for name in ("params", "ema", "opt_state", "model_state", "micro_step"):
         both = (getattr(outcome.state, name) for outcome in (ours, theirs))
         chex.assert_trees_all_equal(*map(jax.device_get, both))
 
 
-def halved(stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same stages with half as many samples a rank, for two ranks."""
-    size = "train_batch_size"
-    return [
-        {**stage, size: stage[size] // 2} if size in stage else stage
-        for stage in stages
-    ]
-
-
 @pytest.mark.slow
-def test_equals_runs_by_hand(make: Make, tmp_path: Path) -> None:
+def test_equals_runs_by_hand(make, straight, tmp_path):
     """Losses, rates, validation, weights, bit by bit."""
-    setup = make(**RUN)
-    outcome, text = go(setup, tmp_path / "run")
-    hand, changes = None, {}
+    outcome, text, folder = straight
+    changes, by_hand = {}, tmp_path / "hand"
     for number, run in enumerate(BY_HAND):
         changes |= run
-        hand, _ = go(make(**changes), tmp_path / "hand", resume=number > 0)
-    assert hand is not None
-    assert len(values(tmp_path / "run")) == 3 + 2 + 3
+        hand, _ = go(make(**changes), by_hand, resume=number > 0)
     for name in ("loss", "learning_rate", "grad_norm"):
-        ours, theirs = values(tmp_path / "run", name), values(tmp_path / "hand", name)
-        assert ours == theirs, name
+        assert values(folder, name) == values(by_hand, name), name
     assert_same_states(outcome, hand)
-    rows = read_log(tmp_path / "run" / "training_log.csv")
-    for row, other in zip(
-        rows, read_log(tmp_path / "hand" / "training_log.csv"), strict=True
-    ):
+    rows = log_of(folder)
+    for row, other in zip(rows, log_of(by_hand), strict=True):
         for name in ("train_loss", "valid_loss", "valid_rmse", "lr"):
             assert row[name] == other[name], name
     assert [row["stage"] for row in rows] == [1, 2, 3]
     assert [row["train_forecast_len"] for row in rows] == [1, 2, 3]
     assert [row["valid_forecast_len"] for row in rows] == [2, 2, 2]
-    assert values(tmp_path / "run", "stage") == [1] * 3 + [2] * 2 + [3] * 3
+    assert values(folder, "stage") == [1] * 3 + [2] * 2 + [3] * 3
     assert "stage 2/3, from update 4 to 5 updates: forecast_len 2, backprop" in text
     assert "epoch 2/3, stage 2/3 done" in text
 
@@ -160,64 +128,59 @@ def test_equals_runs_by_hand(make: Make, tmp_path: Path) -> None:
     [
         pytest.param("one", (1, 0), "one", id="within a stage"),
         pytest.param("one", (0, 2), "one", id="at its border"),
-        pytest.param(
-            "dp2_tp2_domain2", (1, 0), "domain4", id="on meshes with another dp"
-        ),
+        pytest.param("dp2_tp2_domain2", (1, 0), "domain4", id="on meshes of other dp"),
     ],
 )
-def test_resume(
-    first: str, stop: tuple[int, int], second: str, make: Make, tmp_path: Path
-) -> None:
+def test_resume(first, stop, second, make, straight, tmp_path):
     """A run that stops and goes on has the losses of one that does not."""
-    straight, _ = go(make(**RUN), tmp_path / "straight")
-    runs = {"one": RUN, "domain4": RUN}
-    runs["dp2_tp2_domain2"] = {**RUN, "trainer__curriculum": halved(STAGES)}
-    outcome, text = go(make(first, stop, **runs[first]), tmp_path / "run")
+    expected, _, theirs = straight
+    run, ours = dict(RUN), tmp_path / "run"
+    if first != "one":
+        # Two ranks with half as many samples each.
+        small = STAGES[1] | {"train_batch_size": STAGES[1]["train_batch_size"] // 2}
+        run["trainer__curriculum"] = [STAGES[0], small, STAGES[2]]
+    outcome, text = go(make(first, stop, **run), ours)
     assert outcome.reason == "SIGTERM", text
-    done = len(values(tmp_path / "run"))
+    done = len(values(ours))
     assert done == (4 if stop[0] else 3)
-    outcome, text = go(make(second, **runs[second]), tmp_path / "run", resume=True)
+    outcome, text = go(make(second, **RUN), ours, resume=True)
     assert outcome.reason == "finished", text
     assert f"stage 2/3, from update {done + 1} to 5 updates" in text
-    ours, theirs = (values(tmp_path / name) for name in ("run", "straight"))
     if first == second:
-        assert ours == theirs
-        assert_same_states(outcome, straight)
-    assert_close(ours, theirs, 1e-6, "losses")
+        assert values(ours) == values(theirs)
+        assert_same_states(outcome, expected)
+    assert_close(values(ours), values(theirs), 1e-6, "losses")
     for name in ("learning_rate", "stage"):
-        assert values(tmp_path / "run", name) == values(tmp_path / "straight", name)
-    rows = [read_log(tmp_path / n / "training_log.csv") for n in ("run", "straight")]
-    for row, other in zip(*rows, strict=True):
+        assert values(ours, name) == values(theirs, name)
+    for row, other in zip(log_of(ours), log_of(theirs), strict=True):
         assert_close(row["valid_loss"], other["valid_loss"], 1e-6, "valid_loss")
 
 
 @pytest.mark.slow
-def test_stages_of_a_base_with_adapters(
-    make: Make, world: Path, tmp_path: Path
-) -> None:
+def test_stages_of_a_base_with_adapters(make, world, tmp_path):
     """It goes on within a stage, bit by bit, and the frozen weights are the base's."""
     lora = {"rank": 1, "alpha": 2, "targets": ["dense/up", "dense/down"]}
     section = {"from": str(make_base(world, tmp_path / "base")), "lora": lora}
     run = {**RUN, "trainer__finetune": section | {"train": ["dense/bias"]}}
-    setup = make(**run)
+    setup, folder = make(**run), tmp_path / "run"
     base = base_of_run(setup.plan.config)
-    assert base is not None
     before, _ = base.weights_for(setup.model.model_def, None)
     straight, _ = go(setup, tmp_path / "straight", base=base)
-    stopped, text = go(make("one", (1, 0), **run), tmp_path / "run", base=base)
-    assert stopped.reason == "SIGTERM", text
-    assert len(values(tmp_path / "run")) == 4
-    outcome, text = go(make(**run), tmp_path / "run", resume=True)
+    stopped, text = go(make("one", (1, 0), **run), folder, base=base)
+    assert (stopped.reason, len(values(folder))) == ("SIGTERM", 4), text
+    outcome, text = go(make(**run), folder, resume=True)
     assert "stage 2/3, from update 5 to 5 updates" in text
-    assert values(tmp_path / "run") == values(tmp_path / "straight")
+    assert values(folder) == values(tmp_path / "straight")
     assert_same_states(outcome, straight)
     for path, value in outcome.state.params.items():
         assert np.array_equal(value, before[path]) == (path in lora["targets"]), path
 
 
 @pytest.mark.slow
-def test_schedules(make: Make, tmp_path: Path) -> None:
+def test_schedules(make, tmp_path):
     """That of the run counts from its start, those of stages from theirs."""
+    warmup = {"warmup_steps": 4, "total_steps": 9}
+    warmup |= {"scheduler_type": "linear-warmup-cosine"}
     stages = [
         {"until": "2 epochs"},
         {"until": "3 epochs", "train_batch_size": 2},
@@ -226,13 +189,7 @@ def test_schedules(make: Make, tmp_path: Path) -> None:
             "learning_rate": 2e-3,
             "scheduler": {"scheduler_type": "cosine-annealing", "T_max": 2},
         },
-        {
-            "scheduler": {
-                "scheduler_type": "linear-warmup-cosine",
-                "warmup_steps": 4,
-                "total_steps": 9,
-            }
-        },
+        {"scheduler": warmup},
     ]
     run = {
         "trainer__batches_per_epoch": 2,
@@ -245,7 +202,7 @@ def test_schedules(make: Make, tmp_path: Path) -> None:
     expected = [1e-3 * np.cos(np.pi * epoch / 8) ** 2 for epoch in (0, 0, 1, 1, 2, 2)]
     expected += [2e-3, 2e-3, 1e-3, 1e-3, 0, 5e-4]
     assert_close(values(tmp_path / "run", "learning_rate"), expected, 1e-6, "rates")
-    rows = read_log(tmp_path / "run" / "training_log.csv")
+    rows = log_of(tmp_path / "run")
     assert [row["stage"] for row in rows] == [1, 1, 2, 3, 3, 4]
     logged = [*expected[:10:2], 1e-3]  # CREDIT logs the rate of the next batch
     assert_close([row["lr"] for row in rows], logged, 1e-6, "logged rates")
@@ -260,7 +217,7 @@ def test_schedules(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rate_of_the_run_goes_on(make: Make, tmp_path: Path) -> None:
+def test_a_rate_of_the_run_goes_on(make, tmp_path):
     """A stage begins at its rate; one without keeps that which plateau lowered."""
     stages = [
         {"until": "2 epochs"},
@@ -285,18 +242,16 @@ def test_a_rate_of_the_run_goes_on(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_records_of_several_updates_end_with_a_stage(
-    make: Make, tmp_path: Path
-) -> None:
+def test_records_of_several_updates_end_with_a_stage(make, tmp_path):
     run = {"trainer__log_every_steps": 2, "trainer__epochs": 2}
     stages = [{"until": 3}, {"train_batch_size": 2}]
     few = {"trainer__batches_per_epoch": 3, "trainer__skip_validation": True}
     go(make(**run, **few, trainer__curriculum=stages), tmp_path / "run")
-    lines = [(r["step"], r["stage"]) for r in records(tmp_path / "run")]
-    assert lines == [(2, 1), (3, 1), (5, 2)]
+    assert values(tmp_path / "run", "step") == [2, 3, 5]
+    assert values(tmp_path / "run", "stage") == [1, 1, 2]
 
 
-def test_each_stage_reads_its_window(make: Make) -> None:
+def test_each_stage_reads_its_window(make):
     setup = make(**RUN)
     assert [len(s.train_loader.dataset) for s in setup.stages] == [32, 31, 30]
     for stage, steps in zip(setup.stages, (1, 2, 3), strict=True):
@@ -306,7 +261,7 @@ def test_each_stage_reads_its_window(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_notes_on_stages_that_are_not_reached(make: Make) -> None:
+def test_notes_on_stages_that_are_not_reached(make):
     setup = make(**RUN | {"trainer__epochs": 1})
     lines = [line for line in setup.plan.notes if "curriculum" in line]
     assert [line[:60] for line in lines] == [

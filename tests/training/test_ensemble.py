@@ -42,8 +42,6 @@ MESHES: dict[str, dict[str, int]] = {
     "one": {},
     "domain4": {"domain": 4},
     "dp2_tp2_domain2": {"dp": 2, "tp": 2, "domain": 2},
-}
-SHARED = {
     "dp2_domain2": {"dp": 2, "domain": 2},
     "dp4_domain2": {"dp": 4, "domain": 2},
 }
@@ -51,7 +49,7 @@ SHARED = {
 
 @cache
 def model_on(mesh: str) -> ParallelModel:
-    return toy_model(model_def=NOISY, **{**MESHES, **SHARED}[mesh])
+    return toy_model(model_def=NOISY, **MESHES[mesh])
 
 
 @cache
@@ -64,13 +62,12 @@ def batch_of(num_steps: int) -> dict[str, Any]:
         return rng.normal(size=shape).astype(np.float32)
 
     x = field(7, 1)
-    batch = {"x": x, "y": field(6, num_steps)}
-    if num_steps == 1:
-        return batch
-    forcing = {"S": {"S/dynamic_forcing/2d/tsi": field(1, num_steps - 1)}}
-    return {**batch, "static": {"S": {"S/static/2d/LSM": x[:, :, 5:6]}}} | {
-        "forcing": forcing
-    }
+    batch: dict[str, Any] = {"x": x, "y": field(6, num_steps)}
+    if num_steps > 1:
+        later = field(1, num_steps - 1)
+        batch["static"] = {"S": {"S/static/2d/LSM": x[:, :, 5:6]}}
+        batch["forcing"] = {"S": {"S/dynamic_forcing/2d/tsi": later}}
+    return batch
 
 
 def ours(
@@ -175,41 +172,35 @@ def credit_criterion(name: str) -> Any:
     ]
 
 
-@pytest.mark.slow(but=["KCRPS-2-dp2_tp2_domain2", "mse-1-one"])
-@pytest.mark.parametrize(
-    ("name", "num_steps", "mesh"),
-    [
-        *(("KCRPS", steps, mesh) for steps in (1, 2) for mesh in MESHES),
-        ("almost-fair-crps", 1, "one"),
-        ("mse", 1, "one"),
-    ],
-)
+# Loss, steps, mesh, members, and those of each rank where ranks share their samples, as
+# in CREDIT's CRPS training; otherwise every rank has different samples.
+SHARED = [[(i * 2 + r) * 2 + m for i in (0, 1) for m in (0, 1)] for r in (0, 1)]
+TRAINED = {
+    **{
+        f"KCRPS-{steps}-{mesh}": ("KCRPS", steps, mesh, MEMBERS, None)
+        for steps in (1, 2)
+        for mesh in ("one", "domain4", "dp2_tp2_domain2")
+    },
+    "almost-fair-crps": ("almost-fair-crps", 1, "one", MEMBERS, None),
+    "mse": ("mse", 1, "one", MEMBERS, None),
+    "shared": ("KCRPS", 1, "dp2_domain2", 2, SHARED),
+}
+
+
+@pytest.mark.slow(but=["KCRPS-2-dp2_tp2_domain2", "mse", "shared"])
+@pytest.mark.parametrize("case", TRAINED)
 @pytest.mark.usefixtures("credit")
-def test_members_beside_each_other(name: str, num_steps: int, mesh: str) -> None:
-    """Every rank has different samples; results are equal on every mesh."""
+def test_members(case: str) -> None:
+    """Results are equal on every mesh."""
+    name, num_steps, mesh, members, shared = TRAINED[case]
     value, std, grads, state = ours(
-        mesh, name, num_steps, members=MEMBERS, shared=False
+        mesh, name, num_steps, members=members, shared=shared is not None
     )
-    numbers = [*range(BATCH * MEMBERS)]
-    expected, spread, gradient = in_torch(
-        credit_criterion(name), state, num_steps, [numbers], MEMBERS
-    )
-    what = f"{name}, {num_steps} steps on {mesh}"
-    assert_close(value, expected, VALUE, f"{what}: loss")
-    assert_close(std, spread, VALUE, f"{what}: spread")
-    assert_trees_close(grads, gradient, GRADIENT, f"{what}: gradient")
-
-
-@pytest.mark.usefixtures("credit")
-def test_ranks_share_their_samples() -> None:
-    """As in CREDIT's CRPS training: equal samples on all ranks, different members."""
-    name = "KCRPS"
-    value, std, grads, state = ours("dp2_domain2", name, 1, members=2, shared=True)
-    ranks = [[(i * 2 + r) * 2 + m for i in (0, 1) for m in (0, 1)] for r in (0, 1)]
-    expected, spread, gradient = in_torch(credit_criterion(name), state, 1, ranks, 2)
-    assert_close(value, expected, VALUE, f"{name} of two ranks: loss")
-    assert_close(std, spread, VALUE, f"{name} of two ranks: spread")
-    assert_trees_close(grads, gradient, GRADIENT, f"{name} of two ranks: gradient")
+    ranks, criterion = shared or [[*range(BATCH * members)]], credit_criterion(name)
+    expected, spread, gradient = in_torch(criterion, state, num_steps, ranks, members)
+    assert_close(value, expected, VALUE, f"{case}: loss")
+    assert_close(std, spread, VALUE, f"{case}: spread")
+    assert_trees_close(grads, gradient, GRADIENT, f"{case}: gradient")
 
 
 @pytest.mark.slow

@@ -1,17 +1,16 @@
 """The end of an epoch, averages, reports, and what a run restores."""
 
-import io
 import json
 import logging
 import math
 import shutil
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
-from rich.console import Console
 
 from credit_jax.checkpoint import PlateauState, Progress
 from credit_jax.config import ConfigError, build_config, parse
@@ -28,7 +27,6 @@ from credit_jax.nn.parameters import (
 )
 from credit_jax.packages.package import restore
 from credit_jax.plan.run_record import RunRecord
-from credit_jax.training.display import Display
 from credit_jax.training.epoch_end import plateau_after
 from credit_jax.training.loop import Outcome
 from credit_jax.training.setup import Setup
@@ -36,15 +34,16 @@ from credit_jax.training.state import effective_decay, update_ema
 from tests.cli.test_predict import AVERAGED, expected, run, x
 from tests.data.world import EXACT
 from tests.extensions.plots.synthetic import make_scores
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
 from tests.support import assert_close
 from tests.support.configs import plan_problems
 from tests.training.tiny import tiny_config
 
 __all__ = ["run", "x"]
-
-
+CASES = Cases("epoch_end")
 BASE = 2e-3
-CASES = {
+PLATEAUS = {
     "defaults": {},
     "impatient": {"patience": 0, "factor": 0.5},
     "cooldown": {"patience": 1, "cooldown": 3, "factor": 0.7},
@@ -64,12 +63,12 @@ def metrics() -> list[float]:
     return [*values[:30], math.nan, math.inf, -0.2, *values[30:]]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PLATEAUS)
 def test_equals_credit(name, credit):
     import torch
     from credit.scheduler import load_scheduler
 
-    section = {"scheduler_type": "plateau", **CASES[name]}
+    section = {"scheduler_type": "plateau", **PLATEAUS[name]}
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=BASE)
     theirs = load_scheduler(
         optimizer, {"trainer": {"use_scheduler": True, "scheduler": dict(section)}}
@@ -95,20 +94,10 @@ def test_equals_credit(name, credit):
     assert len(rates) > 1, "the rate must change"
 
 
-def test_wrong_settings_are_named():
-    for setting, message in (
-        ({"factor": 1.0}, "factor: must be less than 1"),
-        ({"mode": "least"}, "mode: must be one of 'min' or 'max'"),
-        ({"epsilon": 1e-8}, "epsilon: unknown key"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            parse(PlateauConfig, {"scheduler_type": "plateau", **setting})
-
-
 # The moving average against CREDIT's EMATracker.
 
 
-def test_equals_credit_ema(credit, rng):
+def test_average_equals_that_of_credit(credit, rng):
     import torch
     from credit.trainers.base_trainer import EMATracker
 
@@ -158,37 +147,24 @@ def test_running_statistics_are_averaged_as_credit_averages_them(credit, rng):
 def test_decay_ramps_up_to_its_limit():
     decays = [float(effective_decay(jnp.int32(s), 0.9999)) for s in (1, 10, 10**6)]
     assert np.allclose(decays, [2 / 11, 11 / 20, 0.9999], rtol=1e-6)
-
-
-def test_low_precision_parameters_are_averaged_in_float32():
-    ema = {"w": jnp.ones(2, jnp.float32)}
-    new = update_ema(ema, {"w": jnp.zeros(2, jnp.bfloat16)}, jnp.int32(1), 0.5)
-    assert new["w"].dtype == jnp.float32
+    # Of parameters in low precision, too, the average is in float32.
+    ema, low = {"w": jnp.ones(2, jnp.float32)}, {"w": jnp.zeros(2, jnp.bfloat16)}
+    assert update_ema(ema, low, jnp.int32(1), 0.5)["w"].dtype == jnp.float32
 
 
 # The end of a run without scores, and losses; with scores: tests/cli/test_train.py.
 
 
-@pytest.fixture
-def told(tmp_path):
-    """`told()` -> the output of `report_scores` for an empty run folder."""
-
-    def call():
-        stream = io.StringIO()
-        display = Display(Console(file=stream, width=500))
-        setup, outcome = object.__new__(Setup), object.__new__(Outcome)
-        report.report_scores(setup, tmp_path, outcome, display)
-        return stream.getvalue()
-
-    return call
-
-
-def test_a_run_that_cannot_forecast_says_why_and_ends_well(told, monkeypatch, tmp_path):
+def test_a_run_that_cannot_forecast_says_why_and_ends_well(monkeypatch, tmp_path):
     def refuse(setup):
         raise ConfigError(["data.source: no times"], "this forecast cannot start")
 
     monkeypatch.setattr(report, "plan_held_out", refuse)
-    text = told()
+    said = []
+    display = SimpleNamespace(message=said.append)
+    setup, outcome = object.__new__(Setup), object.__new__(Outcome)
+    report.report_scores(setup, tmp_path, outcome, display)
+    text = "".join(said)
     assert text.startswith("No scores: ")
     assert "data.source: no times" in text
     assert not any(tmp_path.iterdir())
@@ -239,13 +215,13 @@ def test_nothing_is_printed_or_logged(folder, make_mesh, caplog, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_another_config_is_refused_as_in_forecasts(folder, make_mesh, monkeypatch):
+@CASES.case
+def another_config(run, folder, make_mesh, monkeypatch):
     config = read_yaml(folder / "model.yml")
     recorded = {**config, "data": {**config["data"], "timestep": "12h"}}
     record = RunRecord.of(recorded, "checkpoint 2", forecasts=True)
     monkeypatch.setattr("credit_jax.checkpoint.run.RunArtifact.record", record)
-    with pytest.raises(ConfigError, match=r"data.timestep \('12h' there, '6h' here"):
-        restore(folder, make_mesh())
+    return lambda: restore(folder, make_mesh())
 
 
 def test_options_are_those_of_build_parallel_model(folder, make_mesh):
@@ -254,27 +230,28 @@ def test_options_are_those_of_build_parallel_model(folder, make_mesh):
     assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(params))
 
 
-def test_what_is_missing_is_named(folder, tmp_path, make_mesh):
-    with pytest.raises(FileNotFoundError, match=r"model\.yml"):
-        restore(tmp_path / "nothing", make_mesh())
-    (tmp_path / "empty").mkdir()
-    shutil.copyfile(folder / "model.yml", tmp_path / "empty/model.yml")
-    with pytest.raises(FileNotFoundError, match="there is no checkpoint in"):
-        restore(tmp_path / "empty", make_mesh())
+CASES.call(
+    "no run", lambda tmp_path, make_mesh: restore(tmp_path / "none", make_mesh())
+)
+
+
+@CASES.case
+def no_checkpoint(run, tmp_path, make_mesh):
+    shutil.copyfile(run[0], tmp_path / "model.yml")
+    return lambda: restore(tmp_path, make_mesh())
 
 
 # Variances of tendencies: fitted by `preprocess`, read by the loss, against numpy.
 
 
 @pytest.fixture
-def config(world, tmp_path):
+def config(world, tmp_path, tiny_model):
     """Returns a config whose loss has weights by tendency."""
     named = {"loss__tendency_weights": str(tmp_path / "tendencies.json")}
     few = {"trainer__batches_per_epoch": 0}
     return build_config(tiny_config(world, tmp_path / "run", **EXACT, **named, **few))
 
 
-@pytest.mark.usefixtures("tiny_model")
 def test_fit_and_weights(config, world, tmp_path):
     """They are numpy's on the same files, and the weights of the loss."""
     missing = plan_problems(config)
@@ -304,33 +281,19 @@ def test_fit_and_weights(config, world, tmp_path):
         fit_scalers(config)
 
 
-@pytest.mark.usefixtures("tiny_model")
-@pytest.mark.slow(
-    but=[
-        "[1, 2]-is no file of tendencies that preprocess writes",
-        "{}-has the variances of other variables",
-    ]
-)
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[1, 2]", "is no file of tendencies that preprocess writes"),
-        ("{", "is no file of tendencies that preprocess writes"),
-        ('{"ERA5/prognostic/3d/U": [1, 2, 3]}', "has the variances of other variables"),
-        ('{"ERA5/prognostic/3d/V": [1, 2]}', "has the variances of other variables"),
-        ('{"ERA5/prognostic/3d/U": [1, 0]}', "has the variances of other variables"),
-        ("{}", "has the variances of other variables"),
-    ],
-)
-def test_other_files(text, message, config, tmp_path):
+def tendencies(text, config, tmp_path):
     (tmp_path / "tendencies.json").write_text(text)
-    (problem,) = plan_problems(config)
-    assert problem.startswith("loss.tendency_weights: ")
-    assert message in problem
+    return lambda: list(plan_problems(config))
 
 
-@pytest.mark.usefixtures("tiny_model")
-def test_not_with_type_base(world, tmp_path):
+CASES.rows(
+    tendencies,
+    *("[1, 2]", "{", "{}", '{"ERA5/prognostic/3d/U": [1, 2, 3]}'),
+    *('{"ERA5/prognostic/3d/V": [1, 2]}', '{"ERA5/prognostic/3d/U": [1, 0]}'),
+)
+
+
+@CASES.case
+def not_with_type_base(world, tmp_path, tiny_model):
     loss = {"type": "base", "tendency_weights": "t.json"}
-    with pytest.raises(ConfigError, match="type: base scores physical units"):
-        build_config(tiny_config(world, tmp_path / "run", loss=loss))
+    return lambda: build_config(tiny_config(world, tmp_path / "run", loss=loss))

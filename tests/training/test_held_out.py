@@ -39,10 +39,11 @@ def scored(setup, folder):
         return scores, kept.load()
 
 
-def weighted_rmse(error, latitude):
-    """Returns the weighted RMSE (channel,) over samples and the globe."""
-    weights = latitude_weights(latitude)[:, None]
-    return np.sqrt((np.square(error) * weights).mean(axis=(0, 2, 3)))
+@pytest.fixture(scope="module")
+def five_days(world, tiny_model, tmp_path_factory):
+    """The scores and the stored forecast of the default length, and the setup."""
+    setup = setup_of(world, tmp_path_factory.mktemp("days"), length=None)
+    return *scored(setup, tmp_path_factory.mktemp("days") / "f"), setup
 
 
 @pytest.mark.slow
@@ -76,7 +77,8 @@ def test_errors_of_one_step(world, tmp_path, monkeypatch):
     assert sorted(labels) == sorted(scores["channel"].values)
     assert [key.rsplit("/", 1)[1] for key in places] == ["U", "T", "SP", "TP"]
     for name, error in expected.items():
-        found = weighted_rmse(error, loader.latitude)
+        weights = latitude_weights(loader.latitude)[:, None]
+        found = np.sqrt((np.square(error) * weights).mean(axis=(0, 2, 3)))
         assert_close(rmse.sel(system=name, channel=labels).values, found, 1e-5, name)
 
 
@@ -94,9 +96,8 @@ def climatology(world, starts):
 
 
 @pytest.mark.slow
-def test_five_days_and_what_is_kept(world, tmp_path):
-    setup = setup_of(world, tmp_path, length=None)
-    scores, kept = scored(setup, tmp_path / "f")
+def test_five_days_and_what_is_kept(five_days):
+    scores, kept, setup = five_days
     leads = scores["prediction_timedelta"] / HOUR
     # The held-out period has five days; forecasts are as long as it allows.
     assert leads.values.tolist() == [6.0 * step for step in range(1, leads.size + 1)]
@@ -122,14 +123,11 @@ def test_forecasts_of_others_are_not_removed(world, tmp_path):
     assert [*tmp_path.glob("f_*")] == [aside]
 
 
-def test_forecasts_are_as_long_as_those_of_the_config(world, tmp_path):
+def test_start_dates_are_thinned_out_and_steps_fitted(world, tmp_path, monkeypatch):
+    """Forecasts are as long as those of the config, or as the period allows."""
     for length, steps in {"12h": 2, None: 16}.items():
         schedule = plan_held_out(setup_of(world, tmp_path, length=length)).plan.schedule
-        assert schedule.num_steps == steps
-        assert len(schedule.starts) == 17 - steps
-
-
-def test_start_dates_are_thinned_out_and_steps_fitted(world, tmp_path, monkeypatch):
+        assert (schedule.num_steps, len(schedule.starts)) == (steps, 17 - steps)
     dataset = setup_of(world, tmp_path).valid_loader.dataset
     starts, steps = held_out_starts(dataset, 4)
     assert steps == 4
@@ -139,16 +137,7 @@ def test_start_dates_are_thinned_out_and_steps_fitted(world, tmp_path, monkeypat
     monkeypatch.setattr(held_out, "MAX_STARTS", 5)
     starts, _ = held_out_starts(dataset, 1)
     assert len(starts) == 5
-    assert starts[0] == dataset.starts[0]
-    assert starts[-1] == dataset.starts[-1]
-
-
-def change(folder, year, how):
-    """Changes a file of a data set."""
-    path = folder / f"w_{year}.nc"
-    with xr.open_dataset(path) as fields:
-        fields = how(fields.load())
-    fields.to_netcdf(path)
+    assert np.array_equal(starts[[0, -1]], dataset.starts[[0, -1]])
 
 
 @pytest.mark.slow
@@ -156,13 +145,12 @@ def test_what_cannot_be_used_is_left_out_and_counted(world, tmp_path, monkeypatc
     """A held-out field has NaN, a held-out time and two of the training are missing."""
     folder = tmp_path / "damaged"
     shutil.copytree(world, folder)
+    path = folder / "w_2000.nc"
     lost = np.array(["2000-01-02", "2000-01-03T06", "2000-01-08T12"], "datetime64[ns]")
 
-    def damage(fields):
-        fields["SP"].loc["2000-01-07"][0, 2] = np.nan
-        return fields.sel(time=~np.isin(fields["time"], lost))
-
-    change(folder, 2000, damage)
+    fields = xr.load_dataset(path)
+    fields["SP"].loc["2000-01-07"][0, 2] = np.nan
+    fields.sel(time=~np.isin(fields["time"], lost)).to_netcdf(path)
     setup = setup_of(folder, tmp_path, data__on_bad_sample="skip")
     made = plan_held_out(setup)
     # One-step forecasts from each time and to it.
@@ -185,8 +173,7 @@ def test_what_cannot_be_used_is_left_out_and_counted(world, tmp_path, monkeypatc
 
 
 def test_no_start_date_can_be_used(world, tmp_path):
-    shutil.copytree(world, tmp_path / "damaged")
-    setup = setup_of(tmp_path / "damaged", tmp_path, data__on_bad_sample="skip")
+    setup = setup_of(world, tmp_path, data__on_bad_sample="skip")
     setup.valid_loader.bad.update(dict.fromkeys(range(20), "SP has NaN"))
     with pytest.raises(ValueError, match=r"16 of 16 start dates .*first: SP has NaN"):
         plan_held_out(setup)
@@ -209,12 +196,10 @@ def test_renamed_variables_are_scored_by_their_new_names(world, tmp_path):
     old = ["T1", "T4.6", "TP", "SP"]
     ours, theirs = scores.sel(channel=labels), plain.sel(channel=old)
     systems = ["persistence", "climatology"]
-    for name in ("rmse", "acc"):
-        own, other = (x[name].sel(system=systems).values for x in (ours, theirs))
-        assert np.array_equal(own, other, equal_nan=True), name
     # Fresh weights depend on the channels alone, whose order is the same.
-    own, other = (x["rmse"].sel(system="forecast").values for x in (ours, theirs))
-    assert np.array_equal(own, other, equal_nan=True)
+    for name, of in (("rmse", systems), ("acc", systems), ("rmse", "forecast")):
+        own, other = (x[name].sel(system=of).values for x in (ours, theirs))
+        assert np.array_equal(own, other, equal_nan=True), name
 
 
 @pytest.mark.slow
@@ -225,8 +210,10 @@ def test_renamed_variables_are_scored_by_their_new_names(world, tmp_path):
         ({"data": "ddp", "tensor": 2, "domain": 2}, 8),
     ],
 )
-def test_every_mesh_has_the_same_scores(world, tmp_path, parallelism, num_devices):
-    one, kept = scored(setup_of(world, tmp_path, length=None), tmp_path / "one")
+def test_every_mesh_has_the_same_scores(
+    world, five_days, tmp_path, parallelism, num_devices
+):
+    one, kept, _ = five_days
     changes = {"trainer__parallelism": parallelism, "trainer__valid_batch_size": 3}
     setup = setup_of(world, tmp_path, num_devices, length=None, **changes)
     other, others = scored(setup, tmp_path / "other")

@@ -24,13 +24,17 @@ from credit_jax.training.optimizer import INITIAL_SCALE, LossScale, adamw
 from credit_jax.training.restore import RunStore
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
-from tests.models.cases import CASES
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
+from tests.models.cases import CASES as MODELS
 from tests.support import assert_close
+from tests.training.toy_runs import mse
 
+CASES = Cases("policies")
 # Spectral norm, whose vectors are far from converged in the first steps; two blocks in
 # stage 2, so that a policy can treat them differently; no features without policies.
 BLOCK = {
-    **CASES["wxformer plain"].block,
+    **MODELS["wxformer plain"].block,
     "depth": [0, 0, 2, 0],
     "cross_embed_kernel_sizes": [[4, 8], [2], [2], [2]],
 }
@@ -57,15 +61,11 @@ def _build(
     model = build_parallel_model(BLOCK, mesh, **policies)
     optimizer = adamw(weight_decay=1e-3, max_norm=1.0)
     rate = optax.constant_schedule(1e-3)
-    train = make_train_step(model, optimizer, _mse, schedule=rate)
+    train = make_train_step(model, optimizer, mse, schedule=rate)
     step = compile_program(train, mesh, donate_argnums=0)
     start = partial(init_state, model, optimizer)
     key = jax.random.key(0)
     return model, step, jax.eval_shape(start, key) if shapes_only else start(key)
-
-
-def _mse(tree: Any, context: Any) -> Any:
-    return context.mean((tree["y_pred"] - tree["y"]) ** 2)
 
 
 def _batches(model: Any) -> list[Any]:
@@ -98,58 +98,39 @@ def _one_device() -> tuple[np.ndarray, np.ndarray, int]:
 
 
 # Together every mode, and blocks that are gathered again with blocks that are kept. The
-# defaults are those of the other tests of training on meshes.
-POLICIES = [
-    {"ac_mode": "full", "reshard_after_forward": 2, "keep_whole": ("head/*",)},
-    {"ac_mode": "selective", "reshard_after_forward": True},
-    {"ac_mode": "none", "reshard_after_forward": False},
+# defaults are those of the other tests of training on meshes. Then parameters split
+# over the domain axis only; within their dp_shard shard; and where neither degree
+# divides most of them.
+OVER_DOMAIN = {"over_domain": True, "min_shard_size": 16}
+POLICIES: list[tuple[dict[str, int], dict[str, Any]]] = [
+    (HSDP, {"ac_mode": "full", "reshard_after_forward": 2, "keep_whole": ("head/*",)}),
+    (HSDP, {"ac_mode": "selective", "reshard_after_forward": True}),
+    (HSDP, {"ac_mode": "none", "reshard_after_forward": False}),
+    ({"domain": 4}, OVER_DOMAIN),
+    ({"dp_shard": 2, "tp": 2, "domain": 2}, OVER_DOMAIN),
+    ({"domain": 3}, OVER_DOMAIN),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "policy",
-    POLICIES,
-    ids=lambda p: "-".join(map(str, p.values())),
-)
-def test_hsdp_under_every_policy_learns_what_one_device_learns(policy: Any) -> None:
-    losses, norms, _ = _curve(HSDP, **policy)
-    expected, expected_norms, _ = _one_device()
-    assert expected[-1] < expected[0], "nothing was learned"
-    assert_close(losses, expected, LOSS, f"losses of {policy}")
-    assert_close(norms, expected_norms, NORM, f"gradient norms of {policy}")
-
-
-# Parameters split over the domain axis only; within their dp_shard shard; and where
-# neither degree divides most of them.
-OVER_DOMAIN = [
-    {"domain": 4},
-    {"dp_shard": 2, "tp": 2, "domain": 2},
-    {"domain": 3},
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("degrees", OVER_DOMAIN, ids=str)
-def test_parameters_over_domain_learn_what_one_device_learns(
-    degrees: dict[str, int],
-) -> None:
-    policy: dict[str, Any] = {"over_domain": True, "min_shard_size": 16}
-    model, *_ = _build(degrees, shapes_only=True, **policy)
-    specs = packed_specs(model)
-    split = [path for path, s in specs.items() if "domain" in str(s)]
-    assert len(split) >= len(specs) / 2, "most parameters are split"
+@pytest.mark.parametrize(("degrees", "policy"), POLICIES, ids=str)
+def test_every_policy_learns_what_one_device_learns(degrees: Any, policy: Any) -> None:
+    if policy is OVER_DOMAIN:
+        specs = packed_specs(_build(degrees, shapes_only=True, **policy)[0])
+        split = [path for path, s in specs.items() if "domain" in str(s)]
+        assert len(split) >= len(specs) / 2, "most parameters are split"
     losses, norms, _ = _curve(degrees, **policy)
     expected, expected_norms, _ = _one_device()
-    assert_close(losses, expected, LOSS, f"losses of {degrees} over domain")
-    assert_close(norms, expected_norms, NORM, f"gradient norms of {degrees}")
+    assert expected[-1] < expected[0], "nothing was learned"
+    assert_close(losses, expected, LOSS, f"losses of {degrees}, {policy}")
+    assert_close(norms, expected_norms, NORM, f"gradient norms of {degrees}, {policy}")
 
 
 @pytest.mark.slow
 def test_checkpoints_know_nothing_of_parameters_over_domain(tmp_path: Any) -> None:
     """Saved with parameters split over domain, restored without, and the reverse."""
-    degrees, policy = {"domain": 4}, {"over_domain": True, "min_shard_size": 16}
-    (model, _, shared), (_, _, alone) = _build(degrees, **policy), _build({})
+    model, _, shared = _build({"domain": 4}, **OVER_DOMAIN)
+    alone = _build({})[2]
     runs = RunStore(CheckpointStore(tmp_path), model.model_def.param_specs)
     for step, (written, like) in enumerate([(shared, alone), (alone, shared)]):
         runs.save(step, written, Progress())
@@ -193,21 +174,15 @@ def _gathers(**policies: Any) -> int:
 
 
 @pytest.mark.slow
-def test_a_number_of_blocks_stays_gathered() -> None:
+def test_gathers_of_blocks_and_of_parameters_that_stay() -> None:
     """The more blocks stay gathered, the fewer gathers there are."""
     counts = [_gathers(reshard_after_forward=n) for n in (True, 5, False)]
     print("gathers", counts)
     again, five, kept = counts
     assert again > five > kept
-
-
-@pytest.mark.slow
-def test_parameters_that_stay_whole_are_not_gathered() -> None:
-    everything = _gathers(min_shard_size=10**9)
+    assert _gathers(min_shard_size=10**9) == 0, "nothing is split"
     some = _gathers(keep_whole=("stages/*",), reshard_after_forward=False)
-    assert everything == 0, "nothing is split"
-    assert some > 0, "decoder and head are still split"
-    assert some < 20, f"{some} gathers, though the stages stay whole"
+    assert 0 < some < 20, "decoder and head are split, the stages stay whole"
 
 
 def _types(text: str, collective: str) -> list[str]:
@@ -266,9 +241,6 @@ def test_a_fresh_state_is_made_in_shards() -> None:
     # Values are drawn for all shards of a device at once.
     assert largest <= local < total / 4
     assert "all-gather" not in text
-
-
-# ------------------------------------------------------------- float16
 
 
 def test_loss_scale_follows_that_of_torch(torch: Any) -> None:
@@ -335,28 +307,12 @@ def test_float16_trains_near_float32(float16: Any) -> None:
     assert_close(np.asarray(losses), _one_device()[0], 2e-3, "float16 losses")
 
 
-# ---------------------------------------------------------- mistakes of users
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"ac_mode": "some"}, "'some'; expected one of none, full, selective"),
-        ({"reshard_after_forward": -1}, "reshard_after_forward is -1"),
-        ({"keep_whole": ("nowhere/*",)}, "'nowhere/*', which matches no parameter"),
-    ],
+CASES.rows(
+    lambda **policy: lambda: _build({}, **policy),
+    {"ac_mode": "some"},
+    {"reshard_after_forward": -1},
+    {"keep_whole": ("nowhere/*",)},
 )
-def test_policies_that_do_not_exist(arguments: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=r".") as error:
-        _build({}, **arguments)
-    assert words in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["float8", "int8"])
-def test_unknown_dtypes(name: str) -> None:
-    with pytest.raises(ValueError, match=f"'{name}'; expected one of float32"):
-        default_mp_policy(name)
-    with pytest.raises(ValueError, match=f"'{name}'"):
-        Precision.of(name)
-    with pytest.raises(ValueError, match=f"'{name}'; expected one of highest, high"):
-        default_mp_policy(matmul_precision=name)
+for name in ("float8", "int8"):
+    CASES.rows(default_mp_policy, {"param_dtype": name}, {"matmul_precision": name})
+    CASES.rows(Precision.of, name)

@@ -1,23 +1,19 @@
-"""Runs of several processes: flags, agreement, faults."""
+"""Runs of several processes: agreement, faults."""
 
 from __future__ import annotations
 
-import csv
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 import pytest
 import xarray as xr
-import yaml
 
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.checkpoint.run import open_run
@@ -28,32 +24,39 @@ from credit_jax.io.folder_lock import NAME, folder_lock
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.parallel.processes.watch import RESUME
+from credit_jax.training.loggers import read_log
 from credit_jax.training.loop import TIME_COLUMNS, SaveSchedule
 from credit_jax.training.signals import Agreement
 from tests.data.world import MODEL
-from tests.reference.training import GEN2_CONFIG
-from tests.support import assert_close, make_mesh
-from tests.support.processes import PROGRAM, on_processes, outputs, start_processes
-from tests.support.processes import ROOT as ROOT_of_faults
-from tests.training.credit_trajectory import assert_follows
-from tests.training.flags_process import Results, Task
+from tests.support import make_mesh
+from tests.support.processes import (
+    PROGRAM,
+    on_processes,
+    outputs,
+    run_python,
+    start_processes,
+)
 from tests.training.tiny import Tiny, TinyConfig, tiny_config, write_yaml
 
-MESHES: dict[str, dict[str, Any]] = {
-    "domain": {"data": "none", "tensor": 1, "domain": 2},
-    "tensor and fsdp": {"data": "fsdp2", "tensor": 2, "domain": 1},
+pytestmark = pytest.mark.usefixtures("tiny_model")
+# Degrees of data, tensor and domain, devices, and numbers of processes.
+MESHES = {
+    "domain": (("none", 1, 2), 2, (2,)),
+    "tensor and fsdp": (("fsdp2", 2, 1), 4, (2,)),
+    "2x2x2": (("fsdp2", 2, 2), 8, (2, 4)),
 }
 
 
-def config(world: Path, folder: Path, parallelism: dict[str, Any]) -> str:
-    num = 2 if parallelism["data"] == "none" else 4
-    samples = 4 if parallelism["data"] == "none" else 2
+def config(world: Path, folder: Path, mesh: str) -> str:
+    degrees, num, _ = MESHES[mesh]
     mapping = tiny_config(
         world,
         folder / "run",
-        trainer__parallelism=parallelism,
+        trainer__parallelism=dict(
+            zip(("data", "tensor", "domain"), degrees, strict=True)
+        ),
         trainer__num_devices=num,
-        trainer__train_batch_size=samples,
+        trainer__train_batch_size=4 if degrees[0] == "none" else 2,
         trainer__batches_per_epoch=7,
         trainer__epochs=1,
         trainer__save_every_minutes=1e-9,
@@ -63,8 +66,7 @@ def config(world: Path, folder: Path, parallelism: dict[str, Any]) -> str:
 
 
 def rows(folder: Path) -> list[dict[str, float]]:
-    with (folder / "run" / "training_log.csv").open() as file:
-        return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+    return read_log(folder / "run" / "training_log.csv")
 
 
 def weights(folder: Path) -> np.ndarray:
@@ -80,8 +82,8 @@ def late(
     world: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """Two processes of a run, of which one is late."""
-    mesh = {"data": "fsdp2", "tensor": 2, "domain": 1}
-    path = config(world, tmp_path_factory.mktemp("runs") / "late", mesh)
+    folder = tmp_path_factory.mktemp("runs") / "late"
+    path = config(world, folder, "tensor and fsdp")
     processes = start_processes(2, "tests.training.late_process", "--config", path)
     yield processes
     for process in processes:
@@ -96,54 +98,34 @@ def late_meanwhile(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("late")
 
 
-@pytest.mark.usefixtures("tiny_model")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MESHES)
-def test_two_processes_train_as_one(world: Path, tmp_path: Path, name: str) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    assert main(["--config", config(world, one, MESHES[name]), "--cache", "none"]) == 0
-    texts = on_processes(
-        2, "credit_jax.cli.train", "--config", config(world, two, MESHES[name])
-    )
-    own = {"domain": "1 device", "tensor and fsdp": "2 devices"}[name]
-    for number, text in enumerate(texts):
-        assert f"process {number} of 2 on " in text
-        assert f", {own}, started by the command line, coordinator 127." in text
-    assert "simulated CPU devices" in texts[0]
-    assert "epoch" not in texts[1], "process 0 alone speaks of the run"
-    assert "Scores: " in texts[0]
-    scores = [
-        read_scores(folder / "run" / "scores").drop_attrs() for folder in (one, two)
-    ]
-    xr.testing.assert_identical(*scores)
-    (expected,), (found,) = rows(one), rows(two)
-    for key in ("train_loss", "valid_loss", "valid_rmse"):
-        assert found[key] == expected[key], f"{name}: {key}"
-    np.testing.assert_array_equal(weights(two), weights(one), f"{name}: weights")
-    # Both processes follow the clock of one, a few updates later.
-    assert len(CheckpointStore(two / "run").steps()) > 1
-
-
-@pytest.mark.usefixtures("tiny_model")
-@pytest.mark.slow
-def test_one_two_and_four_processes_train_alike(world: Path, tmp_path: Path) -> None:
+def test_processes_train_as_one(world: Path, tmp_path: Path, name: str) -> None:
     """Each axis is within a process or spans several, depending on their number."""
-    parallelism = {"data": "fsdp2", "tensor": 2, "domain": 2}
-    folders = {count: tmp_path / str(count) for count in (1, 2, 4)}
-    for count, folder in folders.items():
-        path = config(world, folder, parallelism)
-        options = ("--config", path, "--set", "trainer.num_devices=8")
-        on_processes(count, "credit_jax.cli.train", *options)
-    (expected,), whole = rows(folders[1]), weights(folders[1])
-    for count in (2, 4):
-        (found,) = rows(folders[count])
-        same = expected.keys() - TIME_COLUMNS
-        assert {"train_loss", "valid_loss", "valid_rmse"} <= {*same}
-        assert {k: found[k] for k in same} == {k: expected[k] for k in same}, count
-        np.testing.assert_array_equal(weights(folders[count]), whole, str(count))
+    one, (_, num, counts) = tmp_path / "one", MESHES[name]
+    assert main(["--config", config(world, one, name), "--cache", "none"]) == 0
+    for count in counts:
+        many = tmp_path / str(count)
+        path = config(world, many, name)
+        texts = on_processes(count, "credit_jax.cli.train", "--config", path)
+        own = f"{num // count} device{'s' * (num > count)}"
+        for number, text in enumerate(texts):
+            assert f"process {number} of {count} on " in text
+            assert f", {own}, started by the command line, coordinator 127." in text
+        assert "simulated CPU devices" in texts[0]
+        assert "epoch" not in texts[1], "process 0 alone speaks of the run"
+        assert "Scores: " in texts[0]
+        scores = (read_scores(f / "run" / "scores").drop_attrs() for f in (one, many))
+        xr.testing.assert_identical(*scores)
+        (expected,), (found,) = rows(one), rows(many)
+        names = expected.keys() - TIME_COLUMNS
+        assert {"train_loss", "valid_loss", "valid_rmse"} <= names
+        assert {k: found[k] for k in names} == {k: expected[k] for k in names}
+        np.testing.assert_array_equal(weights(many), weights(one), name)
+        # All processes follow the clock of one, a few updates later.
+        assert len(CheckpointStore(many / "run").steps()) > 1
 
 
-@pytest.mark.usefixtures("tiny_model")
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [1, 0])
 def test_a_killed_process_of_a_run(world: Path, tmp_path: Path, killed: int) -> None:
@@ -175,7 +157,6 @@ def test_a_killed_process_of_a_run(world: Path, tmp_path: Path, killed: int) -> 
     assert "Traceback" not in text
 
 
-@pytest.mark.usefixtures("tiny_model")
 @pytest.mark.slow
 def test_a_process_may_be_late(late: list[subprocess.Popen[str]]) -> None:
     """By more than gloo waits, where it compiles and where it reads."""
@@ -188,77 +169,6 @@ def test_a_process_may_be_late(late: list[subprocess.Popen[str]]) -> None:
     ]
 
 
-# Models and training against CREDIT, with the compiler flags of `credit_jax.train`.
-#
-# The other tests run with XLA's optimizations disabled (`tests/conftest.py`).
-
-
-# Ten times the measured differences.
-FORWARD, GRADIENT = 6e-6, 8e-6
-ROOT = Path(__file__).parents[2]
-# Not by `python -m`, which would pickle classes of the module as those of `__main__`.
-PROCESS = (
-    "import sys; from tests.training.flags_process import main; main(*sys.argv[1:])"
-)
-
-
-@pytest.mark.slow
-def test_wxformer_equals_credit_with_trainings_own_flags(
-    credit: Any, credit_run: Any, tmp_path: Path
-) -> None:
-    """Forward, gradients and 20 training steps on dp 2 x tp 2 x domain 2."""
-    folder, run = credit_run
-    _compare(credit, GEN2_CONFIG, run, tmp_path, folder)
-
-
-@pytest.mark.slow
-def test_crossformer_equals_credit_with_trainings_own_flags(
-    credit: Any, tmp_path: Path
-) -> None:
-    """The same with another run of CREDIT."""
-    config = yaml.safe_load(GEN2_CONFIG.read_text())
-    config["model"]["type"] = "crossformer"
-    path = tmp_path / "model.yml"
-    path.write_text(yaml.safe_dump(config, sort_keys=False))
-    credit.write_dataset(tmp_path)
-    run = credit.credit_train(path, tmp_path)
-    _compare(credit, path, run, tmp_path, tmp_path)
-
-
-def _compare(credit: Any, path: Path, run: Any, folder: Path, data: Path) -> None:
-    """Compares both passes and the steps of a config with CREDIT's run of it."""
-    block = yaml.safe_load(path.read_text())["model"]
-    kind, case = block["type"], credit.credit_case(block, seed=3)
-    results = _run(Task(path, run, case), folder, data)
-    assert "disable_loop_unrolling" in results.flags, "the flags of training"
-    assert "optimization_level" not in results.flags, "not those of the tests"
-    assert_close(results.y, case.y, FORWARD, f"{kind}: forward")
-    assert_close(results.loss, case.loss, FORWARD, f"{kind}: loss")
-    ours, theirs = (
-        np.concatenate([gradients[key].ravel() for key in case.gradients])
-        for gradients in (results.gradients, case.gradients)
-    )
-    assert_close(ours, theirs, GRADIENT, f"{kind}: gradient of all parameters")
-    assert_follows(results.trajectory, run, path, kind)
-
-
-def _run(task: Task, folder: Path, data: Path) -> Results:
-    """Runs the task in a process without the tests' flags, in the folder `data`."""
-    given, out = folder / "task.pickle", folder / "results.pickle"
-    given.write_bytes(pickle.dumps(task))
-    done = subprocess.run(
-        [sys.executable, "-c", PROCESS, str(given), str(out)],
-        cwd=data,
-        env=os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    return pickle.loads(out.read_bytes())
-
-
 NUM_STEPS = 60
 
 
@@ -267,7 +177,6 @@ class Store:
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
-        self.reads = 0
 
     def key_value_set(self, key: str, value: str) -> None:
         if key in self.values:
@@ -275,7 +184,6 @@ class Store:
         self.values[key] = value
 
     def key_value_try_get(self, key: str) -> str:
-        self.reads += 1
         if key not in self.values:
             raise RuntimeError(f"NOT_FOUND: {key}")
         return self.values[key]
@@ -315,17 +223,12 @@ def test_all_do_it_at_the_same_step(seed: int) -> None:
     assert one[0][0] <= 7 + 2 + 4, "soon"
 
 
-def test_nothing_is_wanted() -> None:
+def test_agreements_of_none_one_and_none_left() -> None:
     assert decisions({}, 0) == [[], [], []]
+    alone = Agreement(0, 1, lambda: pytest.fail("there is no store"))
+    assert alone.reached(1, None) is None
+    assert alone.reached(2, "save") == "save"
 
-
-def test_a_process_alone_asks_nobody() -> None:
-    agreement = Agreement(0, 1, lambda: pytest.fail("there is no store"))
-    assert agreement.reached(1, None) is None
-    assert agreement.reached(2, "save") == "save"
-
-
-def test_an_error_of_the_store_is_one() -> None:
     class Broken(Store):
         def key_value_try_get(self, key: str) -> str:
             raise RuntimeError("UNAVAILABLE: the coordinator is gone")
@@ -400,16 +303,7 @@ assert libc.prctl(22, 2, filters, 0, 0) == 0  # PR_SET_SECCOMP
 def train(config: str, *flags: str, fault: str = "") -> tuple[int, str]:
     """Runs `train` in a subprocess; returns its exit code and output."""
     options = ["--config", config, "--cache", "none", "--devices", "1", *flags]
-    done = subprocess.run(
-        [sys.executable, "-c", fault + PROGRAM, "credit_jax.cli.train", *options],
-        cwd=ROOT_of_faults,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout
+    return run_python(fault + PROGRAM, "credit_jax.cli.train", *options)
 
 
 @pytest.mark.slow
@@ -419,7 +313,6 @@ def test_a_full_disk_and_a_second_run(world: Path, tmp_path: Path) -> None:
     mapping = tiny_config(world, folder, trainer__epochs=3)
     config = write_yaml(tmp_path / "config.yml", mapping)
     code, text = train(config, fault=FULL_DISK)
-    print(text)
     assert code == FAILED
     assert text.count("error: ") == 1
     assert "could not be written: File too large" in text.replace("\n", " ")
@@ -495,7 +388,6 @@ def test_a_run_without_locks_saves_and_warns(world: Path, tmp_path: Path) -> Non
     mapping = tiny_config(world, tmp_path / "run", trainer__epochs=2)
     config = write_yaml(tmp_path / "config.yml", mapping)
     code, text = train(config, fault=NO_LOCKS)
-    print(text)
     assert code == 0
     assert 0 < text.index("has no locks") < text.index("epoch 1/2")
     store = CheckpointStore(tmp_path / "run")

@@ -44,102 +44,81 @@ from tests.training.toy_runs import (
     toy_model,
 )
 
-MESHES = pytest.mark.parametrize(
-    "degrees", [{}, {"dp": 2, "tp": 2, "domain": 2}], ids=["one", "2x2x2"]
-)
+EIGHT = {"dp": 2, "tp": 2, "domain": 2}
+MESHES = {"one": {}, "fsdp4": {"dp": 4}, "2x2x2": EIGHT}
+FROZEN = "dense/up"
+FREEZING = replace(MODEL_DEF, frozen=frozenset({FROZEN}))
 
 
-def _made(degrees: dict[str, int]) -> tuple[ParallelModel, Any, TrainState]:
+def _made(mesh: str, model_def: ModelDef = MODEL_DEF) -> tuple[ParallelModel, Any, Any]:
     """Returns the tiny model, its step with all options, and a fresh state."""
-    model = toy_model(**degrees)
+    model = toy_model(model_def=model_def, **MESHES[mesh])
     optimizer = adamw(weight_decay=0.1, max_norm=1.0)
     rate = optax.linear_schedule(1e-2, 1e-3, 10)
     step = make_train_step(model, optimizer, mse, schedule=rate, ema_decay=0.9)
     return model, step, init_state(model, optimizer, jax.random.key(0), ema=True)
 
 
-def _two_calls(step: Any, state: TrainState, batches: Any) -> Any:
-    state, first = step(state, batches[0])
-    state, second = step(state, batches[1])
-    return state, jnp.stack([first["loss"], second["loss"]])
-
-
 @pytest.mark.slow(but=["2x2x2"])
-@MESHES
-def test_two_steps_in_a_users_jit_are_two_calls(degrees: dict[str, int]) -> None:
-    model, step, state = _made(degrees)
+@pytest.mark.parametrize("mesh", ["one", "2x2x2"])
+def test_steps_in_a_users_jit(mesh: str) -> None:
+    """Two steps equal two calls, a scan them, and an evaluation itself.
+
+    The scan is on one device, as XLA on CPU cannot run collectives in loops safely.
+    """
+    model, step, state = _made(mesh)
     batches = toy_batches(model, 2)
-    expected = _two_calls(step, state, batches)
-    assert int(state.micro_step) == 0, "the state that is passed in stays"
-    both = jax.jit(lambda state, batches: _two_calls(step, state, batches))
-    _assert_same(both(state, batches), expected)
 
+    def two_calls(state: TrainState, batches: Any) -> Any:
+        state, first = step(state, batches[0])
+        state, second = step(state, batches[1])
+        return state, jnp.stack([first["loss"], second["loss"]])
 
-def test_a_scan_over_batches() -> None:
-    """On one device, as XLA on CPU cannot run collectives in loops safely."""
-    model, step, state = _made({})
-    batches = toy_batches(model, 2)
-    expected = _two_calls(step, state, batches)
-    stacked = jax.tree.map(lambda *each: jnp.stack(each), *batches)
-
-    @jax.jit
-    def epoch(state: TrainState, batches: Any) -> Any:
+    def scanned(state: TrainState, batches: Any) -> Any:
         def body(state: TrainState, batch: Any) -> Any:
             state, info = step(state, batch)
             return state, info["loss"]
 
-        return jax.lax.scan(body, state, batches)
+        return jax.lax.scan(
+            body, state, jax.tree.map(lambda *x: jnp.stack(x), *batches)
+        )
 
-    _assert_same(epoch(state, stacked), expected)
-
-
-def _assert_same(actual: Any, expected: Any) -> None:
-    (state, losses), (other, other_losses) = actual, expected
-    assert int(state.update_step) == int(state.micro_step) == 2
-    assert_close(losses, other_losses, 1e-6, "losses")
-    assert_trees_close(state.params, other.params, 1e-6, "parameters")
-    assert_trees_close(state.ema, other.ema, 1e-6, "average")
-
-
-@MESHES
-def test_an_evaluation_step_in_a_users_jit(degrees: dict[str, int]) -> None:
-    model, _, state = _made(degrees)
+    expected, losses = two_calls(state, batches)
+    assert int(state.micro_step) == 0, "the state that is passed in stays"
+    for function in (two_calls, *([scanned] if mesh == "one" else [])):
+        actual, found = jax.jit(function)(state, batches)
+        assert int(actual.update_step) == int(actual.micro_step) == 2
+        assert_close(found, losses, 1e-6, "losses")
+        assert_trees_close(actual.params, expected.params, 1e-6, "parameters")
+        assert_trees_close(actual.ema, expected.ema, 1e-6, "average")
     evaluate = make_eval_step(model, lambda *args: {"loss": mse(*args)})
-    batch = {name: array[0] for name, array in toy_batches(model, 1)[0].items()}
-    alone = evaluate(state.params, state.model_state, batch)["loss"]
-    twice = jax.jit(lambda *args: 2 * evaluate(*args)["loss"])
-    total = twice(state.params, state.model_state, batch)
-    assert np.isclose(float(total), 2 * float(alone), rtol=1e-6)
-
-
-FROZEN = "dense/up"
-FREEZING = pytest.mark.parametrize(
-    "degrees",
-    [{}, {"dp": 4}, {"dp": 2, "tp": 2, "domain": 2}],
-    ids=["one", "fsdp4", "2x2x2"],
-)
-
-
-def _gradient(degrees: dict[str, int], definition: Any) -> tuple[Any, Any, Any]:
-    """Returns the norm and the gradient of a step by path, and the state after it."""
-    model = toy_model(model_def=definition, **degrees)
-    optimizer = optax.trace(decay=0.0)
-    step = make_train_step(model, optimizer, mse)
-    state = init_state(model, optimizer, jax.random.key(0))
-    state, info = step(state, toy_batches(model, 1)[0])
-    grads = optax.tree.get(state.opt_state, "trace")
-    return jax.device_get((info["grad_norm"], grads, state.model_state))
+    arguments = (
+        state.params,
+        state.model_state,
+        {k: x[0] for k, x in batches[0].items()},
+    )
+    twice = jax.jit(lambda *args: 2 * evaluate(*args)["loss"])(*arguments)
+    alone = evaluate(*arguments)["loss"]
+    assert np.isclose(float(twice), 2 * float(alone), rtol=1e-6)
 
 
 @pytest.mark.slow(but=["2x2x2"])
-@FREEZING
-def test_what_is_not_frozen_has_the_gradient_of_one_device(
-    degrees: dict[str, int],
-) -> None:
+@pytest.mark.parametrize("mesh", MESHES)
+def test_what_is_not_frozen_has_the_gradient_of_one_device(mesh: str) -> None:
     """The norm that clips is that of these gradients alone."""
-    frozen = replace(MODEL_DEF, frozen=frozenset({FROZEN}))
-    norm, grads, _ = _gradient(degrees, frozen)
-    one_norm, one, _ = _gradient({}, frozen)
+
+    def gradient(mesh: str) -> tuple[Any, Any]:
+        model, optimizer = (
+            toy_model(model_def=FREEZING, **MESHES[mesh]),
+            optax.trace(0.0),
+        )
+        step = make_train_step(model, optimizer, mse)
+        state = init_state(model, optimizer, jax.random.key(0))
+        state, info = step(state, toy_batches(model, 1)[0])
+        return jax.device_get((info["grad_norm"], state.opt_state.trace))
+
+    norm, grads = gradient(mesh)
+    one_norm, one = gradient("one")
     assert grads.keys() == MODEL_DEF.param_specs.keys() - {FROZEN}
     assert_trees_close(grads, one, 1e-6, "gradients")
     assert_close(norm, one_norm, 1e-6, "norm")
@@ -148,16 +127,10 @@ def test_what_is_not_frozen_has_the_gradient_of_one_device(
 
 
 @pytest.mark.slow(but=["2x2x2"])
-@FREEZING
-def test_frozen_parameters_keep_their_bits(degrees: dict[str, int]) -> None:
+@pytest.mark.parametrize("mesh", MESHES)
+def test_frozen_parameters_keep_their_bits(mesh: str) -> None:
     """And what the forward pass takes of them: W divided by the same sigma."""
-    model = toy_model(
-        model_def=replace(MODEL_DEF, frozen=frozenset({FROZEN})), **degrees
-    )
-    optimizer = adamw(weight_decay=0.1, max_norm=1.0)
-    rate = optax.constant_schedule(1e-2)
-    step = make_train_step(model, optimizer, mse, schedule=rate, ema_decay=0.9)
-    first = init_state(model, optimizer, jax.random.key(0), ema=True)
+    model, step, first = _made(mesh, FREEZING)
     state = first
     for batch in toy_batches(model, 2):
         state, _ = step(state, batch)
@@ -177,25 +150,18 @@ def test_frozen_parameters_keep_their_bits(degrees: dict[str, int]) -> None:
 
 def test_frozen_parameters_take_no_memory_beside_their_own() -> None:
     """The compiled step has no moments, average and gradient of them."""
-
-    def sizes(definition: Any) -> tuple[int, int]:
-        model = toy_model(model_def=definition)
-        optimizer = adamw(weight_decay=0.1, max_norm=1.0)
-        rate = optax.constant_schedule(1e-2)
-        step = make_train_step(model, optimizer, mse, schedule=rate, ema_decay=0.9)
-        state = init_state(model, optimizer, jax.random.key(0), ema=True)
-        memory = step.lower(state, toy_batches(model, 1)[0]).compile()
-        analysis = memory.memory_analysis()
-        return analysis.argument_size_in_bytes, analysis.output_size_in_bytes
-
-    (whole, updated), (less, less_updated) = (
-        sizes(d) for d in (MODEL_DEF, replace(MODEL_DEF, frozen=frozenset({FROZEN})))
-    )
+    sizes = []
+    for model_def in (MODEL_DEF, FREEZING):
+        model, step, state = _made("one", model_def)
+        compiled = step.lower(state, toy_batches(model, 1)[0]).compile()
+        memory = compiled.memory_analysis()
+        sizes.append((memory.argument_size_in_bytes, memory.output_size_in_bytes))
+    less, less_updated = (whole - part for whole, part in zip(*sizes, strict=True))
     spec = MODEL_DEF.param_specs[FROZEN]
     moments_and_average = 3 * 4 * spec.size
     # The stored v is read, which a power iteration computes anew.
-    assert whole - less == moments_and_average - 4 * spec.shape[0]
-    assert updated - less_updated >= moments_and_average
+    assert less == moments_and_average - 4 * spec.shape[0]
+    assert less_updated >= moments_and_average
 
 
 # Training on forecasts of several steps against CREDIT's own trainer.
@@ -204,13 +170,25 @@ def test_frozen_parameters_take_no_memory_beside_their_own() -> None:
 NUM_UPDATES = 6
 # Ten times the measured differences.
 LOSS, NORM, VALIDATION, CHANGE = 1e-6, 3e-6, 1e-6, 1e-2
-CASES = {
-    "two steps": {"forecast_len": 2},
-    "the second of two steps": {"forecast_len": 2, "backprop_on_timestep": [2]},
-    "the first and the last of three steps": {
-        "forecast_len": 3,
-        "backprop_on_timestep": [1, 3],
-    },
+LEARNABLE = {"var_weighting": "learnable", "scaler_path": "./scaler.json"}
+# A rate that CREDIT's schedule does not change.
+RESTARTS = {
+    **{"scheduler_type": "cosine-annealing-restarts", "first_cycle_steps": 8},
+    **{"max_lr": 1e-3, "min_lr": 1e-5, "warmup_steps": 2},
+}
+# Data, trainer and loss sections.
+CASES: dict[str, tuple[dict[str, Any], ...]] = {
+    "two steps": ({"forecast_len": 2},),
+    "the second of two steps": ({"forecast_len": 2, "backprop_on_timestep": [2]},),
+    "the first and the last of three steps": (
+        {"forecast_len": 3, "backprop_on_timestep": [1, 3]},
+    ),
+    # Of the first step CREDIT detaches the scored prediction, and fails.
+    "learned variances": (
+        {"forecast_len": 2, "backprop_on_timestep": [2]},
+        {"scheduler": RESTARTS, "learning_rate": 0.05, "weight_decay": 0.01},
+        {"type": "base", "args": LEARNABLE},
+    ),
 }
 ONE_DEVICE = {"data": "none", "tensor": 1, "domain": 1}
 MESH = {"data": "fsdp2", "tensor": 2, "domain": 2}
@@ -226,21 +204,19 @@ def folder(credit: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_config(
-    folder: Path, data: dict[str, Any], trainer: Any = (), **sections: Any
+    folder: Path, data: dict[str, Any], trainer: Any = (), loss: Any = None
 ) -> Path:
     """Writes a case's YAML, which scales before and unscales after each step."""
-    raw = yaml.safe_load(GEN2_CONFIG.read_text()) | sections
+    raw = yaml.safe_load(GEN2_CONFIG.read_text())
+    raw |= {"loss": loss} if loss else {}
     raw["data"] |= data
     raw["trainer"] |= {"batches_per_epoch": NUM_UPDATES} | dict(trainer)
     raw["postblocks"]["per_step"]["reconstruct"]["args"]["detach"] = False
     scaler, inverse, inverse_twin = scaler_blocks()
     raw["preblocks"] = {"per_step": {"scaler": scaler, "concat": {"type": "concat"}}}
     twin = raw["postblocks"]["per_step"].pop("reconstruct_target")
-    raw["postblocks"]["per_step"] |= {
-        "scaler": inverse,
-        "twin": twin,
-        "scaler_twin": inverse_twin,
-    }
+    blocks = {"scaler": inverse, "twin": twin, "scaler_twin": inverse_twin}
+    raw["postblocks"]["per_step"] |= blocks
     path = folder / "case.yml"
     path.write_text(yaml.safe_dump(raw, sort_keys=False))
     return path
@@ -251,69 +227,32 @@ def write_config(
 def test_trains_as_credit(
     credit: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    """The log has losses of single variables; validation the initial variances."""
     from credit_jax.models.conversion import from_state_dict
 
     monkeypatch.chdir(folder)
-    path = write_config(folder, CASES[name])
+    path, learned = write_config(folder, *CASES[name]), name == "learned variances"
     run = credit.credit_train(path, folder)
     logged = read_log(folder / "run" / "training_log.csv")[-1]
-    scores = [f"train_{name}" for name in ("rmse", "r2score")]
-    ways = {"one device": ONE_DEVICE}
-    if name == "two steps":
-        ways["dp 2 x tp 2 x domain 2"] = MESH
-    for where, degrees in ways.items():
+    scores = dict.fromkeys(("train_rmse", "train_r2score"), VALIDATION)
+    if learned:
+        scores = dict.fromkeys((n for n in logged if "loss_var/" in n), 3e-6)
+        assert len(scores) == 2 * len(SCALED)
+    valid = logged["valid_loss"] if learned else run.valid_loss[0]
+    for degrees in (ONE_DEVICE, *([MESH] if name == "two steps" else [])):
         setup = prepare_on(path, degrees)
         start = from_state_dict(setup.model.model_def, run.initial)
         losses, norms, log, params = train(setup, start, run)
-        what = f"{name}, {where}"
+        what = f"{name}, {degrees}"
         assert_close(losses, run.loss, LOSS, f"{what}: losses")
         assert_close(norms, run.gradient_norm, NORM, f"{what}: gradient norms")
-        for score in scores:
-            assert_close(log[score], logged[score], VALIDATION, f"{what}: {score}")
-        valid = log["valid_loss"]
-        assert_close(valid, run.valid_loss[0], VALIDATION, f"{what}: validation")
+        for score, bound in scores.items():
+            assert_close(log[score], logged[score], bound, f"{what}: {score}")
+        bound = 3e-6 if learned else VALIDATION
+        assert_close(log["valid_loss"], valid, bound, f"{what}: validation")
         final, _ = from_state_dict(setup.model.model_def, run.final)
         moved, should = (_change(end, start[0]) for end in (params, final))
         assert_close(moved, should, CHANGE, f"{what}: change of the parameters")
-
-
-@pytest.mark.slow
-def test_learned_variances_train_as_credit(
-    credit: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`var_weighting: learnable` with a rate that CREDIT's schedule does not change.
-
-    The log contains losses of single variables; validation uses the initial variances.
-    """
-    from credit_jax.models.conversion import from_state_dict
-
-    monkeypatch.chdir(folder)
-    scheduler = {
-        "scheduler_type": "cosine-annealing-restarts",
-        "first_cycle_steps": 8,
-        "max_lr": 1e-3,
-        "min_lr": 1e-5,
-        "warmup_steps": 2,
-    }
-    trainer = {"scheduler": scheduler, "learning_rate": 0.05, "weight_decay": 0.01}
-    args = {"var_weighting": "learnable", "scaler_path": "./scaler.json"}
-    # At the first step CREDIT detaches the scored prediction, and fails.
-    data = {"forecast_len": 2, "backprop_on_timestep": [2]}
-    path = write_config(folder, data, trainer, loss={"type": "base", "args": args})
-    run = credit.credit_train(path, folder)
-    theirs = read_log(folder / "run" / "training_log.csv")[-1]
-    setup = prepare_on(path, ONE_DEVICE)
-    start = from_state_dict(setup.model.model_def, run.initial)
-    losses, norms, log, params = train(setup, start, run)
-    assert_close(losses, run.loss, LOSS, "learnable: losses")
-    assert_close(norms, run.gradient_norm, NORM, "learnable: gradient norms")
-    parts = [name for name in theirs if "loss_var/" in name]
-    assert len(parts) == 2 * len(SCALED)
-    for name in (*parts, "valid_loss"):
-        assert_close(log[name], theirs[name], 3e-6, f"learnable: {name}")
-    final, _ = from_state_dict(setup.model.model_def, run.final)
-    moved, should = (_change(end, start[0]) for end in (params, final))
-    assert_close(moved, should, CHANGE, "learnable: change of the parameters")
 
 
 def prepare_on(path: Path, degrees: dict[str, Any]) -> Setup:
@@ -328,7 +267,6 @@ def prepare_on(path: Path, degrees: dict[str, Any]) -> Setup:
 
 def train(setup: Setup, start: Any, run: Any) -> Any:
     """Returns losses, gradient norms, the row of the log and the final parameters."""
-
     state = start_of(setup, start)
     steps, losses, norms, log = setup.steps(), [], [], defaultdict(list)
     batches = setup.train_loader.epoch(0)
@@ -364,7 +302,6 @@ def _change(end: dict[str, Any], start: dict[str, Any]) -> np.ndarray:
 
 
 VALUE, GRADIENT = 1e-6, 2e-6
-MESH_FULL_BACKPROP = {"dp": 2, "tp": 2, "domain": 2}
 PLAIN = ModelDef(CONFIG.model_copy(update={"use_spectral_norm": False}), Tiny)
 PREDICTED = {"T": slice(0, 2), "U": slice(2, 4), "SP": slice(4, 5)}
 INPUT = {
@@ -451,8 +388,8 @@ def test_is_that_of_the_forecast_written_out(counts: tuple[int, ...]) -> None:
     assert_trees_close(grads, gradient, GRADIENT, f"gradient of steps {counts}")
 
 
-@pytest.mark.slow(but=[f"full-{MESH_FULL_BACKPROP}", f"truncated-{MESH_FULL_BACKPROP}"])
-@pytest.mark.parametrize("degrees", [{"domain": 2}, MESH_FULL_BACKPROP], ids=str)
+@pytest.mark.slow(but=[f"full-{EIGHT}", f"truncated-{EIGHT}"])
+@pytest.mark.parametrize("degrees", [{"domain": 2}, EIGHT], ids=str)
 @pytest.mark.parametrize("backprop", ["full", "truncated"])
 def test_is_the_same_on_meshes(degrees: dict[str, int], backprop: str) -> None:
     rollout = rollout_of(3, mode=backprop)
@@ -481,7 +418,7 @@ def test_weights_of_steps(backprop: str) -> None:
     ]
     loss = 0.5 * alone[0][0] + 2.0 * alone[1][0]
     gradient = jax.tree.map(lambda a, b: 0.5 * a + 2.0 * b, *(g for _, g in alone))
-    for degrees in ({}, MESH_FULL_BACKPROP):
+    for degrees in ({}, EIGHT):
         rollout = rollout_of(3, mode=backprop, weights=weights)
         value, grads = gradient_of(3, rollout, **degrees)
         assert_close(value, loss, VALUE, f"{backprop}, {degrees}: loss")

@@ -1,25 +1,23 @@
 """The commands sensitivity and optimize-ic."""
 
-import csv
 import warnings
 from contextlib import chdir
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 import yaml
 
-from credit_jax.cli.commands import DIVERGED, OK, USER_ERROR
+from credit_jax.cli.commands import DIVERGED, OK
 from credit_jax.config import build_config
 from credit_jax.data import build_loader
 from credit_jax.data.sample_reader import SampleReader
 from credit_jax.extensions.adjoint import adjoint, forecast_map
 from credit_jax.extensions.adjoint.optimization import StateIteration
 from credit_jax.extensions.adjoint.optimize_command import loss_notes
-from credit_jax.extensions.adjoint.optimize_command import (
-    main as main_of_optimize_command,
-)
+from credit_jax.extensions.adjoint.optimize_command import main as optimize_ic
 from credit_jax.extensions.adjoint.sensitivity_command import main
 from tests.data.world import GRID
 from tests.extensions.adjoint.conftest import *  # noqa: F403
@@ -115,13 +113,8 @@ def test_processes_compute_the_same(run, tmp_path, what):
     options += ["--init-time", "2000-01-01", "--lead", "12h", *MESHES[1]]
     names = [tmp_path / f"{name}.nc" for name in ("one", "two")]
     assert main([*options, "--out", str(names[0]), "--cache", "none"]) == OK
-    texts = on_processes(
-        2,
-        "credit_jax.sensitivity",
-        *options,
-        "--out",
-        str(names[1]),
-    )
+    both = [*options, "--out", str(names[1])]
+    texts = on_processes(2, "credit_jax.sensitivity", *both)
     assert [text.count("written: ") for text in texts] == [1, 0]
     one, two = (xr.load_dataset(name) for name in names)
     assert set(one) == set(two)
@@ -195,14 +188,14 @@ def config(tmp_path_factory, torch):
     return write_run(folder, raw)
 
 
-def call_of_optimize_command(config, out, *options):
+def optimize(config, out, *options):
     arguments = ["--config", str(config), "--init-time", START, "--out", str(out)]
     with chdir(config.parent):
-        return main_of_optimize_command([*arguments, "--cache", "none", *options])
+        return optimize_ic([*arguments, "--cache", "none", *options])
 
 
 @pytest.fixture(scope="module")
-def expected_of_optimize_command(config):
+def expected_iterations(config):
     """Losses and the last state of CREDIT's model, with torch's AdamW."""
     import torch
 
@@ -246,18 +239,27 @@ def expected_of_optimize_command(config):
 
 
 @pytest.mark.slow
-def test_what_no_postblock_undoes_is_undone(config, tmp_path):
-    """As forecasts do by themselves."""
+def test_other_configs_of_the_same_numbers(config, tmp_path, no_objects_left):
+    """What no postblock undoes is undone; objects of ones own under other names."""
     raw = yaml.safe_load(config.read_text())
     raw["postblocks"]["per_step"].pop("scaler")
-    path = config.parent / "twice.yml"
-    path.write_text(yaml.safe_dump(raw, sort_keys=False))
-    losses = []
-    for each in (config, path):
-        assert call_of_optimize_command(each, tmp_path / each.stem) == OK
-        with (tmp_path / each.stem / "log.csv").open() as file:
-            losses.append([float(row["loss"]) for row in csv.DictReader(file)])
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    config.with_name("twice.yml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    (tmp_path / "mine.py").write_text(MINE)
+    raw = yaml.safe_load(config.read_text())
+    raw["custom_objects"] = {
+        name: {"object_type": kind, "module_path": str(tmp_path / "mine.py")}
+        for name, kind in {"my_source": "dataset", "my_loss": "loss"}.items()
+    }
+    for source in raw["data"]["source"].values():
+        source["dataset_type"] = "my_source"
+    raw["loss"]["training_loss"] = "my_loss"
+    config.with_name("mine.yml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    logs = []
+    for name in (config.name, "twice.yml", "mine.yml"):
+        assert optimize(config.with_name(name), tmp_path / name) == OK
+        logs.append(pd.read_csv(tmp_path / name / "log.csv"))
+    np.testing.assert_allclose(logs[1]["loss"], logs[0]["loss"], rtol=1e-5)
+    pd.testing.assert_frame_equal(logs[2], logs[0], check_exact=True)
 
 
 def _samples(raw):
@@ -285,20 +287,19 @@ def _samples(raw):
     ids=["one", "tp2xdomain2"],
 )
 def test_the_iterations_are_those_of_credit(
-    config, expected_of_optimize_command, tmp_path, mesh
+    config, expected_iterations, tmp_path, mesh
 ):
-    assert call_of_optimize_command(config, tmp_path / "fitted", *mesh) == OK
-    losses, last = expected_of_optimize_command
-    with (tmp_path / "fitted/log.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [int(row["window"]) for row in rows] == [w for w, _, _ in losses]
-    for row, (_, rate, loss) in zip(rows, losses, strict=True):
-        assert float(row["learning_rate"]) == pytest.approx(rate, rel=1e-9)
-        assert float(row["loss"]) == pytest.approx(loss, rel=1e-5)
-    with xr.open_dataset(tmp_path / "fitted/analysis.nc") as analysis:
-        analysis.load()
-    with xr.open_dataset(tmp_path / "fitted/increment.nc") as increment:
-        increment.load()
+    assert optimize(config, tmp_path / "fitted", *mesh) == OK
+    losses, last = expected_iterations
+    log = pd.read_csv(tmp_path / "fitted/log.csv")
+    windows, rates, values = (np.array(column) for column in zip(*losses, strict=True))
+    assert log["window"].tolist() == windows.tolist()
+    np.testing.assert_allclose(log["learning_rate"], rates, rtol=1e-9)
+    np.testing.assert_allclose(log["loss"], values, rtol=1e-5)
+    analysis, increment = (
+        xr.load_dataset(tmp_path / f"fitted/{name}.nc")
+        for name in ("analysis", "increment")
+    )
     statistics = [xr.load_dataset(config.parent / f"{n}.nc") for n in ("mean", "std")]
     channels = {"T": slice(0, 2), "U": slice(2, 4), "SP": slice(4, 5)}
     for name, place in channels.items():
@@ -321,47 +322,22 @@ my_loss = LOSSES["mse"]
 """
 
 
-@pytest.mark.slow
-def test_objects_of_ones_own(config, tmp_path, no_objects_left):
-    """They are those of credit_jax under other names: the numbers are the same."""
-    assert call_of_optimize_command(config, tmp_path / "fitted") == OK
-    (tmp_path / "mine.py").write_text(MINE)
-    kinds = {"my_source": "dataset", "my_loss": "loss"}
-    raw = yaml.safe_load(config.read_text())
-    raw["custom_objects"] = {
-        name: {"object_type": kind, "module_path": str(tmp_path / "mine.py")}
-        for name, kind in kinds.items()
-    }
-    for source in raw["data"]["source"].values():
-        source["dataset_type"] = "my_source"
-    raw["loss"]["training_loss"] = "my_loss"
-    mine = config.with_name("mine.yml")
-    mine.write_text(yaml.safe_dump(raw, sort_keys=False))
-    assert call_of_optimize_command(mine, tmp_path / "mine") == OK
-    one, other = (
-        (tmp_path / name / "log.csv").read_text() for name in ("fitted", "mine")
+@pytest.mark.parametrize("losses", [(1.0, 1.2, 0.9), (1.0,), (1.0, 0.9, 1.25)])
+def test_a_loss_that_does_not_fall_is_said(losses):
+    rows = [StateIteration(2, 0.1, x) for x in losses]
+    notes = loss_notes([StateIteration(1, 0.1, 0.5), *rows])
+    text = "the loss of 2 steps did not fall, from 1 to 1.25; take a"
+    assert [text in line for line in notes] == [True] * (losses[-1] == 1.25)
+
+
+@CASES.case
+def starting_window(config, tmp_path):
+    return lambda: optimize(
+        config, tmp_path / "out", "--set", "optimize_ic.starting_window=9"
     )
-    assert one == other
 
 
-def test_a_loss_that_does_not_fall_is_said():
-    def rows(*losses):
-        return [
-            StateIteration(1, 0.1, 0.5),
-            *(StateIteration(2, 0.1, x) for x in losses),
-        ]
-
-    assert loss_notes(rows(1.0, 1.2, 0.9)) == loss_notes(rows(1.0)) == []
-    (line,) = loss_notes(rows(1.0, 0.9, 1.25))
-    assert "the loss of 2 steps did not fall, from 1 to 1.25; take a" in line
-
-
-def test_misuse_optimize_command(config, tmp_path, capsys):
-    options = ["--set", "optimize_ic.starting_window=9"]
-    assert call_of_optimize_command(config, tmp_path / "a", *options) == USER_ERROR
-    text = "optimize_ic.starting_window: 9 steps are more than data.forecast_len, 2"
-    assert text in " ".join(capsys.readouterr().err.split())
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b/analysis.nc").touch()
-    assert call_of_optimize_command(config, tmp_path / "b") == USER_ERROR
-    assert "analysis.nc: there is something already" in capsys.readouterr().err
+@CASES.case
+def something_already(config, tmp_path):
+    (tmp_path / "analysis.nc").touch()
+    return lambda: optimize(config, tmp_path)

@@ -1,7 +1,5 @@
 """Ensemble members that are perturbed by singular vectors."""
 
-import re
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,7 +10,11 @@ from credit_jax.extensions.adjoint import growth
 from credit_jax.extensions.adjoint.growth import Singular
 from tests.forecast.test_campaign import chunks
 from tests.forecast.tiny_run import forecast, make_run, read
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
 from tests.support import assert_close
+
+CASES = Cases("singular_members")
 
 STD = 1e-2
 SINGULAR = ("--perturbation", "singular")
@@ -129,20 +131,15 @@ def test_members_do_not_depend_on_the_mesh(config, computed, tmp_path, mesh):
         assert_close(other[name], one[name], 1e-6, name)
 
 
-@pytest.mark.parametrize(
-    ("changed", "text"),
-    [
-        ("std=0", "perturbation.std: got 0.0, expected positive numbers"),
-        ("lead=24h", "lead: 24h is longer than the forecasts, of 2 steps of 6h"),
-        ("lead=7h", "perturbation.lead: 7h is no multiple of the time step"),
-        ("vectors=1", "vectors: 1 perturb 2 members .* is 5; at least 2 are needed"),
-    ],
+CASES.rows(
+    lambda changed, config, tmp_path: (
+        lambda: forecast(
+            *(config, tmp_path / "out", *SINGULAR),
+            *("--set", f"inference.perturbation.{changed}"),
+        )
+    ),
+    *("std=0", "lead=24h", "lead=7h", "vectors=1"),
 )
-def test_misuse(config, tmp_path, capsys, changed, text):
-    option = ("--set", f"inference.perturbation.{changed}")
-    assert forecast(config, tmp_path / "out", *SINGULAR, *option) == 2
-    assert re.search(text, " ".join(capsys.readouterr().err.split()))
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -156,6 +153,4 @@ def test_models_without_singular_vectors(frames, draws_noise, text):
     assert text in problem
 
 
-def test_steps_in_python_have_no_singular_vectors():
-    with pytest.raises(ValueError, match="take gaussian, spherical, bred or lagged"):
-        Singular().bind(object.__new__(Members))
+CASES.call("in Python", lambda: Singular().bind(object.__new__(Members)))

@@ -16,7 +16,10 @@ from credit_jax.extensions.assimilation.background import (
 )
 from credit_jax.extensions.assimilation.background_fit import default_truncation
 from credit_jax.named_fields.variables import Variable
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
 
+CASES = Cases("background")
 GAUSSIAN = np.rad2deg(np.arcsin(np.polynomial.legendre.leggauss(16)[0]))[::-1]
 GRIDS = {
     "gaussian": (GAUSSIAN, np.arange(32) * 11.25),
@@ -60,6 +63,10 @@ def test_harmonics_are_those_of_scipy(grid):
             np.testing.assert_allclose(actual, expected, atol=1e-12)
 
 
+def assert_adjoint(forward, transposed, x, y, rel=1e-11):
+    assert np.vdot(forward(x), y) == pytest.approx(np.vdot(x, transposed(y)), rel=rel)
+
+
 @pytest.mark.parametrize("grid", GRIDS)
 def test_coefficients_and_transpose(grid):
     rng, basis = np.random.default_rng(0), harmonics(grid)
@@ -67,8 +74,7 @@ def test_coefficients_and_transpose(grid):
     x[:, :, 1, 0] = 0
     np.testing.assert_allclose(basis.coefficients(basis.fields(x)), x, atol=1e-11)
     y = rng.standard_normal((3, *map(len, GRIDS[grid])))
-    left, right = np.vdot(basis.fields(x), y), np.vdot(x, basis.transposed(y))
-    assert abs(left - right) < 1e-12 * np.linalg.norm(basis.fields(x)) * len(y.ravel())
+    assert_adjoint(basis.fields, basis.transposed, x, y, 1e-10)
 
 
 @pytest.mark.parametrize("grid", GRIDS)
@@ -102,8 +108,7 @@ def test_winds_are_derivatives_of_potentials(grid):
     assert abs(u[~inside]).max(initial=0) < abs(u).max()
     np.testing.assert_allclose(basis.potentials(np.stack([u, v])), x, atol=1e-9)
     y = rng.standard_normal((2, *u.shape))
-    left, right = np.vdot([u, v], y), np.vdot(x, basis.winds_transposed(y))
-    assert left == pytest.approx(right, rel=1e-11)
+    assert_adjoint(lambda x: np.stack(basis.winds(x)), basis.winds_transposed, x, y)
 
 
 def test_the_root_is_that_of_the_covariance():
@@ -111,7 +116,7 @@ def test_the_root_is_that_of_the_covariance():
     b, rng = covariance(), np.random.default_rng(3)
     y = rng.standard_normal((3, 16, 32))
     x = rng.standard_normal(b.shape)
-    assert np.vdot(b.fields(x), y) == pytest.approx(np.vdot(x, b.transposed(y)), 1e-12)
+    assert_adjoint(b.fields, b.transposed, x, y, 1e-12)
     size = 2 * np.arange(9) + 1
     for channel, row in ((0, 3), (2, 9)):
         point = np.zeros((3, 16, 32))
@@ -168,8 +173,7 @@ def test_winds_are_fitted_with_their_balance():
     assert fitted.winds == (0, 1)
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal(fitted.shape), rng.standard_normal((3, 16, 32))
-    left, right = np.vdot(fitted.fields(x), y), np.vdot(x, fitted.transposed(y))
-    assert left == pytest.approx(right, rel=1e-11)
+    assert_adjoint(fitted.fields, fitted.transposed, x, y)
     sampled = np.stack(drawn)
     for row in (3, 12):
         point = np.zeros((3, 16, 32))
@@ -247,30 +251,34 @@ def test_files_with_winds(tmp_path):
     actual = np.concatenate([*of_model.fields(of_model.transposed(by_key)).values()])
     expected = b.fields(b.transposed(y))[[2, 1, 0]]
     np.testing.assert_allclose(actual, expected, atol=1e-10)
-    with pytest.raises(ValueError, match="has the winds V500, which the model lacks"):
-        covariance_of(again, variables[::2], *GRIDS["gaussian"])
-
-
-def test_misuse(tmp_path):
-    b, (latitude, longitude) = covariance(), GRIDS["gaussian"]
-    variables = (Variable("X/prognostic/3d/T", np.array([500.0, 300.0])),)
-    with pytest.raises(ValueError, match="lacks T300; it has T500, T850, SP"):
-        covariance_of(b, variables, latitude, longitude)
-    with pytest.raises(ValueError, match="its latitudes are not those of the model"):
-        covariance_of(b, variables, latitude[::-1], longitude)
-    with pytest.raises(ValueError, match=r"none.nc does not exist; credit-jax prepro"):
-        read_background(str(tmp_path / "none.nc"))
-
-    def fit(fields, truncation=5, longitude=longitude):
-        return fit_background(
-            lambda: [fields], CHANNELS, latitude, longitude, truncation
-        )
-
-    fields = np.ones((3, 16, 32))
-    with pytest.raises(ValueError, match="truncation: 16 is above 15, the largest"):
-        fit(fields, 16)
-    with pytest.raises(ValueError, match="equally spaced longitudes from 0 to 360"):
-        fit(fields, longitude=longitude / 2)
-    with pytest.raises(ValueError, match=r"T \(level 850\) has values that are not"):
-        fit(np.where(np.arange(3)[:, None, None] == 1, np.nan, fields))
     assert default_truncation(np.zeros(721), np.zeros(1440)) == 127
+
+
+def without_winds():
+    drawn = geostrophic(5)
+    b = fit_background(lambda: drawn, WINDS, *GRIDS["gaussian"], 8, ("U", "V"))
+    covariance_of(b, [Variable("X/3d/U", np.array([500.0]))], *GRIDS["gaussian"])
+
+
+def of_model(levels, step=1):
+    latitude, longitude = GRIDS["gaussian"]
+    variables = (Variable("X/prognostic/3d/T", np.array(levels)),)
+    return lambda: covariance_of(covariance(), variables, latitude[::step], longitude)
+
+
+def fit(truncation=5, zoom=1.0, channel=None):
+    """Fits one difference of ones, without values in a channel."""
+    fields, (latitude, longitude) = np.ones((3, 16, 32)), GRIDS["gaussian"]
+    if channel is not None:
+        fields[channel] = np.nan
+    grid = latitude, zoom * longitude
+    return lambda: fit_background(lambda: [fields], CHANNELS, *grid, truncation)
+
+
+CASES.call("winds that the model lacks", without_winds)
+CASES.call("a level that it lacks", of_model([500.0, 300.0]))
+CASES.call("other latitudes", of_model([500.0], step=-1))
+CASES.call("no file", lambda tmp_path: read_background(str(tmp_path / "none.nc")))
+CASES.call("truncation", fit(16))
+CASES.call("half of the longitudes", fit(zoom=0.5))
+CASES.call("values that are not finite", fit(channel=1))

@@ -18,12 +18,14 @@ from credit_jax.extensions.preprocess import command as preprocess
 from tests.data.world import GRID
 from tests.extensions.adjoint.conftest import *  # noqa: F403
 from tests.forecast.tiny_run import forecast, read
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
 from tests.support import assert_close
 from tests.support.custom_objects import no_objects_left
 from tests.support.processes import on_processes
 
 __all__ = ["no_objects_left"]
-
+CASES = Cases("assimilation")
 SP, VARIABLES = "ERA5/prognostic/2d/SP", "data.source.ERA5.variables"
 START, WINDOWS = pd.Timestamp("2000-01-01"), 2
 MESHES = {
@@ -81,11 +83,12 @@ def config(run, initial, tmp_path_factory):
     return path
 
 
-def call(config, out, *options):
+def call(config, out, *options, **changes):
+    """Runs the command in the folder of the config, with changes of its section."""
+    sets = [f"--set=assimilation.{key}={value}" for key, value in changes.items()]
+    arguments = ["--config", str(config), "--out", str(out), "--cache", "none"]
     with chdir(config.parent):
-        return main(
-            ["--config", str(config), "--out", str(out), "--cache", "none", *options]
-        )
+        return main([*arguments, *options, *sets])
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +100,27 @@ def analyses(config, tmp_path_factory):
 
 
 def contents(folder):
-    """Path -> variables of all NetCDF files, and the text of the others."""
-    return {
-        str(path.relative_to(folder)): xr.load_dataset(path)
-        for path in sorted(folder.rglob("*.nc"))
-    }
+    """Path -> variables of all NetCDF files."""
+    paths = sorted(folder.rglob("*.nc"))
+    return {str(path.relative_to(folder)): xr.load_dataset(path) for path in paths}
+
+
+def assert_same_files(folder, other, tolerance=0.0):
+    """Asserts equal files of some windows of `other`, or states that are close."""
+    actual, expected = contents(folder), contents(other)
+    assert actual
+    for path, dataset in actual.items():
+        if not tolerance:
+            xr.testing.assert_identical(dataset, expected[path])
+        elif "innovations" not in path:
+            for name in dataset.data_vars:
+                what = f"{path} {name}"
+                assert_close(dataset[name], expected[path][name], tolerance, what)
+    return len(actual) / len(expected)
+
+
+def error_of(capsys):
+    return " ".join(capsys.readouterr().err.split())
 
 
 def test_the_files(analyses, config, run, initial, tmp_path):
@@ -176,41 +195,29 @@ def test_a_killed_run_is_resumed_bitwise(config, analyses, tmp_path, monkeypatch
     assert not (out / "analyses/20000101_1200Z").exists()
     assert call(config, out) == USER_ERROR, "without --resume"
     assert call(config, out, "--resume") == OK
-    expected, actual = contents(analyses), contents(out)
-    assert [*expected] == [*actual]
-    for name, dataset in expected.items():
-        xr.testing.assert_identical(actual[name], dataset)
+    assert assert_same_files(out, analyses) == 1
     texts = [(x / "statistics.csv").read_text() for x in (analyses, out)]
     assert texts[0] == texts[1]
 
 
 @pytest.mark.slow
 def test_windows_are_added(config, analyses, tmp_path):
-    out, options = tmp_path / "out", ["--set", "assimilation.leave_out=[error, time]"]
-    assert call(config, out, *options, "--set", "assimilation.cycles=1") == OK
-    assert call(config, out, *options, "--resume") == OK
-    for name, dataset in contents(analyses).items():
-        xr.testing.assert_identical(contents(out)[name], dataset)
+    out, leave_out = tmp_path / "out", "[error, time]"
+    assert call(config, out, leave_out=leave_out, cycles=1) == OK
+    assert call(config, out, "--resume", leave_out=leave_out) == OK
+    assert assert_same_files(out, analyses) == 1
 
 
 @pytest.mark.slow(but=["dp2xdomain2"])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_meshes_make_the_same_analyses(config, analyses, tmp_path, mesh):
     assert call(config, tmp_path / "out", *MESHES[mesh]) == OK
-    actual = contents(tmp_path / "out")
-    for path, dataset in contents(analyses).items():
-        if "innovations" not in path:
-            for name in dataset.data_vars:
-                assert_close(actual[path][name], dataset[name], 1e-5, f"{path} {name}")
+    assert assert_same_files(tmp_path / "out", analyses, 1e-5) == 1
 
 
 @pytest.mark.parametrize(
     ("mesh", "count"),
-    [
-        ("domain2", 2),
-        ("dp2xdomain2", 2),
-        ("dp2xdomain2", 4),
-    ],
+    [("domain2", 2), ("dp2xdomain2", 2), ("dp2xdomain2", 4)],
 )
 @pytest.mark.slow
 def test_processes_make_the_same_analyses(config, analyses, tmp_path, mesh, count):
@@ -228,21 +235,14 @@ def test_processes_make_the_same_analyses(config, analyses, tmp_path, mesh, coun
     options += MESHES[mesh]
     texts = on_processes(count, "credit_jax.extensions.assimilation.command", *options)
     assert [text.count("written: ") for text in texts] == [1] + [0] * (count - 1)
-    expected, actual = contents(analyses), contents(tmp_path / "out")
-    assert len(actual) == cycles / WINDOWS * len(expected)
-    for path, dataset in actual.items():
-        if "innovations" not in path:
-            for name in dataset.data_vars:
-                assert_close(
-                    dataset[name], expected[path][name], 1e-5, f"{path} {name}"
-                )
+    share = assert_same_files(tmp_path / "out", analyses, 1e-5)
+    assert share == cycles / WINDOWS
 
 
 def test_processes_but_the_first_write_nothing(config, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("jax.process_index", lambda *_: 1)
-    changes = "cycles=1", "leave_out=[error, time]"
-    sets = [f"--set=assimilation.{change}" for change in changes]
-    assert call(config, tmp_path / "out", *sets) == OK
+    changes = {"cycles": 1, "leave_out": "[error, time]"}
+    assert call(config, tmp_path / "out", **changes) == OK
     assert not (tmp_path / "out").exists()
     assert "written" not in capsys.readouterr().out
 
@@ -256,8 +256,7 @@ def test_the_first_background_is_a_forecast(config, run, tmp_path):
     pd.DataFrame([{"time": later, **place, **value}]).to_csv(tmp_path / "one.csv")
     changes = {"start": later, "first_lead": "12h", "cycles": 1}
     changes["observations"] = f"[{tmp_path / 'one.csv'}]"
-    options = [f"--set=assimilation.{key}={text}" for key, text in changes.items()]
-    assert call(config, tmp_path / "out", *options) == OK
+    assert call(config, tmp_path / "out", **changes) == OK
     innovations = contents(tmp_path / "out" / "innovations")["20000101_1200Z.nc"]
     dates = ["--init-time", str(START), "--length", "12h"]
     assert forecast(str(run), tmp_path / "free", *dates) == OK
@@ -272,40 +271,22 @@ def test_only_the_first_state_is_read(config, analyses, world, tmp_path, capsys)
     whole.isel(time=slice(1)).to_netcdf(tmp_path / "state_2000.nc")
     state = f"{VARIABLES}.prognostic.path={tmp_path}/state_%Y.nc"
     assert call(config, tmp_path / "out", "--set", state) == OK
-    for path, dataset in contents(analyses).items():
-        xr.testing.assert_identical(contents(tmp_path / "out")[path], dataset)
+    assert assert_same_files(tmp_path / "out", analyses) == 1
     whole.isel(time=slice(2)).to_netcdf(tmp_path / "forcing_2000.nc")
-    forcing = f"{VARIABLES}.dynamic_forcing.path={tmp_path}/forcing_%Y.nc"
-    missing = "times are missing in"
-    for change, text in (
-        (forcing, f"dynamic_forcing: 2 of 4 {missing}"),
-        ("assimilation.start=2000-01-01T06", f"prognostic: 1 of 1 {missing}"),
-    ):
-        options = "--set", state, "--set", change
-        assert call(config, tmp_path / "no", *options) == USER_ERROR
-        assert text in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.slow
-def test_what_the_first_forecast_reads(config, world, tmp_path, capsys):
-    """The state before the first window, and the forcing from there on."""
-    whole = xr.load_dataset(world / "w_2000.nc")
-    whole.isel(time=slice(1)).to_netcdf(tmp_path / "state_2000.nc")
+    forcing = f"--set={VARIABLES}.dynamic_forcing.path={tmp_path}/forcing_%Y.nc"
+    missing, no = "times are missing in", tmp_path / "no"
+    assert call(config, no, "--set", state, forcing) == USER_ERROR
+    assert f"dynamic_forcing: 2 of 4 {missing}" in error_of(capsys)
+    assert call(config, no, "--set", state, start="2000-01-01T06") == USER_ERROR
+    assert f"prognostic: 1 of 1 {missing}" in error_of(capsys)
+    # The first forecast reads the state before the window, and the forcing from there.
     keep = [time for time in range(len(whole["time"])) if time != 1]
     whole.isel(time=keep).to_netcdf(tmp_path / "forcing_2000.nc")
-    changes = {
-        f"{VARIABLES}.prognostic.path": f"{tmp_path}/state_%Y.nc",
-        "assimilation.start": "2000-01-01T12",
-        "assimilation.first_lead": "12h",
-        "assimilation.cycles": 1,
-        "assimilation.leave_out": "[time, error]",
-    }
-    options = [f"--set={key}={text}" for key, text in changes.items()]
-    assert call(config, tmp_path / "out", *options) == OK
-    forcing = f"--set={VARIABLES}.dynamic_forcing.path={tmp_path}/forcing_%Y.nc"
-    assert call(config, tmp_path / "no", *options, forcing) == USER_ERROR
-    text = "dynamic_forcing: 1 of 2 times are missing in"
-    assert text in " ".join(capsys.readouterr().err.split())
+    changes = {"start": "2000-01-01T12", "first_lead": "12h", "cycles": 1}
+    changes |= {"leave_out": "[time, error]"}
+    assert call(config, tmp_path / "later", "--set", state, **changes) == OK
+    assert call(config, no, "--set", state, forcing, **changes) == USER_ERROR
+    assert f"dynamic_forcing: 1 of 2 {missing}" in error_of(capsys)
 
 
 @pytest.mark.slow
@@ -328,10 +309,8 @@ def test_observations_of_missing_fields(config, world, tmp_path, capsys):
     section |= {"cycles": 1, "leave_out": ["time", "error"], "inner_iterations": 1}
     path.write_text(yaml.safe_dump(raw, sort_keys=False))
     assert call(path, tmp_path / "out") == USER_ERROR
-    error = " ".join(capsys.readouterr().err.split())
-    assert "the background lacks SP at 30 of 60 points" in error
-    sets = "--set", "assimilation.leave_out=[time, error, missing]"
-    assert call(path, tmp_path / "out", *sets) == OK
+    assert "the background lacks SP at 30 of 60 points" in error_of(capsys)
+    assert call(path, tmp_path / "out", leave_out="[time, error, missing]") == OK
     (note,) = (
         line
         for line in capsys.readouterr().out.splitlines()
@@ -376,42 +355,35 @@ def test_a_package(config, run, analyses, world, tmp_path, no_objects_left):
             )
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ("assimilation.first_lead=9h", "first_lead: 9h is no multiple of the time"),
-        ("assimilation.window=9h", "9h is no multiple of the time step, 6h"),
-        ("assimilation.leave_out=[]", "error: 1 of 80, the first is row 1 of obs.csv"),
-        ("assimilation.background.file=b.nc", "b.nc does not exist; credit-jax prep"),
-        ("assimilation.start=never", "assimilation.start"),
-        ("assimilation.operators={T: mine}", "the operator 'mine' is not available"),
-        ("assimilation.inner_iterations=4", "inner_iterations (3 there, 4 here)"),
-        ("assimilation=null", "has no assimilation section"),
-    ],
+CASES.rows(
+    lambda change, config, analyses: (
+        lambda: call(config, analyses, "--resume", "--set", f"assimilation{change}")
+    ),
+    *(".first_lead=9h", ".window=9h", ".leave_out=[]", ".background.file=b.nc"),
+    *(".start=never", ".operators={T: mine}", ".inner_iterations=4", "=null"),
 )
-def test_misuse(config, analyses, capsys, change, text):
-    assert call(config, analyses, "--resume", "--set", change) == USER_ERROR
-    assert text in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_fit_keeps_what_is_there(config, tmp_path, capsys):
     copy = shutil.copytree(config.parent, tmp_path / "copy")
-    arguments = ["--config", str(copy / "model.yml")]
-    with chdir(copy):
-        before = (copy / "background.nc").read_bytes()
-        assert preprocess.main(arguments) == OK
-        assert "background.nc is there and kept" in capsys.readouterr().out
-        assert preprocess.main([*arguments, "--overwrite"]) == OK
-        assert "Fitted to 4 differences, to degree 2" in capsys.readouterr().out
-        assert len([*copy.glob("background*.nc")]) == 2
-        changes = ["--overwrite", "--set", "assimilation.background.leads=[6h, 24h]"]
-        assert preprocess.main([*arguments, *changes]) == USER_ERROR
-        assert "have no lead time 24h" in capsys.readouterr().err
-        changes = ["--overwrite", "--set", "assimilation.background.winds=[U, V]"]
-        assert preprocess.main([*arguments, *changes]) == USER_ERROR
-        assert "the wind 'V' is not available" in capsys.readouterr().err
-        changes = ["--overwrite", "--set", "assimilation.background.forecasts=nowhere"]
-        assert preprocess.main([*arguments, *changes]) == USER_ERROR
-        text = "assimilation.background.forecasts: nowhere does not exist; credit-jax"
-        assert text in " ".join(capsys.readouterr().err.split())
-    assert before
+    before = (copy / "background.nc").read_bytes()
+    assert fit(copy) == OK
+    assert "background.nc is there and kept" in capsys.readouterr().out
+    assert (copy / "background.nc").read_bytes() == before
+    assert fit(copy, "--overwrite") == OK
+    assert "Fitted to 4 differences, to degree 2" in capsys.readouterr().out
+    assert len([*copy.glob("background*.nc")]) == 2
+
+
+def fit(folder, *options):
+    with chdir(folder):
+        return preprocess.main(["--config", "model.yml", *options])
+
+
+CASES.rows(
+    lambda change, config: fit(
+        config.parent, "--overwrite", "--set", f"assimilation.background.{change}"
+    ),
+    *("leads=[6h, 24h]", "winds=[U, V]", "forecasts=nowhere"),
+    name="fit",
+)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,8 +23,11 @@ from tests.extensions.assimilation.windows import (
     window,
     with_truth,
 )
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
 from tests.support import assert_close
 
+CASES = Cases("variational")
 T = "ERA5/prognostic/3d/T"
 MESHES = {
     "domain2": ("data=none,domain=2", 2),
@@ -162,24 +166,49 @@ class Saturating:
         return np.float32(observations["center"])
 
     def __call__(self, arrays, trajectory):
-        import jax.numpy as jnp
-
         return jnp.arctan(trajectory[T][0, 0, 0, 0] - arrays)
 
 
-def test_a_step_that_raises_the_cost_is_not_taken(forecaster, initial, monkeypatch):
+class Mean(Saturating):
+    """One value for all observations."""
+
+    def __call__(self, arrays, trajectory):
+        return trajectory[T].mean()
+
+
+@pytest.fixture
+def flat(forecaster, initial, monkeypatch):
+    """`flat(operator, count, **columns)` -> a window observed by an operator."""
+
+    def make(operator, count=1, **columns):
+        entry = OperatorEntry(lambda variable, grid: operator())
+        monkeypatch.setitem(operators.OPERATORS, "mine", entry)
+        table = drawn(count).assign(variable="flat", **columns)
+        return window(forecaster, initial, table, {"flat": "mine"})
+
+    return make
+
+
+def test_a_step_that_raises_the_cost_is_not_taken(flat, initial):
     """Gauss-Newton overshoots where the operator is far from linear."""
-    entry = OperatorEntry(lambda variable, grid: Saturating())
-    monkeypatch.setitem(operators.OPERATORS, "saturating", entry)
-    table = drawn(1)
-    table["variable"], table["error"] = "flat", 0.01
     value = float(initial["T"].isel(time=0, level=0, latitude=0, longitude=0))
-    table["center"] = value + 3.0
-    problem = window(forecaster, initial, table, {"flat": "saturating"})
+    problem = flat(Saturating, error=0.01, center=value + 3.0)
     analysis = analyze(problem, config())
     assert "would raise the cost" in analysis.note
     assert analysis.last is analysis.first
     assert analysis.chi_squared == pytest.approx(2 * analysis.first.cost)
+
+
+@CASES.case
+def values_that_are_not_finite(flat):
+    problem = flat(Saturating, center=np.nan)
+    return lambda: analyze(problem, config())
+
+
+@CASES.case
+def one_value_for_all_observations(flat):
+    problem = flat(Mean, count=3, center=0.0)
+    return lambda: analyze(problem, config())
 
 
 def test_without_observations_the_background_stays(forecaster, initial):
@@ -190,64 +219,36 @@ def test_without_observations_the_background_stays(forecaster, initial):
     assert analysis.iterations == ()
 
 
-def test_values_that_are_not_finite(forecaster, initial, monkeypatch):
-    entry = OperatorEntry(lambda variable, grid: Saturating())
-    monkeypatch.setitem(operators.OPERATORS, "saturating", entry)
-    table = drawn(1).assign(variable="flat", center=np.nan)
-    problem = window(forecaster, initial, table, {"flat": "saturating"})
-    text = "operators: no finite value for 1 of 1 observation, the first is row 1 of "
-    with pytest.raises(ValueError, match=f"{text}drawn.csv: flat at 2000-"):
-        analyze(problem, config())
-
-
-class Mean(Saturating):
-    """One value for all observations."""
-
-    def __call__(self, arrays, trajectory):
-        return trajectory[T].mean()
-
-
-def test_operators_return_a_value_for_each_observation(
-    forecaster, initial, monkeypatch
-):
-    entry = OperatorEntry(lambda variable, grid: Mean())
-    monkeypatch.setitem(operators.OPERATORS, "mean", entry)
-    table = drawn(3).assign(variable="flat", center=0.0)
-    problem = window(forecaster, initial, table, {"flat": "mean"})
-    text = (
-        r"operators.flat: the operator returns an array of shape \(\), expected \(4,\)"
-    )
-    with pytest.raises(ValueError, match=text):
-        analyze(problem, config())
+def hole(forecaster, initial, key, columns):
+    """A window of SP and T whose background lacks a field in some columns."""
+    table = drawn(6).assign(variable=["SP", "T"] * 3, level=2.0)
+    table["latitude"], table["longitude"] = 75.0, 36.0 * np.arange(6)
+    problem = window(forecaster, initial, table)
+    field = problem.background[key].copy()
+    field[0, 0, columns] = np.nan
+    return replace(problem, background={**problem.background, key: field})
 
 
 def test_a_field_that_is_missing_is_named(forecaster, initial):
     """Where the background lacks it; otherwise the forecast is not finite."""
-    table = drawn(6).assign(variable=["SP", "T"] * 3, level=2.0)
-    table["latitude"], table["longitude"] = 75.0, 36.0 * np.arange(6)
-    whole = window(forecaster, initial, table)
-
-    def without(key, columns):
-        hole = whole.background[key].copy()
-        hole[0, 0, columns] = np.nan
-        return replace(whole, background={**whole.background, key: hole})
-
-    problem = without("ERA5/prognostic/2d/SP", slice(2, 5))
+    problem = hole(forecaster, initial, "ERA5/prognostic/2d/SP", slice(2, 5))
     with pytest.raises(MissingFieldError) as error:
         analyze(problem, config())
-    row = problem.observed.table.iloc[1]
-    text = (
-        f"missing: 2 of 6 observations, the first is row 3 of drawn.csv: SP at "
-        f"{row['time']}, latitude 75, longitude 72, level 2; the background lacks SP "
-        "at 3 of 60 points"
-    )
-    assert error.value.line == text
     assert error.value.missing.tolist() == [False, True, True, False, False, False]
-    assert "assimilation.leave_out: [missing], or fill" in str(error.value)
-    # Of U there are no observations: without a fill of it the forecast fails.
-    text = r"not finite at \d of 6 observations, the first is row .* or first_lead$"
-    with pytest.raises(FloatingPointError, match=text):
-        analyze(without("ERA5/prognostic/3d/U", slice(None)), config())
+    assert error.value.line in str(error.value)
+
+
+def of_missing(key, columns):
+    def case(forecaster, initial):
+        problem = hole(forecaster, initial, f"ERA5/prognostic/{key}", columns)
+        return lambda: analyze(problem, config())
+
+    return case
+
+
+CASES.call("the background lacks SP", of_missing("2d/SP", slice(2, 5)))
+# Of U there are no observations: without a fill of it the forecast fails.
+CASES.call("the background lacks U", of_missing("3d/U", slice(None)))
 
 
 def test_a_neighbor_without_weight_may_be_missing(forecaster, initial):
