@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from credit_jax.checkpoint.store import ADAM
 from credit_jax.config import parse
-from credit_jax.config.schedules import PlateauConfig
+from credit_jax.config.schedules import CosineAnnealingRestartsConfig, PlateauConfig
 from credit_jax.nn.low_rank import LowRank
 from credit_jax.parallel.mesh.device_mesh import DP_SHARD, TP
 from credit_jax.training.optimizer import (
@@ -414,9 +414,11 @@ def test_a_long_run_keeps_its_precision():
     assert float(constant(jnp.int32(7))) == pytest.approx(BASE)
 
 
-CASES.rows(
-    lambda **settings: parse(PlateauConfig, {"scheduler_type": "plateau", **settings}),
-    *({"factor": 1.0}, {"mode": "least"}, {"epsilon": 1e-8}),
-    name="plateau",
-)
-CASES.rows(with_scheduler, {**RESTARTS, "first_cycle_steps": 10, "cycle_mult": 0.5})
+def parsed(schedule, scheduler_type):
+    return lambda **keys: parse(schedule, {"scheduler_type": scheduler_type, **keys})
+
+
+plateau = parsed(PlateauConfig, "plateau")
+CASES.rows(plateau, {"factor": 1.0}, {"mode": "least"}, {"epsilon": 1e-8})
+cycles = parsed(CosineAnnealingRestartsConfig, RESTARTS["scheduler_type"])
+CASES.rows(cycles, {"first_cycle_steps": 10, "cycle_mult": 0.5})
