@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,24 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import yaml
 
-from credit_jax.config import load_config
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.parameters import BATCH_STATS, wide_statistics
 from credit_jax.parallel.placement import place_batch
-from credit_jax.plan import plan_run
-from credit_jax.training.loggers import read_log
 from credit_jax.training.optimizer import adamw
-from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.state import TrainState, init_state
 from credit_jax.training.step import make_eval_step, make_train_step
 from credit_jax.transforms import Backprop, Rollout, build_pipeline, with_gradients
-from tests.reference.scalers import SCALED, scaler_blocks, write_scalers
-from tests.reference.start import start_of
-from tests.reference.training import GEN2_CONFIG
 from tests.support import assert_close, assert_trees_close
 from tests.training.tiny import Tiny
 from tests.training.toy_runs import (
@@ -162,140 +152,6 @@ def test_frozen_parameters_take_no_memory_beside_their_own() -> None:
     # The stored v is read, which a power iteration computes anew.
     assert less == moments_and_average - 4 * spec.shape[0]
     assert less_updated >= moments_and_average
-
-
-# Training on forecasts of several steps against CREDIT's own trainer.
-
-
-NUM_UPDATES = 6
-# Ten times the measured differences.
-LOSS, NORM, VALIDATION, CHANGE = 1e-6, 3e-6, 1e-6, 1e-2
-LEARNABLE = {"var_weighting": "learnable", "scaler_path": "./scaler.json"}
-# A rate that CREDIT's schedule does not change.
-RESTARTS = {
-    **{"scheduler_type": "cosine-annealing-restarts", "first_cycle_steps": 8},
-    **{"max_lr": 1e-3, "min_lr": 1e-5, "warmup_steps": 2},
-}
-# Data, trainer and loss sections.
-CASES: dict[str, tuple[dict[str, Any], ...]] = {
-    "two steps": ({"forecast_len": 2},),
-    "the second of two steps": ({"forecast_len": 2, "backprop_on_timestep": [2]},),
-    "the first and the last of three steps": (
-        {"forecast_len": 3, "backprop_on_timestep": [1, 3]},
-    ),
-    # Of the first step CREDIT detaches the scored prediction, and fails.
-    "learned variances": (
-        {"forecast_len": 2, "backprop_on_timestep": [2]},
-        {"scheduler": RESTARTS, "learning_rate": 0.05, "weight_decay": 0.01},
-        {"type": "base", "args": LEARNABLE},
-    ),
-}
-ONE_DEVICE = {"data": "none", "tensor": 1, "domain": 1}
-MESH = {"data": "fsdp2", "tensor": 2, "domain": 2}
-
-
-@pytest.fixture(scope="module")
-def folder(credit: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the data and a file of their scalers."""
-    folder = tmp_path_factory.mktemp("rollout")
-    credit.write_dataset(folder)
-    write_scalers(folder)
-    return folder
-
-
-def write_config(
-    folder: Path, data: dict[str, Any], trainer: Any = (), loss: Any = None
-) -> Path:
-    """Writes a case's YAML, which scales before and unscales after each step."""
-    raw = yaml.safe_load(GEN2_CONFIG.read_text())
-    raw |= {"loss": loss} if loss else {}
-    raw["data"] |= data
-    raw["trainer"] |= {"batches_per_epoch": NUM_UPDATES} | dict(trainer)
-    raw["postblocks"]["per_step"]["reconstruct"]["args"]["detach"] = False
-    scaler, inverse, inverse_twin = scaler_blocks()
-    raw["preblocks"] = {"per_step": {"scaler": scaler, "concat": {"type": "concat"}}}
-    twin = raw["postblocks"]["per_step"].pop("reconstruct_target")
-    blocks = {"scaler": inverse, "twin": twin, "scaler_twin": inverse_twin}
-    raw["postblocks"]["per_step"] |= blocks
-    path = folder / "case.yml"
-    path.write_text(yaml.safe_dump(raw, sort_keys=False))
-    return path
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_trains_as_credit(
-    credit: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """The log has losses of single variables; validation the initial variances."""
-    from credit_jax.models.conversion import from_state_dict
-
-    monkeypatch.chdir(folder)
-    path, learned = write_config(folder, *CASES[name]), name == "learned variances"
-    run = credit.credit_train(path, folder)
-    logged = read_log(folder / "run" / "training_log.csv")[-1]
-    scores = dict.fromkeys(("train_rmse", "train_r2score"), VALIDATION)
-    if learned:
-        scores = dict.fromkeys((n for n in logged if "loss_var/" in n), 3e-6)
-        assert len(scores) == 2 * len(SCALED)
-    valid = logged["valid_loss"] if learned else run.valid_loss[0]
-    for degrees in (ONE_DEVICE, *([MESH] if name == "two steps" else [])):
-        setup = prepare_on(path, degrees)
-        start = from_state_dict(setup.model.model_def, run.initial)
-        losses, norms, log, params = train(setup, start, run)
-        what = f"{name}, {degrees}"
-        assert_close(losses, run.loss, LOSS, f"{what}: losses")
-        assert_close(norms, run.gradient_norm, NORM, f"{what}: gradient norms")
-        for score, bound in scores.items():
-            assert_close(log[score], logged[score], bound, f"{what}: {score}")
-        bound = 3e-6 if learned else VALIDATION
-        assert_close(log["valid_loss"], valid, bound, f"{what}: validation")
-        final, _ = from_state_dict(setup.model.model_def, run.final)
-        moved, should = (_change(end, start[0]) for end in (params, final))
-        assert_close(moved, should, CHANGE, f"{what}: change of the parameters")
-
-
-def prepare_on(path: Path, degrees: dict[str, Any]) -> Setup:
-    """Returns the setup of a config on a mesh; all meshes have equal global batches."""
-    samples = 1 if degrees["data"] == "fsdp2" else 2
-    overrides = [f"trainer.parallelism.{key}={value}" for key, value in degrees.items()]
-    overrides += [f"trainer.{kind}_batch_size={samples}" for kind in ("train", "valid")]
-    num_devices = 8 if samples == 1 else 1
-    plan = plan_run(load_config(path, overrides), num_devices=num_devices)
-    return prepare(plan, jax.devices()[:num_devices])
-
-
-def train(setup: Setup, start: Any, run: Any) -> Any:
-    """Returns losses, gradient norms, the row of the log and the final parameters."""
-    state = start_of(setup, start)
-    steps, losses, norms, log = setup.steps(), [], [], defaultdict(list)
-    batches = setup.train_loader.epoch(0)
-    on_host = replace(setup.train_loader, is_raw=False)
-    num_steps = setup.objective.rollout.num_steps
-    for index in range(NUM_UPDATES):
-        batch = next(batches)
-        theirs = run.y[index * num_steps : (index + 1) * num_steps]
-        normalized = on_host.read(batch.indices)
-        assert np.array_equal(normalized.x, run.x[index * num_steps])
-        assert np.array_equal(normalized.y, np.concatenate([*theirs], axis=2))
-        state, info = steps.train(state, steps.place_train([batch]))
-        losses.append(float(info["loss"][0]))
-        norms.append(float(info["grad_norm"]))
-        for name, value in info["measured"].items():
-            log[f"train_{name}"].append(float(value[0]))
-    assert setup.valid_loader is not None
-    assert steps.evaluate is not None
-    batch = steps.place_valid(next(iter(setup.valid_loader.epoch(0))))
-    scores = steps.evaluate(state.ema, state.model_state, batch)
-    row = {name: np.mean(values) for name, values in log.items()}
-    row |= {f"valid_{name}": float(value) for name, value in scores.items()}
-    params = jax.device_get(state.params)
-    return np.array(losses), np.array(norms), row, params
-
-
-def _change(end: dict[str, Any], start: dict[str, Any]) -> np.ndarray:
-    paths = sorted(start)
-    return np.concatenate([np.ravel(end[path] - start[path]) for path in paths])
 
 
 # `trainer.backprop`: gradients of whole forecasts, weights of steps, and memory.

@@ -1,4 +1,4 @@
-"""Twenty training steps against CREDIT's trainer: same YAML, weights and batches.
+"""Training steps against CREDIT's trainer: same YAML, weights and batches.
 
 Also in a process with the compiler flags of `credit_jax.train`: tests disable XLA's
 optimizations (`tests/conftest.py`); users do not.
@@ -28,7 +28,9 @@ from credit_jax.parallel.compiler import compile_program, compile_sooner
 from credit_jax.parallel.mesh.devices import training_devices
 from credit_jax.parallel.placement import place_batch
 from credit_jax.plan import plan_run
+from credit_jax.training.loggers import read_log
 from credit_jax.training.setup import Setup, prepare
+from tests.reference.scalers import SCALED, scaler_blocks, write_scalers
 from tests.reference.start import start_of
 from tests.reference.training import GEN2_CONFIG
 from tests.support import assert_close, assert_trees_close, make_mesh
@@ -45,53 +47,58 @@ VALIDATION = 2e-6
 CHANGE, PARAMETERS, VECTORS = 5e-3, 3e-4, 5e-5
 # Devices, degrees, samples per dp rank: every mesh trains on CREDIT's batches.
 MESHES = {
-    "one_device": (1, {"tensor": 1, "domain": 1}, 2),
+    "one_device": (1, {"data": "none", "tensor": 1, "domain": 1}, 2),
     "tensor2_domain2": (4, {"tensor": 2, "domain": 2}, 2),
     "dp2_tensor2_domain2": (8, {"data": "fsdp2", "tensor": 2, "domain": 2}, 1),
 }
 
 
-def train_as_credit(config_path: Path, mesh: str, run: Any) -> dict[str, Any]:
-    """Trains on a mesh from CREDIT's weights, by the compiled steps of a run.
-
-    Asserts that our batches equal those of the run, a `CreditRun`. Returns `loss`,
-    `learning_rate`, `grad_norm` (step,), and of the end `params`, `average`, `vectors`
-    (u of every matrix) by path, and `valid_loss` of the first validation batch.
-    """
-    setup = _prepare(config_path, mesh)
-    steps = setup.steps()
-    state = start_of(setup, from_state_dict(setup.model.model_def, run.initial))
-    batches = setup.train_loader.epoch(0)
-    on_host = replace(setup.train_loader, is_raw=False)
-    infos = []
-    for index in range(NUM_STEPS):
-        batch = next(batches)
-        normalized = on_host.read(batch.indices)
-        assert np.array_equal(normalized.x, run.x[index]), f"x of step {index} differs"
-        assert np.array_equal(normalized.y, run.y[index]), f"y of step {index} differs"
-        state, info = steps.train(state, steps.place_train([batch]))
-        infos.append(jax.device_get(info))
-    assert setup.valid_loader is not None
-    assert steps.evaluate is not None
-    batch = next(iter(setup.valid_loader.epoch(0)))
-    scores = steps.evaluate(state.ema, state.model_state, steps.place_valid(batch))
-    norms = jax.device_get(state.model_state[SPECTRAL_NORM])
-    numbers = {name: [np.ravel(info[name])[0] for info in infos] for name in RECORDED}
-    return numbers | {
-        "params": jax.device_get(state.params),
-        "average": jax.device_get(state.ema),
-        "vectors": {path: pair["u"] for path, pair in norms.items()},
-        "valid_loss": float(scores["loss"]),
-    }
-
-
-def _prepare(config_path: Path, mesh: str) -> Setup:
+def prepare_on(config_path: Path, mesh: str) -> Setup:
+    """The setup of a config on a mesh; all meshes have equal global batches."""
     num_devices, degrees, samples = MESHES[mesh]
     overrides = [f"trainer.parallelism.{name}={n}" for name, n in degrees.items()]
     overrides += [f"trainer.{kind}_batch_size={samples}" for kind in ("train", "valid")]
     config = load_config(config_path, overrides)
     plan = plan_run(config, num_devices=num_devices)
     return prepare(plan, jax.devices()[:num_devices])
+
+
+def train_as_credit(
+    config_path: Path, mesh: str, run: Any, num_updates: int = NUM_STEPS
+) -> dict[str, Any]:
+    """Trains on a mesh from CREDIT's weights, by the compiled steps of a run.
+
+    Asserts that our batches equal those of the run, a `CreditRun`. Returns `loss`,
+    `learning_rate`, `grad_norm` (step,), and of the end `params`, `average`, `vectors`
+    (u of every matrix) by path, and the row of the `log`.
+    """
+    setup = prepare_on(config_path, mesh)
+    steps, num_steps = setup.steps(), setup.objective.rollout.num_steps
+    state = start_of(setup, from_state_dict(setup.model.model_def, run.initial))
+    batches = setup.train_loader.epoch(0)
+    on_host = replace(setup.train_loader, is_raw=False)
+    infos = []
+    for index in range(num_updates):
+        batch, first = next(batches), index * num_steps
+        normalized, theirs = on_host.read(batch.indices), run.y[first:][:num_steps]
+        assert np.array_equal(normalized.x, run.x[first]), f"x of step {index} differs"
+        y = np.concatenate([*theirs], axis=2)
+        assert np.array_equal(normalized.y, y), f"y of step {index} differs"
+        state, info = steps.train(state, steps.place_train([batch]))
+        infos.append(jax.device_get(info))
+    batch = steps.place_valid(next(iter(setup.valid_loader.epoch(0))))
+    scores = steps.evaluate(state.ema, state.model_state, batch)
+    log = {f"valid_{name}": float(value) for name, value in scores.items()}
+    for name in infos[0]["measured"]:
+        log[f"train_{name}"] = np.mean([info["measured"][name][0] for info in infos])
+    norms = jax.device_get(state.model_state[SPECTRAL_NORM])
+    numbers = {name: [np.ravel(info[name])[0] for info in infos] for name in RECORDED}
+    return numbers | {
+        "params": jax.device_get(state.params),
+        "average": jax.device_get(state.ema),
+        "vectors": {path: pair["u"] for path, pair in norms.items()},
+        "log": log,
+    }
 
 
 def assert_follows(ours: Any, run: Any, config_path: Path, what: str) -> None:
@@ -103,7 +110,7 @@ def assert_follows(ours: Any, run: Any, config_path: Path, what: str) -> None:
             assert_close(ours[name][index], expected, bound, step)
     assert ours["loss"][0] != ours["loss"][-1], "the run must go somewhere"
     assert run.learning_rate[0] == 0.0, "warm-up starts at zero"
-    assert_close(ours["valid_loss"], run.valid_loss[0], VALIDATION, what)
+    assert_close(ours["log"]["valid_loss"], run.valid_loss[0], VALIDATION, what)
     model_def = build(load_config(config_path).model)
     start, _ = from_state_dict(model_def, run.initial)
     final, model_state = from_state_dict(model_def, run.final)
@@ -133,6 +140,98 @@ def test_losses_follow_credit(
     monkeypatch.chdir(folder)
     ours = train_as_credit(GEN2_CONFIG, mesh, run)
     assert_follows(ours, run, GEN2_CONFIG, mesh)
+
+
+# Forecasts of several steps.
+
+
+NUM_UPDATES = 6
+# Ten times the measured differences: of losses, gradient norms, scores, changes.
+BOUNDS = 1e-6, 3e-6, 1e-6, 1e-2
+LEARNABLE = {"var_weighting": "learnable", "scaler_path": "./scaler.json"}
+# A rate that CREDIT's schedule does not change.
+RESTARTS = {
+    **{"scheduler_type": "cosine-annealing-restarts", "first_cycle_steps": 8},
+    **{"max_lr": 1e-3, "min_lr": 1e-5, "warmup_steps": 2},
+}
+# Data, trainer and loss sections.
+CASES: dict[str, tuple[dict[str, Any], ...]] = {
+    "two steps": ({"forecast_len": 2},),
+    "the second of two steps": ({"forecast_len": 2, "backprop_on_timestep": [2]},),
+    "the first and the last of three steps": (
+        {"forecast_len": 3, "backprop_on_timestep": [1, 3]},
+    ),
+    # Of the first step CREDIT detaches the scored prediction, and fails.
+    "learned variances": (
+        {"forecast_len": 2, "backprop_on_timestep": [2]},
+        {"scheduler": RESTARTS, "learning_rate": 0.05, "weight_decay": 0.01},
+        {"type": "base", "args": LEARNABLE},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(credit: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data and a file of their scalers."""
+    folder = tmp_path_factory.mktemp("rollout")
+    credit.write_dataset(folder)
+    write_scalers(folder)
+    return folder
+
+
+def write_config(
+    folder: Path, data: dict[str, Any], trainer: Any = (), loss: Any = None
+) -> Path:
+    """Writes a case's YAML, which scales before and unscales after each step."""
+    raw = yaml.safe_load(GEN2_CONFIG.read_text())
+    raw |= {"loss": loss} if loss else {}
+    raw["data"] |= data
+    raw["trainer"] |= {"batches_per_epoch": NUM_UPDATES} | dict(trainer)
+    raw["postblocks"]["per_step"]["reconstruct"]["args"]["detach"] = False
+    scaler, inverse, inverse_twin = scaler_blocks()
+    raw["preblocks"] = {"per_step": {"scaler": scaler, "concat": {"type": "concat"}}}
+    twin = raw["postblocks"]["per_step"].pop("reconstruct_target")
+    blocks = {"scaler": inverse, "twin": twin, "scaler_twin": inverse_twin}
+    raw["postblocks"]["per_step"] |= blocks
+    path = folder / "case.yml"
+    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_trains_as_credit(
+    credit: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The log has losses of single variables; validation the initial variances."""
+    monkeypatch.chdir(folder)
+    path, learned = write_config(folder, *CASES[name]), name == "learned variances"
+    run = credit.credit_train(path, folder)
+    logged = read_log(folder / "run" / "training_log.csv")[-1]
+    loss, norm, score, change = BOUNDS
+    scores, valid = dict.fromkeys(("train_rmse", "train_r2score"), score), score
+    if learned:
+        scores = dict.fromkeys((n for n in logged if "loss_var/" in n), valid := 3e-6)
+        assert len(scores) == 2 * len(SCALED)
+    else:
+        logged["valid_loss"] = run.valid_loss[0]
+    for mesh in (
+        "one_device",
+        *(["dp2_tensor2_domain2"] if name == "two steps" else []),
+    ):
+        ours, what = train_as_credit(path, mesh, run, NUM_UPDATES), f"{name}, {mesh}"
+        assert_close(ours["loss"], run.loss, loss, f"{what}: losses")
+        assert_close(ours["grad_norm"], run.gradient_norm, norm, f"{what}: norms")
+        for column, bound in {**scores, "valid_loss": valid}.items():
+            assert_close(
+                ours["log"][column], logged[column], bound, f"{what}: {column}"
+            )
+        model_def = build(load_config(path).model)
+        states = run.initial, run.final
+        start, final = (from_state_dict(model_def, each)[0] for each in states)
+        ends = ours["params"], final
+        moved, should = (_flat({k: end[k] - start[k] for k in start}) for end in ends)
+        assert_close(moved, should, change, f"{what}: change of the parameters")
 
 
 # Ten times the measured differences.
