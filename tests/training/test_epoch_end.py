@@ -237,8 +237,9 @@ CASES.call(
 
 @CASES.case
 def no_checkpoint(run, tmp_path, make_mesh):
-    shutil.copyfile(run[0], tmp_path / "model.yml")
-    return lambda: restore(tmp_path, make_mesh())
+    (tmp_path / "empty").mkdir()
+    shutil.copyfile(run[0], tmp_path / "empty" / "model.yml")
+    return lambda: restore(tmp_path / "empty", make_mesh())
 
 
 # Variances of tendencies: fitted by `preprocess`, read by the loss, against numpy.
