@@ -30,7 +30,7 @@ from credit_jax.evaluation.scores import write_scores
 from credit_jax.extensions.plots.held_out import plan_held_out
 from credit_jax.extensions.plots.report import best_state
 from credit_jax.plan import plan_run
-from credit_jax.training.records import read_records
+from credit_jax.training.loggers import read_records
 from credit_jax.training.setup import prepare
 
 ROOT = Path(__file__).parents[1]

@@ -12,9 +12,8 @@ import numpy as np
 import credit_jax
 from credit_jax.checkpoint.store import CHOICES, DIGESTS, FOLDER
 from credit_jax.io.digests import find_damage
-from credit_jax.training.loggers import LOG_NAME, read_log
+from credit_jax.training.loggers import LOG_NAME, RECORDS_NAME, read_log, read_records
 from credit_jax.training.loop import TIME_COLUMNS
-from credit_jax.training.records import RECORDS_NAME, read_records
 
 
 def compare_runs(straight: Path, other: Path, *, tolerance: float) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.training.display import Display
-from credit_jax.training.records import StepRecords
+from credit_jax.training.loggers import StepRecords
 
 _NOBODY = 65534
 _DAY = 86400.0

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from credit_jax.checkpoint.manager import Manager
+from credit_jax.checkpoint.store import Manager
 from credit_jax.training.display import Display
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from credit_jax.checkpoint import CheckpointStore
-from credit_jax.checkpoint.manager import DIGESTS, pin
-from credit_jax.checkpoint.store import FOLDER
+from credit_jax.checkpoint.store import DIGESTS, FOLDER, pin
 from credit_jax.cli.commands import FAILED, OK, Command, option, print_line
 from credit_jax.io.digests import find_damage
 

@@ -180,7 +180,7 @@ class PlateauConfig(Schedule):
     """Multiplies the learning rate by `factor` if a metric stops improving; per epoch.
 
     The metric is `trainer.training_metric`, at the end of each epoch; see
-    `training.epoch_end`.
+    `training.loop`.
 
     Attributes:
         mode: "min" if smaller values are better, else "max".

@@ -250,11 +250,6 @@ def build_schedule(trainer: TrainerConfig, *, batches_per_epoch: int) -> optax.S
     return by_batch
 
 
-def counted_from(schedule: optax.Schedule, start: int) -> optax.Schedule:
-    """The schedule of micro-batches seen since `start` others."""
-    return (lambda step: schedule(step - start)) if start else schedule
-
-
 def with_first_rate_at(
     schedule: optax.Schedule, micro_step: int | None, rate: float | None = None
 ) -> optax.Schedule:

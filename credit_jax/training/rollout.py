@@ -88,7 +88,8 @@ class ForecastLoss:
         # Steps without a loss are another program, without a backward pass: a loop for
         # each run of equal steps.
         begin = 0
-        for counts, run in itertools.groupby(self._counts):
+        counted = self.rollout.backprop.counts(self.rollout.num_steps)
+        for counts, run in itertools.groupby(counted):
             end = begin + len(list(run))
             mine = jax.tree.map(lambda leaf, a=begin, b=end: leaf[a:b], inputs)
             begin = end
@@ -97,7 +98,11 @@ class ForecastLoss:
                 values.append(jax.tree.map(jnp.sum, value))
         model_state, grads, _ = carry
         total = jax.tree.map(lambda *x: sum(x[1:], x[0]), *values)
-        return grads, model_state, total | _last(scores)
+        return (
+            grads,
+            model_state,
+            total | {name: value[-1] for name, value in scores.items()},
+        )
 
     def _full(
         self, trained: Trained, model_state: ModelState, batch: PlacedBatch, key: Array
@@ -105,7 +110,8 @@ class ForecastLoss:
         fields = self.rollout.first_carry(batch, self._context({}))
         # One loop, as the backward pass goes through all steps: the loss of those that
         # do not count has the factor 0.
-        factors = jnp.array(self._counts, jnp.float32)
+        counted = self.rollout.backprop.counts(self.rollout.num_steps)
+        factors = jnp.array(counted, jnp.float32)
         steps = jnp.arange(self.rollout.num_steps)
         inputs = (factors, (steps, *self.rollout.per_step(batch)))
 
@@ -125,7 +131,11 @@ class ForecastLoss:
 
         grads, aux = jax.grad(forecast, has_aux=True)(trained)
         after, values, scores = aux
-        return grads, after, values | _last(scores)
+        return (
+            grads,
+            after,
+            values | {name: value[-1] for name, value in scores.items()},
+        )
 
     def _step(
         self,
@@ -197,10 +207,6 @@ class ForecastLoss:
         _check_numbers({**values, **scores})
         carried = rollout.next_carry(batch, fields, tree, forcing, context)
         return self.scale(value), (after, carried, {"loss": value, **values}, scores)
-
-    @property
-    def _counts(self) -> tuple[bool, ...]:
-        return self.rollout.backprop.counts(self.rollout.num_steps)
 
     def _context(self, loss_parameters: Mapping[str, Array]) -> FieldContext:
         return FieldContext(
@@ -282,11 +288,6 @@ def _turns(turn: Callable[..., Any], carry: Any, inputs: Any) -> Any:
         return lax.scan(turn, carry, inputs)
     carry, output = turn(carry, jax.tree.map(lambda leaf: leaf[0], inputs))
     return carry, jax.tree.map(lambda leaf: leaf[None], output)
-
-
-def _last(scores: dict[str, Array]) -> dict[str, Scalar]:
-    """Of numbers stacked over steps, those of the last."""
-    return {name: value[-1] for name, value in scores.items()}
 
 
 def zeros_like(trained: Trained) -> Trained:

@@ -34,14 +34,13 @@ from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import place_batch, rows_of
 from credit_jax.plan import Objective, RunPlan
 from credit_jax.plan.channels import ChannelMatch
+from credit_jax.training.loggers import MicroBatchWork
 from credit_jax.training.optimizer import (
     build_loss_optimizer,
     build_optimizer,
     build_schedule,
-    counted_from,
     with_first_rate_at,
 )
-from credit_jax.training.records import MicroBatchWork
 from credit_jax.training.restore import RunStore
 from credit_jax.training.state import (
     TrainState,
@@ -168,7 +167,9 @@ class Setup:
         """The functions of the loop; each is compiled at its first call."""
         trainer = self.plan.config.trainer
         first_rate = trainer.learning_rate if trainer.sets_first_rate else None
-        counted = counted_from(self.schedule, schedule_step)
+        counted = self.schedule
+        if schedule_step:
+            counted = lambda step: self.schedule(step - schedule_step)  # noqa: E731
         rate = with_first_rate_at(counted, first_rate_at, first_rate)
         evaluate = None
         if self.objective.evaluate is not None:

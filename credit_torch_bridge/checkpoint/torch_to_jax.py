@@ -19,8 +19,8 @@ from credit_jax.plan.finetune import Base
 from credit_jax.state_dict.key_map import Arrays, HostModelState, KeyMap
 from credit_jax.state_dict.key_table import raise_non_finite
 from credit_jax.state_dict.torch_model import RenamedKey
-from credit_jax.training.epoch_end import is_better
 from credit_jax.training.loggers import LOG_NAME, read_log
+from credit_jax.training.loop import is_better
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
 from credit_torch_bridge.checkpoint.optimizer import read_moments
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config

@@ -22,8 +22,8 @@ from credit_jax.models.channel_change import CHANNELS_FIRST
 from credit_jax.models.registry import build
 from credit_jax.packages.package import open_artifact
 from credit_jax.plan.run_record import RunRecord
-from credit_jax.training import earlier_run
-from credit_jax.training.earlier_run import (
+from credit_jax.training import run as training_run
+from credit_jax.training.run import (
     end_interrupted_move,
     move_earlier_run,
     refuse_earlier_run,
@@ -430,11 +430,11 @@ def test_what_the_new_run_reads_stays(tmp_path, monkeypatch):
         "scaler_path": "scalers/deep/s.json",
         "run_mode": "forecast",
     }
-    earlier = move_earlier_run(tmp_path, earlier_run.files_of(config, "my.yml"))
+    earlier = move_earlier_run(tmp_path, training_run.files_of(config, "my.yml"))
     assert files_of(earlier) == others
     for name, text in {**inputs, **SHARED}.items():
         assert (tmp_path / name).read_text() == text
-    moved = move_earlier_run(tmp_path, earlier_run.files_of(config, "my.yml"))
+    moved = move_earlier_run(tmp_path, training_run.files_of(config, "my.yml"))
     assert moved is None, "there is nothing left to move"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.packages.package import base_of_run
-from credit_jax.training.records import read_records
+from credit_jax.training.loggers import read_records
 from tests.support import assert_close
 from tests.training.test_base_weights import make_base
 from tests.training.test_loop import Watched, go, log_of, prepared, terminate_before

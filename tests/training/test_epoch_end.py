@@ -27,8 +27,7 @@ from credit_jax.nn.parameters import (
 )
 from credit_jax.packages.package import restore
 from credit_jax.plan.run_record import RunRecord
-from credit_jax.training.epoch_end import plateau_after
-from credit_jax.training.loop import Outcome
+from credit_jax.training.loop import Outcome, plateau_after
 from credit_jax.training.setup import Setup
 from credit_jax.training.state import effective_decay, update_ema
 from tests.cli.test_predict import AVERAGED, expected, run, x

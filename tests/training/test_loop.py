@@ -22,16 +22,15 @@ from credit_jax.data.sample_reader import SampleReader
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
-from credit_jax.training.epoch_end import is_better
-from credit_jax.training.loggers import read_log
+from credit_jax.training.loggers import read_log, read_records
 from credit_jax.training.loop import (
     EARLY,
     FINISHED,
     TIME_COLUMNS,
     NonFiniteLossError,
     grouped,
+    is_better,
 )
-from credit_jax.training.records import read_records
 from credit_jax.training.restore import RunStore, start_of_run
 from credit_jax.training.run import run_training
 from credit_jax.training.setup import Setup, prepare

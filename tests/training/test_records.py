@@ -17,17 +17,15 @@ from credit_jax.training.display import Display
 from credit_jax.training.loggers import (
     CsvLog,
     GuardedTracker,
+    MicroBatchWork,
     MlflowTracker,
     Profile,
+    StepRecords,
     TensorBoard,
     logged_metrics,
     parse_updates,
-    read_log,
-)
-from credit_jax.training.records import (
-    MicroBatchWork,
-    StepRecords,
     peak_of,
+    read_log,
     read_records,
 )
 from tests.messages.engine import *  # noqa: F403

@@ -10,14 +10,15 @@ from credit_jax.extensions.adjoint.growth import (
     area_weights,
     singular_vectors,
 )
-from credit_jax.extensions.adjoint.linear import (
+from credit_jax.extensions.adjoint.maps import (
+    ForecastMap,
     Linearized,
     adjoint,
+    forecast_map,
     inner_product,
     linearized,
     tangent_linear,
 )
-from credit_jax.extensions.adjoint.maps import ForecastMap, forecast_map
 from credit_jax.extensions.adjoint.optimization import TrajectoryLoss, optimize_state
 
 __all__ = [

@@ -16,8 +16,12 @@ from credit_jax.config.dates import Timestep, duration_text
 from credit_jax.config.messages import counted
 from credit_jax.data.perturbations import SECTION, Changes, Members, Scaled
 from credit_jax.data.schedule import ForecastSchedule, Task, steps_of
-from credit_jax.extensions.adjoint.linear import linearized
-from credit_jax.extensions.adjoint.maps import ForecastMap, State, map_of_plan
+from credit_jax.extensions.adjoint.maps import (
+    ForecastMap,
+    State,
+    linearized,
+    map_of_plan,
+)
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset
 from credit_jax.forecast.outputs import Outputs

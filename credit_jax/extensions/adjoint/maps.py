@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -16,9 +16,9 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
+from credit_jax.data import ChannelSchema
 from credit_jax.data.forecast_data import ForecastReader
 from credit_jax.data.schedule import Task
-from credit_jax.extensions.adjoint.normalization import Normalization, normalization
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.labeled import DatasetForecaster
 from credit_jax.forecast.members import member_noise
@@ -28,9 +28,66 @@ from credit_jax.named_fields.tree import by_key, by_source
 from credit_jax.nn.context import Noise
 from credit_jax.parallel.compiler import compile_program, is_outermost
 from credit_jax.parallel.placement import ROW_DIM, batch_spec, pad_rows, place_batch
+from credit_jax.physics.arrays import namespace
 from credit_jax.plan.forecast import ForecastPlan
-from credit_jax.transforms import FieldTree, Rollout, newest, with_gradients
+from credit_jax.transforms import (
+    FieldTree,
+    Phase,
+    Pipeline,
+    Rollout,
+    channel_units,
+    newest,
+    with_gradients,
+)
+from credit_jax.transforms import Units as ChannelUnits
 from credit_jax.transforms.rollout import CARRY, PROGNOSTIC, field_type_of
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """Normalizes prognostic variables as the preblocks of a step do."""
+
+    units: ChannelUnits
+
+    def normalize(
+        self, fields: Mapping[str, Any], context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Normalizes the prognostic ones of some fields; others stay as they are."""
+        names = {old: new for new, old in self.units.origins.items()}
+        keys = [names[key] for key in self.units.data.keys]
+        normal = self.units.normalize(_joined(fields, keys), context)
+        return {**fields, **self._split(normal)}
+
+    def denormalize(
+        self, fields: Mapping[str, Any], context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """The inverse of `normalize`."""
+        channels = _joined(fields, self.units.model.keys)
+        physical = self.units.denormalize(channels, context)
+        return {**fields, **self._split(physical)}
+
+    def _split(self, channels: Any) -> dict[str, Any]:
+        indices = self.units.model.slices.items()
+        return {key: channels[:, part] for key, part in indices}
+
+
+def normalization(
+    aligned: Pipeline, schema: ChannelSchema, pipeline: Pipeline
+) -> Normalization:
+    """Builds the normalization of the prognostic variables of a forecast."""
+    groups = [group for group in schema.target if group.field_type == PROGNOSTIC]
+    initial = Pipeline(pipeline.of(Phase.INITIAL))
+    started = initial.schema_after({"target": groups})
+    # `aligned` is that of `Advance`, without transforms that move fields.
+    steps = Pipeline(aligned.of(Phase.BEFORE_STEP))
+    return Normalization(channel_units(steps, started["target"]))
+
+
+def _joined(fields: Mapping[str, Any], keys: Any) -> Any:
+    arrays = [fields[key] for key in keys]
+    module = namespace(*arrays)
+    return module.concatenate(arrays, axis=1)
+
 
 Units: TypeAlias = Literal["physical", "normalized"]
 # Entry of the inputs of a step with its target, for losses.
@@ -58,12 +115,8 @@ class ForecastMap:
 
     def __call__(self, state: State) -> Fields:
         """Returns the fields after the steps `leads`."""
-        self.check(state)
+        check_shapes(state, self.state, "state")
         return self.run("function", dict(state))
-
-    def check(self, state: State, subject: str = "state") -> None:
-        """Checks the names and shapes of a state, or of a perturbation of one."""
-        check_shapes(state, self.state, subject)
 
     def run(self, name: str, *arrays: Any) -> Any:
         """Runs `function`, `tangents` or `gradient`, jitted, also inside of a `jit`."""
@@ -116,10 +169,7 @@ class ForecastMap:
         self, weights: Any, constants: Any, state: State, perturbation: State
     ) -> tuple[Fields, Fields]:
         """The fields, and their tangents; not jitted."""
-
-        def forecast(state: State) -> Fields:
-            return self.function(weights, constants, state)
-
+        forecast = partial(self.function, weights, constants)
         tangent = jax.tree.map(_with_dtype, perturbation, state)
         return jax.jvp(forecast, (state,), (tangent,))
 
@@ -127,11 +177,7 @@ class ForecastMap:
         self, weights: Any, constants: Any, state: State, cotangents: Any
     ) -> tuple[Any, dict[str, Any]]:
         """The value of `function`, and the gradient of <cotangents, value>."""
-
-        def forecast(state: State) -> Any:
-            return self.function(weights, constants, state)
-
-        value, pullback = jax.vjp(forecast, state)
+        value, pullback = jax.vjp(partial(self.function, weights, constants), state)
         return value, pullback(jax.tree.map(_with_dtype, cotangents, value))[0]
 
     def _spec(self, name: str) -> Any:
@@ -327,3 +373,67 @@ def check_shapes(
                 f"{subject}: {key} has shape {np.shape(actual[key])}, expected "
                 f"{shapes[key]}"
             )
+
+
+def tangent_linear(
+    forecast: ForecastMap, state: State, perturbation: State
+) -> tuple[Fields, Fields]:
+    """The forecast of a state, and the first-order change by a perturbation of it."""
+    return linearized(forecast, state).with_tangents(perturbation)
+
+
+def adjoint(
+    forecast: ForecastMap, state: State, cotangents: Mapping[str, Any]
+) -> tuple[Fields, dict[str, Float[Array, "batch _ time lat lon"]]]:
+    """The forecast of a state, and the gradient of a linear function of its fields."""
+    # Fields that are left out of the cotangents have none.
+    return linearized(forecast, state).with_gradient(cotangents)
+
+
+def linearized(forecast: ForecastMap, state: State) -> Linearized:
+    """The linear map of perturbations of a state to perturbations of its forecast."""
+    check_shapes(state, forecast.state, "state")
+    return Linearized(forecast, {k: jnp.asarray(x) for k, x in state.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class Linearized:
+    """A forecast, linearized at a state; each product computes its steps again."""
+
+    forecast: ForecastMap
+    state: State
+
+    def tangent_linear(self, perturbation: State) -> Fields:
+        """M x, the change of the fields; see `tangent_linear`."""
+        return self.with_tangents(perturbation)[1]
+
+    def adjoint(self, cotangents: Mapping[str, Any]) -> dict[str, Any]:
+        """M' y, the gradient by the state; see `adjoint`."""
+        return self.with_gradient(cotangents)[1]
+
+    def with_tangents(self, perturbation: State) -> tuple[Fields, Fields]:
+        """The fields, and M x."""
+        check_shapes(perturbation, self.forecast.state, "perturbation")
+        return self.forecast.run("tangents", dict(self.state), dict(perturbation))
+
+    def with_gradient(
+        self, cotangents: Mapping[str, Any]
+    ) -> tuple[Fields, dict[str, Any]]:
+        """The fields, and M' y."""
+        forecast = self.forecast
+        arrays = forecast.weights, forecast.constants, dict(self.state)
+        shapes = jax.eval_shape(forecast.function, *arrays)
+        missing = {
+            key: jnp.zeros(field.shape, field.dtype)
+            for key, field in shapes.items()
+            if key not in cotangents
+        }
+        full = {**missing, **cotangents}
+        check_shapes(full, shapes, "cotangents")
+        return forecast.run("gradient", dict(self.state), full)
+
+
+def inner_product(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
+    """The sum of the products of two sets of fields, in float64 on the host."""
+    products = [np.vdot(np.float64(a[key]), np.float64(b[key])) for key in a]
+    return float(sum(products))

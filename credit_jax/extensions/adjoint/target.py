@@ -13,8 +13,7 @@ from jaxtyping import Float
 
 from credit_jax.config import not_available
 from credit_jax.evaluation.regions import REGIONS, Region, region_weights
-from credit_jax.extensions.adjoint.linear import adjoint
-from credit_jax.extensions.adjoint.maps import ForecastMap
+from credit_jax.extensions.adjoint.maps import ForecastMap, adjoint
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset
 from credit_jax.forecast.outputs import Outputs

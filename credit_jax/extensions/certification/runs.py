@@ -40,9 +40,8 @@ from credit_jax.extensions.certification.subject import wide
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
-from credit_jax.training.loggers import LOG_NAME
+from credit_jax.training.loggers import LOG_NAME, RECORDS_NAME, read_records
 from credit_jax.training.loop import TIME_COLUMNS, grouped
-from credit_jax.training.records import RECORDS_NAME, read_records
 from credit_jax.training.run import run_training
 from credit_jax.training.setup import CompiledSteps, Setup, prepare
 from credit_jax.training.state import TrainState, init_loss_state

@@ -22,8 +22,7 @@ from credit_jax.extensions.certification.measure import Measured
 from credit_jax.extensions.certification.runs import train_config
 from credit_jax.extensions.certification.verdict import FLOAT32, compare
 from credit_jax.training import setup, step
-from credit_jax.training.epoch_end import EpochNumbers
-from credit_jax.training.loop import TrainingLoop
+from credit_jax.training.loop import EpochNumbers, TrainingLoop
 from credit_jax.training.restore import RunStore
 from tests.extensions.certification.test_command import small_debugger
 from tests.extensions.certification.test_faults import averaged_gradient, on_shard
