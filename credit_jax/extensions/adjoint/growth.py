@@ -55,10 +55,20 @@ def singular_vectors(
                 f"state: the {shapes[key][0]} samples of {key} differ; singular "
                 "vectors are those of one"
             )
-    for key in weights:
+    roots = {}
+    for key, of_variable in weights.items():
         if key not in shapes:
             raise not_available("weights: the variable", key, shapes)
-    roots = {key: _root(weights, key, shapes[key]) for key in weights}
+        _, levels, times, *grid = shapes[key]
+        if times != 1:
+            raise ValueError(
+                f"state: {key} has shape {shapes[key]}; singular vectors are those of "
+                "one time"
+            )
+        full = np.broadcast_to(np.asarray(of_variable, np.float64), (levels, *grid))
+        if not (full > 0).all():
+            raise ValueError(f"weights: {key} must be positive, got {full.min():g}")
+        roots[key] = np.sqrt(full)[None, :, None]
     size = sum(root.size for root in roots.values())
     if not 0 < count < size:
         raise ValueError(f"count: got {count}, expected 1 to {size - 1}")
@@ -102,18 +112,6 @@ def singular_vectors(
             for key in roots
         },
     )
-
-
-def _root(weights: NormWeights, key: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Roots of the weights of a variable, of the shape of the state."""
-    if shape[2] != 1:
-        raise ValueError(
-            f"state: {key} has shape {shape}; singular vectors are those of one time"
-        )
-    full = np.broadcast_to(np.asarray(weights[key], np.float64), (shape[1], *shape[3:]))
-    if not (full > 0).all():
-        raise ValueError(f"weights: {key} must be positive, got {full.min():g}")
-    return np.sqrt(full)[None, :, None]
 
 
 def area_weights(

@@ -6,10 +6,9 @@ of the config.
 
 from __future__ import annotations
 
-import csv
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +121,8 @@ class OptimizeState(RunOptions):
                 with new_file(out / name) as path:
                     write_netcdf(dataset, path, {})
             with new_file(out / LOG) as path:
-                _write_log(rows, path)
+                log = pd.DataFrame(rows, index=range(1, len(rows) + 1))
+                log.to_csv(path, index_label="iteration", lineterminator="\r\n")
             for note in loss_notes(rows):
                 print_line(f"note: {note}", "yellow")
             print_line(f"written: {out}")
@@ -177,11 +177,3 @@ def _training(config: Config, plan: ForecastPlan, num_steps: int) -> RunPlan:
             num_devices=1,
             like=plan.reader.data.coordinates() if shared_grid else None,
         )
-
-
-def _write_log(rows: Sequence[StateIteration], path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ["iteration", "window", "learning_rate", "loss"])
-        writer.writeheader()
-        for number, row in enumerate(rows, 1):
-            writer.writerow({"iteration": number, **asdict(row)})

@@ -95,7 +95,12 @@ def _region(text: str) -> Region:
     if "latitude" in bounds:
         latitudes = ((min(bounds["latitude"]), max(bounds["latitude"])),)
     if "longitude" in bounds:
-        longitudes = _circle(*bounds["longitude"])
+        west, east = bounds["longitude"]
+        # From 0 to 360, eastward; a whole circle is no range.
+        if west == east or (west - east) % 360:
+            west, east = west % 360, east % 360
+            around = (west, 360.0), (0.0, east)
+            longitudes = ((west, east),) if west <= east else around
     return Region(text, latitudes, longitudes)
 
 
@@ -114,16 +119,6 @@ def _bounds(match: re.Match[str]) -> tuple[str, tuple[float, float]]:
     if letters == ("W", "W"):
         values = min(values), max(values)
     return name, values
-
-
-def _circle(west: float, east: float) -> tuple[tuple[float, float], ...] | None:
-    """Ranges of longitudes from 0 to 360, eastward from one to the other."""
-    if west != east and (west - east) % 360 == 0:
-        return None
-    west, east = west % 360, east % 360
-    if west <= east:
-        return ((west, east),)
-    return (west, 360.0), (0.0, east)
 
 
 @dataclass(frozen=True, eq=False)

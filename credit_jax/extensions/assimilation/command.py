@@ -13,7 +13,6 @@ import numpy as np
 
 from credit_jax.cli.commands import DIVERGED, OK, CommandError, option, print_lines
 from credit_jax.cli.model import ModelOptions
-from credit_jax.config.assimilation import AssimilationConfig
 from credit_jax.config.dates import date_label, duration
 from credit_jax.config.inference import OutputConfig
 from credit_jax.config.load import read_with_objects
@@ -74,13 +73,19 @@ class Assimilate(ModelOptions):
         if section.first_lead is not None:
             first_steps = steps_of(section.first_lead, step, "assimilation.first_lead")
         num_steps = steps_of(section.window, step, "assimilation.window")
+        calendar, window = config.data.calendar or STANDARD, duration(section.window)
+        first = np.array([date_label(section.start).to_datetime64()])
+        init_times = [
+            str(shift_all(first, number * window, calendar)[0])
+            for number in range(section.cycles)
+        ]
         table = read_observations(section.observations)
         covariance = read_background(section.background.file, section.background.scale)
         self.join()
         planned = self.plan(
             config,
             package,
-            init_times=_starts(section, config.data.calendar or STANDARD),
+            init_times=init_times,
             num_steps=num_steps,
             changes={"output": OutputConfig(), "members": 1},
             earlier_state=first_steps,
@@ -109,8 +114,8 @@ class Assimilate(ModelOptions):
         _, archive = planned.store(Path(self.out) / FORECASTS, "netcdf")
         # More windows may be added later.
         subject = section.model_dump(mode="json", exclude={"cycles"})
-        first = [str(plan.schedule.starts[0])]
-        identity = {**archive.identity, "start dates": first, "assimilation": subject}
+        dates = [str(plan.schedule.starts[0])]
+        identity = {**archive.identity, "start dates": dates, "assimilation": subject}
         archive = replace(archive, identity=identity)
         tasks = [Task(number, 0) for number in range(section.cycles)]
         archive.check(tasks, resume=self.resume)
@@ -148,13 +153,3 @@ def _check_windows(schedule: ForecastSchedule) -> None:
             f"data.calendar: the data have the calendar {schedule.calendar}, in which "
             "the windows do not follow one another; name it in data.calendar"
         )
-
-
-def _starts(section: AssimilationConfig, calendar: str) -> list[str]:
-    """The start dates of all windows."""
-    first = date_label(section.start).to_datetime64()
-    window = duration(section.window)
-    return [
-        str(shift_all(np.array([first]), number * window, calendar)[0])
-        for number in range(section.cycles)
-    ]

@@ -193,11 +193,11 @@ class Cycling:
         start = schedule.starts[number]
         # Now, so that a first window that cannot be analyzed leaves nothing.
         self.archive.create()
-        self._analyses.write(task, [start], [dict(state)])
+        self._stores[ANALYSES].write(task, [start], [dict(state)])
         for step in range(1, schedule.num_steps + 1):
             fields = {key: x[step - 1] for key, x in steps.items()}
             time = schedule.valid_time(number, step)
-            self._forecasts.write(task, [time], [fields])
+            self._stores[FORECASTS].write(task, [time], [fields])
         name = pd.Timestamp(start).strftime("%Y%m%d_%H%MZ.nc")
         with new_file(self.folder / INNOVATIONS / name) as partial:
             write_netcdf(innovations, partial)
@@ -223,9 +223,9 @@ class Cycling:
             return {key: to_host(fields[key])[0, 0] for key in previous.state}
         schedule = self.plan.schedule
         end = schedule.valid_time(number - 1, schedule.num_steps)
-        fields = xr.load_dataset(self._forecasts.path(Task(number - 1, 0), end))
+        fields = xr.load_dataset(self._stores[FORECASTS].path(Task(number - 1, 0), end))
         state = {}
-        for variable in self._analyses.outputs.variables:
+        for variable in self._stores[ANALYSES].outputs.variables:
             array = fields[variable.name].isel(time=0)
             if variable.levels is None:
                 state[variable.key] = array.values[None]
@@ -235,20 +235,20 @@ class Cycling:
         return state
 
     @cached_property
-    def _analyses(self) -> NetcdfStore:
+    def _stores(self) -> dict[str, NetcdfStore]:
+        """The files of analyses, of prognostic variables alone, and of forecasts."""
         prognostic = tuple(
             v for v in self.outputs.variables if v.key in self.covariance.levels
         )
-        outputs = replace(self.outputs, variables=prognostic)
-        return self._store(ANALYSES, outputs)
-
-    @cached_property
-    def _forecasts(self) -> NetcdfStore:
-        return self._store(FORECASTS, self.outputs)
-
-    def _store(self, name: str, outputs: Outputs) -> NetcdfStore:
-        folder, schedule = self.folder / name, self.plan.schedule
-        return NetcdfStore(folder, outputs, schedule, OutputConfig())
+        states = replace(self.outputs, variables=prognostic)
+        parts, schedule = (
+            {ANALYSES: states, FORECASTS: self.outputs},
+            self.plan.schedule,
+        )
+        return {
+            name: NetcdfStore(self.folder / name, outputs, schedule, OutputConfig())
+            for name, outputs in parts.items()
+        }
 
 
 def background_variance(first: Guess, seed: int) -> np.ndarray:

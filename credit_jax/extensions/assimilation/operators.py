@@ -172,11 +172,6 @@ class Observer:
     operators: Mapping[str, Operator]
     mesh: Mesh
 
-    @property
-    def interpolated(self) -> list[str]:
-        """The variables whose fields are observed themselves."""
-        return [k for k, x in self.operators.items() if isinstance(x, Interpolation)]
-
     def observed(self, table: pd.DataFrame, grid: TrajectoryGrid) -> Observed:
         """Prepares the observations of a window."""
         table = table.sort_values("variable", kind="stable", ignore_index=True)

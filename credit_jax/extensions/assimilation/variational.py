@@ -21,7 +21,11 @@ from credit_jax.config.messages import counted
 from credit_jax.extensions.adjoint import ForecastMap, Linearized, linearized
 from credit_jax.extensions.assimilation.background import StateCovariance
 from credit_jax.extensions.assimilation.observations import first_row, place_of
-from credit_jax.extensions.assimilation.operators import Observed, Observer
+from credit_jax.extensions.assimilation.operators import (
+    Interpolation,
+    Observed,
+    Observer,
+)
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.transforms.base import variable_of
 
@@ -92,7 +96,9 @@ class Window:
             for key, x in self.background.items()
             if np.isnan(x).any()
         }
-        with_operator = ~table["variable"].isin(self.observer.interpolated).to_numpy()
+        operators = self.observer.operators.items()
+        plain = [name for name, x in operators if isinstance(x, Interpolation)]
+        with_operator = ~table["variable"].isin(plain).to_numpy()
         missing = wrong & (with_operator | table["variable"].isin([*holes]).to_numpy())
         if holes and missing.any():
             each = ", ".join(
