@@ -453,8 +453,23 @@ class TrainingLoop:
         self._numbers.add(losses, info["measured"])
         self._saves.updated()
         self._report_bad(*group)
-        self._record(epoch, info, losses, norm, len(group))
         scale = float(info["loss_scale"]) if "loss_scale" in info else None
+        scales = {} if scale is None else {"loss_scale": scale}
+        if records := self.loggers.records:
+            previous, self._saved = self._saved, self._saves.total_seconds
+            records.updated(
+                step=self._micro_step,
+                epoch=epoch,
+                batch=self._progress.batches,
+                count=len(group),
+                loss=float(losses.mean()),
+                grad_norm=norm,
+                learning_rate=float(info["learning_rate"]),
+                data_wait_seconds=self._numbers.waits[-1],
+                save_seconds=self._saved - previous,
+                **self._stage_number,
+                **scales,
+            )
         if scale is not None and scale <= 1 and skipped:
             self.loggers.display.message(
                 f"The gradient overflowed float16 though the loss scale is {scale:g}; "
@@ -469,7 +484,7 @@ class TrainingLoop:
                 "lr": float(info["learning_rate"]),
                 "grad norm": norm,
                 "data wait %": self._numbers.wait_percent,
-                **(self.loggers.records.shown if self.loggers.records else {}),
+                **(records.shown if records else {}),
                 **self._saves.minutes_ago("saved min ago"),
                 **({} if scale is None else {"loss scale": scale}),
             },
@@ -499,33 +514,6 @@ class TrainingLoop:
             f"batch {self._progress.batches + index + 1}, samples of {dates}); "
             f"training has stopped. {newest} A lower trainer.learning_rate or a "
             "trainer.grad_max_norm of 1.0 may help."
-        )
-
-    def _record(
-        self,
-        epoch: int,
-        info: dict[str, Any],
-        losses: np.ndarray,
-        norm: float,
-        count: int,
-    ) -> None:
-        """Hands the numbers of an update to the records."""
-        if self.loggers.records is None:
-            return
-        previous, self._saved = self._saved, self._saves.total_seconds
-        values = {
-            "loss": float(losses.mean()),
-            "grad_norm": norm,
-            "learning_rate": float(info["learning_rate"]),
-            "data_wait_seconds": self._numbers.waits[-1],
-            "save_seconds": self._saved - previous,
-            **self._stage_number,
-        }
-        if "loss_scale" in info:
-            values["loss_scale"] = float(info["loss_scale"])
-        batch = self._progress.batches
-        self.loggers.records.updated(
-            step=self._micro_step, epoch=epoch, batch=batch, count=count, **values
         )
 
     def _report_bad(self, *batches: Batch) -> None:
@@ -582,8 +570,26 @@ class TrainingLoop:
         for tracker in self.loggers.trackers:
             tracker.write_epoch(row)
         self._save()
-        self._announce(row, time.monotonic() - began)
+        hidden = {*self.stage.setup.lengths, "epoch"}
+        parts = [
+            f"{name} {value:.5g}"
+            for name, value in row.items()
+            if name not in hidden and "/" not in name
+        ]
+        records, seconds = self.loggers.records, time.monotonic() - began
+        for name, value in (records.shown if records else {}).items():
+            parts.append(f"{name} {value:.3g}")
         best, patience = self._progress.best_epoch, self.trainer.stopping_patience
+        self.loggers.display.message(
+            f"{self._label(epoch)} done{' (best so far)' if best == epoch else ''}: "
+            f"{'  '.join(parts)}  validation {seconds:.1f} s"
+        )
+        if waited > MUCH_WAITING:
+            self.loggers.display.message(
+                f"Updates waited for data {waited:.0f} % of the time: "
+                f"raise trainer.thread_workers ({self.trainer.thread_workers}) or "
+                f"trainer.prefetch_factor ({self.trainer.prefetch_factor})."
+            )
         if best is None or epoch - best < patience or self.trainer.skip_validation:
             return None
         self.loggers.display.message(
@@ -601,29 +607,6 @@ class TrainingLoop:
             self.loggers.store.save(self._micro_step, self._state, self._progress)
         if records:
             records.resume_clock()
-
-    def _announce(self, row: LogRow, seconds: float) -> None:
-        displayed = [
-            f"{name} {value:.5g}"
-            for name, value in row.items()
-            if name not in self.stage.setup.lengths
-            and name != "epoch"
-            and "/" not in name
-        ]
-        best = " (best so far)" if self._progress.best_epoch == row["epoch"] else ""
-        records = self.loggers.records
-        for name, value in (records.shown if records else {}).items():
-            displayed.append(f"{name} {value:.3g}")
-        self.loggers.display.message(
-            f"{self._label(int(row['epoch']))} done{best}: "
-            f"{'  '.join(displayed)}  validation {seconds:.1f} s"
-        )
-        if (percent := row["data_wait_percent"]) > MUCH_WAITING:
-            self.loggers.display.message(
-                f"Updates waited for data {percent:.0f} % of the time: "
-                f"raise trainer.thread_workers ({self.trainer.thread_workers}) or "
-                f"trainer.prefetch_factor ({self.trainer.prefetch_factor})."
-            )
 
 
 def batches_left(loader: Loader, cap: int, done: int) -> int:

@@ -160,7 +160,14 @@ class ForecastMap:
             key: pad_rows(jnp.asarray(x), model.axes.num_domain, ROW_DIM)
             for key, x in state.items()
         }
-        specs = {name: self._spec(name) for name in constants}
+        later = batch_spec(model.axes, stacked=True)
+        inputs = model.input_specs(stacked=True)
+        of_name: dict[str, Any] = {
+            **model.input_specs(),
+            "noise": PartitionSpec(batch_spec(model.axes)[0]),
+            "later": {k: inputs.get(k, later) for k in self.constants["later"]},
+        }
+        specs = {k: of_name.get(k, batch_spec(model.axes)) for k in constants}
         batch_specs = specs, batch_spec(model.axes)
         run = model.shard_map(self._local, batch_specs=batch_specs, out_specs=out_specs)
         return run(*weights, (constants, padded))
@@ -179,17 +186,6 @@ class ForecastMap:
         """The value of `function`, and the gradient of <cotangents, value>."""
         value, pullback = jax.vjp(partial(self.function, weights, constants), state)
         return value, pullback(jax.tree.map(_with_dtype, cotangents, value))[0]
-
-    def _spec(self, name: str) -> Any:
-        """PartitionSpec of a constant, or of a tree of constants."""
-        model = self.step.model
-        if name == "noise":
-            return PartitionSpec(batch_spec(model.axes)[0])
-        if name == "later":
-            stacked = batch_spec(model.axes, stacked=True)
-            inputs = model.input_specs(stacked=True)
-            return {k: inputs.get(k, stacked) for k in self.constants["later"]}
-        return model.input_specs().get(name, batch_spec(model.axes))
 
     def _local(self, params: Any, model_state: Any, arguments: Any) -> Any:
         """All steps on local rows."""

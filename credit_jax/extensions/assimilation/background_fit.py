@@ -228,18 +228,16 @@ def fit_background(
     fitted = BackgroundCovariance(
         channels, harmonics, deviation, root, tuple(indices), balance
     )
-    return _leveled(fitted) if winds else fitted
-
-
-def _leveled(covariance: BackgroundCovariance) -> BackgroundCovariance:
-    """Divides by the deviations that balance makes depend on latitude, from draws."""
+    if not winds:
+        return fitted
+    # Deviations that balance makes depend on latitude, from draws.
     rng = np.random.default_rng(0)
-    unit = replace(covariance, deviation=np.ones_like(covariance.deviation))
+    unit = replace(fitted, deviation=np.ones_like(deviation))
     draws = (unit.fields(rng.standard_normal(unit.shape)) for _ in range(_NUM_DRAWS))
     variance = sum(np.square(fields).mean(2) for fields in draws) / _NUM_DRAWS
     profile = np.sqrt(np.where(variance > 0, variance, 1.0))
-    profile[[*covariance.winds]] = 1.0
-    return replace(covariance, deviation=covariance.deviation / profile)
+    profile[indices] = 1.0
+    return replace(fitted, deviation=deviation / profile)
 
 
 def _unbalanced(

@@ -63,7 +63,12 @@ def read_observations(
             table = _netcdf(path) if read is None else read(path)
             if layout is not None:
                 table = layout(table).assign(error=1.0)
-            table = table if read is None else _timed(table)
+            if read is not None and "time" in table:
+                times: Any = pd.to_datetime(
+                    table["time"], format="ISO8601", errors="coerce", utc=True
+                )
+                _check_read(table["time"], times, "date, such as 2000-01-01T03:00")
+                table["time"] = times.dt.tz_localize(None).astype("datetime64[ns]")
         except (ImportError, ValueError) as error:
             raise ValueError(
                 f"{origin}: {path} cannot be read as CSV (.csv, with | .psv), "
@@ -102,17 +107,6 @@ _READERS: Mapping[str, Callable[[Path], pd.DataFrame]] = {
     ".psv": partial(pd.read_csv, sep="|", index_col=False, low_memory=False),
     ".parquet": lambda path: pd.read_parquet(path),
 }
-
-
-def _timed(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with its times in UTC."""
-    if "time" in table:
-        times: Any = pd.to_datetime(
-            table["time"], format="ISO8601", errors="coerce", utc=True
-        )
-        _check_read(table["time"], times, "date, such as 2000-01-01T03:00")
-        table["time"] = times.dt.tz_localize(None).astype("datetime64[ns]")
-    return table
 
 
 def _check_read(texts: Any, values: Any, subject: str, origin: str = "") -> None:
