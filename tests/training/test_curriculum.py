@@ -12,7 +12,7 @@ from credit_jax.packages.package import base_of_run
 from credit_jax.training.loggers import read_records
 from tests.support import assert_close
 from tests.training.test_base_weights import make_base
-from tests.training.test_loop import Watched, go, log_of, prepared, terminate_before
+from tests.training.test_loop import Watched, go, log_of, set_up, terminate_before
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
 
@@ -66,7 +66,7 @@ def staged(world, folder, mesh="one", stop=(-1, 0), **changes):
         "validation_data__forecast_len": 2,
         "postblocks": {"per_step": {"named": named, "norm": norm}},
     }
-    setup = prepared(world, folder / "run", mesh, **run | changes)
+    setup = set_up(world, folder / "run", mesh, **run | changes)
     stages = tuple(
         Watched.of(stage, terminate_before(stop[1]) if index == stop[0] else None)
         for index, stage in enumerate(setup.stages)

@@ -85,13 +85,17 @@ class Watched(Setup):
         return dataclasses.replace(steps, train=train, place_train=place_train)
 
 
-def prepared(world, folder, mesh="one", before_step=None, change_info=None, **changes):
+def set_up(world, folder, mesh="one", **changes):
     block, num = MESHES[mesh]
     size = 2 if mesh.startswith("dp2") else 4
     sizes = {"trainer__train_batch_size": size, "trainer__valid_batch_size": size}
     changes = {"trainer__parallelism": block} | sizes | changes
     config = build_config(tiny_config(world, folder, **changes))
-    setup = prepare(plan_run(config, num_devices=num), jax.devices()[:num])
+    return prepare(plan_run(config, num_devices=num), jax.devices()[:num])
+
+
+def prepared(world, folder, mesh="one", before_step=None, change_info=None, **changes):
+    setup = set_up(world, folder, mesh, **changes)
     return Watched.of(setup, before_step, change_info)
 
 
