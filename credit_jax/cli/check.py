@@ -24,7 +24,7 @@ from credit_jax.cli.commands import FAILED, OK, ConfigOptions, option, print_lin
 from credit_jax.config import Config, ConfigError, apply_overrides, build_config, parse
 from credit_jax.config.base import ConfigWarning, as_problems
 from credit_jax.config.data import DataConfig, num_samples
-from credit_jax.config.load import for_forecasts, forecasts_alone, is_gen1
+from credit_jax.config.load import GEN1, for_forecasts, forecasts_alone, is_gen1
 from credit_jax.config.messages import counted, printable
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data import ChannelGroup, ChannelSchema
@@ -219,11 +219,7 @@ def check_config(
         mapping = apply_overrides(read_yaml(path), overrides)
         if is_gen1(mapping):
             report.kind, new = "gen1", Path(path).with_suffix(".gen2.yml")
-            text = (
-                "data: has flat variables, as CREDIT's generation 1; convert the file"
-            )
-            command = f"credit-jax config --to jax {path} --out {new}"
-            raise ConfigError([f"{text} first: {command}"])
+            raise ConfigError([GEN1.format(path, new)])
         data = mapping.get("data")
         if isinstance(data, Mapping) and isinstance(data.get("source"), dict):
             report.kind = "gen2"

@@ -149,11 +149,10 @@ class Registry(dict[str, Entry], Generic[Entry]):
         name: object,
         arguments: Mapping[str, Any],
         path: str,
-        arguments_key: str = "args",
     ) -> Section:
         """Validates the arguments of a component; reads no file."""
         component = self.find(name, join(path, "type"))
-        return parse(component, arguments, join(path, arguments_key))
+        return parse(component, arguments, join(path, "args"))
 
 
 # Kind -> its registry, from the import of the module that has it on.

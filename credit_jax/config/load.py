@@ -52,9 +52,9 @@ _NO_TRAINING: Mapping[str, Mapping[str, Any]] = {
 }
 _NO_DATE = "2000-01-01"
 
-_GEN1 = (
+GEN1 = (
     "data: has flat variables, as CREDIT's generation 1; convert the file first: "
-    "credit-jax config --to jax FILE --out NEW_FILE"
+    "credit-jax config --to jax {} --out {}"
 )
 
 
@@ -204,7 +204,7 @@ def build_config(
 ) -> Config:
     """Validates a mapping of the structure of the YAML file; see `load_config`."""
     if is_gen1(mapping):
-        raise ConfigError([_GEN1], source)
+        raise ConfigError([GEN1.format("FILE", "NEW_FILE")], source)
     mapping = _with_function(mapping)
     register_objects(mapping, source=source)
     mapping = _as_gen2_reads(mapping, source)

@@ -122,7 +122,7 @@ class ForecastStep:
             return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
 
         def full(parts: Any) -> Any:
-            specs = self._result_specs(parts[0][0])
+            specs = self._specs_of(parts[0][0]), batch_spec(self.model.axes)
             return self._mapped(join, ((specs,) * len(parts),), specs)(parts)
 
         return compile_program(full, self.model.mesh)
@@ -140,10 +140,6 @@ class ForecastStep:
             self._specs_of(forcing),
             None if noise is None else PartitionSpec(field[0]),
         )
-
-    def _result_specs(self, state: FieldTree) -> Any:
-        """PartitionSpecs of the next state and of the fields."""
-        return self._specs_of(state), batch_spec(self.model.axes)
 
     def _specs_of(self, tree: FieldTree) -> dict[str, PartitionSpec]:
         specs, field = self.model.input_specs(), batch_spec(self.model.axes)
@@ -170,7 +166,7 @@ class ForecastStep:
         run = self.model.shard_map(
             local_step,
             batch_specs=self._specs(*arguments),
-            out_specs=self._result_specs(state),
+            out_specs=(self._specs_of(state), batch_spec(self.model.axes)),
         )
         return run(params, model_state, arguments)
 

@@ -38,6 +38,7 @@ from credit_jax.forecast.delivery import (
     TaskProgress,
     Tasks,
     added_up,
+    on_host,
 )
 from credit_jax.forecast.members import (
     MemberNoise,
@@ -353,7 +354,11 @@ class _Results:
         threads, scores, sums = self.threads, self.campaign.scores, None
         if scores is not None and threads.references is not None and written:
             sums = scores.measure(outputs, next(threads.references))
-            threads.host.submit(partial(self._score, scores, sums))
+
+            def add_sums() -> None:
+                self.sums.append(scores.measure.to_host(threads.clock.ready(sums)))
+
+            threads.host.submit(add_sums)
         threads.devices.submit(partial(threads.clock.wait, start, (outputs, sums)))
         if written:
             counts, full = self.share.non_finite(outputs), {}
@@ -381,15 +386,14 @@ class _Results:
                 self.threads.files.submit(task.job(job))
             task.close()
 
-    def _score(self, scores: OnlineScores, sums: Any) -> None:
-        self.sums.append(scores.measure.to_host(self.threads.clock.ready(sums)))
-
     def _deliver(self, step: int, counts: Any, full: Any) -> None:
         """Copies the fields of a step to the host, and passes them to the writers."""
         counts, full = self.threads.clock.ready((counts, full))
         positions = list(self.share.positions)
         counts = {key: np.asarray(x)[positions] for key, x in counts.items()}
-        self._write(step, counts, self.share.on_host(full))
+        rows = self.share.num_rows
+        fields = {key: on_host(x)[:, :, 0, :rows] for key, x in full.items()}
+        self._write(step, counts, fields)
 
     def _write(
         self,

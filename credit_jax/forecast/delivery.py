@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import jax
@@ -32,19 +32,6 @@ HostFields: TypeAlias = dict[str, np.ndarray]
 WriteJob: TypeAlias = Callable[[], None]
 
 
-class TaskWriter:
-    """Writes one forecast; this one writes nothing."""
-
-    def add(self, step: int, fields: HostFields) -> Iterator[WriteJob]:
-        """Adds a step, in order; yields the jobs that write complete parts."""
-        del step, fields
-        yield from ()
-
-    def finish(self) -> Iterator[WriteJob]:
-        """Yields the jobs that write the remaining parts after the last step."""
-        yield from ()
-
-
 class ForecastStore:
     """A destination of forecasts; this one is none, for those that are only scored."""
 
@@ -54,8 +41,26 @@ class ForecastStore:
         """Creates the parts that all forecasts share, unless they exist."""
 
     def writer(self, task: Task) -> TaskWriter:
-        del task
-        return TaskWriter()
+        return TaskWriter(self, task)
+
+    def write(self, task: Task, step: Any, fields: Any, /) -> None:
+        """Writes a step of a forecast."""
+
+
+@dataclass
+class TaskWriter:
+    """Writes one forecast to a store."""
+
+    store: Any
+    task: Task
+
+    def add(self, step: int, fields: HostFields) -> Iterator[WriteJob]:
+        """Adds a step, in order; yields the jobs that write complete parts."""
+        yield partial(self.store.write, self.task, step, fields)
+
+    def finish(self) -> Iterator[WriteJob]:
+        """Yields the jobs that write the remaining parts after the last step."""
+        yield from ()
 
 
 _ADVICE = "--resume makes the forecasts that are missing"
@@ -103,7 +108,7 @@ class TaskProgress:
 Tasks = Sequence[TaskProgress | None]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Share:
     """The samples of each group that this process reads and writes."""
 
@@ -111,35 +116,22 @@ class Share:
     size: int  # samples of a group
     num_rows: int  # rows of the grid, without those that pad it on the mesh
 
-    @cached_property
-    def ranks(self) -> tuple[int, ...]:
-        """The data-parallel ranks of this process, ascending."""
-        # If a rank spans several processes, the first one writes its samples.
-        return local_dp_ranks(self.mesh)
-
-    @cached_property
-    def positions(self) -> tuple[int, ...]:
-        """Positions of its samples in a group, rank after rank."""
-        return self._positions(self.ranks)
-
-    @cached_property
-    def written(self) -> frozenset[int]:
-        """Positions of the samples that this process writes."""
-        return frozenset(self._positions(writing_dp_ranks(self.mesh)))
-
-    def _positions(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+    def __post_init__(self) -> None:
+        # The data-parallel ranks of this process, ascending. If a rank spans several
+        # processes, the first one writes its samples.
+        self.ranks = local_dp_ranks(self.mesh)
         each = self.size // MeshAxes.from_mesh(self.mesh).num_data
-        return tuple(r * each + i for r in ranks for i in range(each))
+        # Positions of its samples in a group, rank after rank, and of those it writes.
+        self.positions, self.written = (
+            tuple(r * each + i for r in ranks for i in range(each))
+            for ranks in (self.ranks, writing_dp_ranks(self.mesh))
+        )
 
     def with_all_rows(self, outputs: StepFields) -> StepFields:
         """All-gathers rows that span several processes: a collective."""
         if all(field.is_fully_addressable for field in outputs.values()):
             return outputs
         return self._gather(outputs)
-
-    def on_host(self, outputs: StepFields) -> dict[str, np.ndarray]:
-        """Key -> (batch, level, lat, lon) of this process, without padding rows."""
-        return {k: _local(x)[:, :, 0, : self.num_rows] for k, x in outputs.items()}
 
     @cached_property
     def non_finite(self) -> Callable[[StepFields], dict[str, Array]]:
@@ -171,7 +163,8 @@ class Share:
         return compile_program(full, self.mesh)
 
 
-def _local(field: jax.Array) -> np.ndarray:
+def on_host(field: jax.Array) -> np.ndarray:
+    """(batch, level, time, rows, lon) of this process, float32."""
     if field.is_fully_addressable:
         return np.asarray(field, np.float32)
     parts = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import jax
@@ -90,6 +90,7 @@ class Forecaster:
         """
         inputs = x if isinstance(x, Mapping) else {"x": x}
         size, local = self.model.axes.num_data, {}
+        ranks = local_dp_ranks(self.model.mesh)
         for name, array in inputs.items():
             if len(array) % size:
                 raise ValueError(
@@ -97,12 +98,8 @@ class Forecaster:
                     "devices cannot share equally; use data=none, or a multiple"
                 )
             parts = np.split(array, size)
-            local[name] = np.concatenate([parts[rank] for rank in self._ranks])
-        return place_batch(local, self.model.mesh, local_dp_ranks=self._ranks)
-
-    @cached_property
-    def _ranks(self) -> tuple[int, ...]:
-        return local_dp_ranks(self.model.mesh)
+            local[name] = np.concatenate([parts[rank] for rank in ranks])
+        return place_batch(local, self.model.mesh, local_dp_ranks=ranks)
 
 
 def to_host(array: jax.Array) -> Float[np.ndarray, ...]:

@@ -102,8 +102,6 @@ class NetcdfStore(ForecastStore):
 class NetcdfWriter(TaskWriter):
     """Collects the steps of one forecast into files."""
 
-    store: NetcdfStore
-    task: Task
     _times: list[np.datetime64] = field(default_factory=list)
     _steps: list[HostFields] = field(default_factory=list)
 

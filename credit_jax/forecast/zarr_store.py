@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from credit_jax.config.inference import OutputConfig
 from credit_jax.data.calendars import STANDARD, as_dates
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.evaluation.opening import STORE
-from credit_jax.forecast.delivery import ForecastStore, HostFields, TaskWriter, WriteJob
+from credit_jax.forecast.delivery import ForecastStore, HostFields
 from credit_jax.forecast.netcdf import COORDINATES, UNITS
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.io.atomic import new_folder
@@ -105,9 +105,6 @@ class ZarrStore(ForecastStore):
             # Another process of the same campaign may have been first.
             if not self.path.exists():
                 raise
-
-    def writer(self, task: Task) -> ZarrWriter:
-        return ZarrWriter(self, task)
 
     @cached_property
     def leads(self) -> tuple[int, ...]:
@@ -235,15 +232,3 @@ class ZarrStore(ForecastStore):
         if self.zarr_format == 2:
             return {"attributes": {**attributes, "_ARRAY_DIMENSIONS": list(dims)}}
         return {"attributes": dict(attributes), "dimension_names": dims}
-
-
-@dataclass(frozen=True)
-class ZarrWriter(TaskWriter):
-    """Writes the lead times of one forecast."""
-
-    store: ZarrStore
-    task: Task
-
-    def add(self, step: int, fields: HostFields) -> Iterator[WriteJob]:
-        """Yields the job that writes a step."""
-        yield lambda: self.store.write(self.task, step, fields)

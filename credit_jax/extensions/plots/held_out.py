@@ -138,9 +138,9 @@ class LastForecast(ForecastStore):
         self.store.create()
 
     def writer(self, task: Task) -> TaskWriter:
-        return (
-            self.store.writer(Task(0, 0)) if task.start == self.start else TaskWriter()
-        )
+        if task.start != self.start:
+            return ForecastStore().writer(task)
+        return self.store.writer(Task(0, 0))
 
 
 @dataclass(frozen=True, eq=False)
