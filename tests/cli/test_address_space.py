@@ -18,9 +18,7 @@ from credit_jax.cli.commands import FAILED, USER_ERROR
 from credit_jax.cli.console import main
 from tests.data.world import write_world
 from tests.forecast.tiny_run import make_run
-from tests.training.conftest import compiled_once, tiny_model
-
-__all__ = ["compiled_once", "tiny_model"]
+from tests.support.processes import ROOT
 
 SPARE = 2**32  # bytes
 MOST = 2**30  # bytes of memory that an error may take
@@ -28,27 +26,20 @@ SIDE = 60_000  # rows and columns of a field of 14 GB
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory):
+def good(tmp_path_factory, tiny_model):
     """A data set, the config of a run, its checkpoint and a forecast."""
-    with pytest.MonkeyPatch.context() as patch:
-        from credit_jax.models import registry
-        from tests.training.tiny import Tiny, TinyConfig
-
-        entry = registry.ModelEntry(TinyConfig, Tiny)
-        patch.setitem(registry.MODELS, "tiny", entry)
-        folder = tmp_path_factory.mktemp("good")
-        write_world(folder)
-        config = make_run(folder, folder / "model")
-        out = ["--out", str(folder / "forecast"), "--cache", "none"]
-        assert main(["forecast", "--config", config, *out]) == 0
+    folder = tmp_path_factory.mktemp("good")
+    write_world(folder)
+    config = make_run(folder, folder / "model")
+    out = ["--out", str(folder / "forecast"), "--cache", "none"]
+    assert main(["forecast", "--config", config, *out]) == 0
     return folder
 
 
 @pytest.fixture
-def world(good, tmp_path, monkeypatch, tiny_model):
+def limited(good, tmp_path):
     """A copy of it, whose config names its files."""
-    folder = tmp_path / "world"
-    shutil.copytree(good, folder)
+    folder = shutil.copytree(good, tmp_path / "world")
     for config in folder.rglob("*.yml"):
         config.write_text(config.read_text().replace(str(good), str(folder)))
     used = int(Path("/proc/self/statm").read_text().split()[0])
@@ -59,29 +50,34 @@ def world(good, tmp_path, monkeypatch, tiny_model):
     resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+def create(file, name, dims, **options):
+    """Adds a data set of some dims to a file."""
+    data = file.create_dataset(name, **options)
+    for dim, scale in zip(data.dims, dims, strict=True):
+        dim.attach_scale(file[scale])
+    return data
+
+
 def huge_chunks(path):
     """Chunks of a terabyte, none of them written."""
     with h5py.File(path, "a") as file:
-        scales, shape = [dim[0] for dim in file["T"].dims], file["T"].shape
+        dims, shape = ("time", "level", "latitude", "longitude"), file["T"].shape
         del file["T"]
         chunks, most = (2**10, 2**9, 2**9, 2**9), (None,) * 4
-        data = file.create_dataset("T", shape, "f8", chunks=chunks, maxshape=most)
-        for dim, scale in zip(data.dims, scales, strict=True):
-            dim.attach_scale(scale)
+        create(file, "T", dims, shape=shape, dtype="f8", chunks=chunks, maxshape=most)
 
 
 def long_axis(path):
     """A time axis of 1e9 values."""
     with h5py.File(path, "a") as file:
-        attributes = dict(file["time"].attrs)
-        other = file.create_dataset("other", (10**9,), "i8", chunks=(1000,))
-        other.attrs["units"] = attributes["units"]
+        long = {"shape": (10**9,), "chunks": (1000,)}
+        other = file.create_dataset("other", dtype="i8", **long)
+        other.attrs["units"] = file["time"].attrs["units"]
         del file["T"]
         file.move("time", "before")
         file.move("other", "time")
         file["time"].make_scale("time")
-        data = file.create_dataset("T", (10**9,), "f8", chunks=(1000,))
-        data.dims[0].attach_scale(file["time"])
+        create(file, "T", ["time"], dtype="f8", **long)
 
 
 def large_fields(path):
@@ -95,46 +91,35 @@ def large_fields(path):
             dims = ["time", *(["level"] if name in "TU" else []), *grid]
             shape = tuple(len(file[dim]) for dim in dims)
             chunks = (*[1] * (len(dims) - 2), 100, 100)
-            data = file.create_dataset(name, shape, "f4", chunks=chunks)
+            data = create(file, name, dims, shape=shape, dtype="f4", chunks=chunks)
             data.attrs["_FillValue"] = np.float32(np.nan)
-            for dim, scale in zip(data.dims, dims, strict=True):
-                dim.attach_scale(file[scale])
 
 
 BOMBS = {"chunks": huge_chunks, "axis": long_axis, "fields": large_fields}
+CONFIG, TRUTH = (
+    "--config W/model/model.yml",
+    "--forecast W/forecast --truth W/w_2000.nc",
+)
 COMMANDS = {
-    "check": lambda w: ["--config", f"{w}/model/model.yml"],
-    "train": lambda w: ["--config", f"{w}/model/model.yml", "--save-loc", f"{w}/other"],
-    "preprocess": lambda w: ["--config", f"{w}/model/model.yml", "--overwrite"],
-    "forecast": lambda w: [
-        *("--config", f"{w}/model/model.yml", "--out", f"{w}/other", "--cache", "none")
-    ],
-    "score": lambda w: [
-        *("--forecast", f"{w}/forecast", "--truth", f"{w}/w_2000.nc"),
-        *("--out", f"{w}/scores"),
-    ],
-    "plot": lambda w: [
-        *("--forecast", f"{w}/forecast", "--truth", f"{w}/w_2000.nc"),
-        *("--variable", "T", "--level", "1", "--out", f"{w}/map.png"),
-        *("--init-time", "2000-01-01"),
-    ],
-    "init": lambda w: [
-        *("--data", f"{w}/w_2000.nc", "--out", f"{w}/new.yml", "--forcing", "tsi"),
-        *("--prognostic", "T", "U", "SP", "--diagnostic", "TP"),
-    ],
+    "check": CONFIG,
+    "train": f"{CONFIG} --save-loc W/other",
+    "preprocess": f"{CONFIG} --overwrite",
+    "forecast": f"{CONFIG} --out W/other --cache none",
+    "score": f"{TRUTH} --out W/scores",
+    "plot": f"{TRUTH} --variable T --level 1 --out W/map.png --init-time 2000-01-01",
+    "init": "--data W/w_2000.nc --out W/new.yml --forcing tsi --prognostic T U SP "
+    "--diagnostic TP",
 }
-
-
 # `init` reads no field, and writes a config of any grid.
 TRIALS = [(c, b) for c in COMMANDS for b in BOMBS if (c, b) != ("init", "fields")]
 
 
 @pytest.mark.slow(but=["check-chunks", "train-axis", "forecast-fields"])
 @pytest.mark.parametrize(("command", "bomb"), TRIALS)
-def test_files_that_ask_for_more_memory_than_there_is(command, bomb, world, capsys):
-    BOMBS[bomb](world / "w_2000.nc")
+def test_files_that_ask_for_more_memory_than_there_is(command, bomb, limited, capsys):
+    BOMBS[bomb](limited / "w_2000.nc")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    code = main([command, *COMMANDS[command](world)])
+    code = main([command, *COMMANDS[command].replace("W", str(limited)).split()])
     shown = capsys.readouterr()
     text = shown.out if command == "check" else shown.err
     print(code, text)
@@ -145,43 +130,28 @@ def test_files_that_ask_for_more_memory_than_there_is(command, bomb, world, caps
     assert grown < MOST
 
 
-CACHE = ["--cache", "cache"]
-RUN, FORECAST = ["--checkpoint", "run"], ["--forecast", "forecast"]
-SOLUTIONS = ["--days", "20", "--spinup-days", "4", "--held-out-days", "6"]
+START = "--config run/model.yml --init-time 2000-01-16"
 # In this order, as each needs what those before it have written.
 RUNS = {
-    "demo": ["--out", "data", *SOLUTIONS],
-    "init": [
-        *("--data", "data/demo_2000.zarr", "--timestep", "24h", "--out", "new.yml"),
-        *("--prognostic", "T", "U", "V", "Q", "SP", "--forcing", "tsi"),
-        *("--diagnostic", "V500", "TP", "Z500"),
-    ],
-    "check": ["--config", "small.yml"],
-    "preprocess": ["--config", "small.yml", "--overwrite"],
-    "train": ["--config", "small.yml", *CACHE],
-    "forecast": [
-        *("--config", "run/model.yml", "--init-time", "2000-01-16", "--steps", "3"),
-        *("--format", "zarr", "--out", "forecast", *CACHE),
-    ],
-    "score": [*FORECAST, "--out", "scores", *CACHE],
-    "plot": [*FORECAST, "--variable", "V500", "--out", "map.png"],
-    "sensitivity": [
-        *("--config", "run/model.yml", "--init-time", "2000-01-16", "--lead", "2d"),
-        *("--of", "mean SP in tropics", "--out", "gradient.nc", *CACHE),
-    ],
-    "package": [*RUN, "--out", "package"],
-    "predict": [
-        *("--config", "run/model.yml", *RUN, "--input", "x.npy", "--output", "y.npy"),
-        *CACHE,
-    ],
-    "submit": ["--config", "small.yml", "--cluster", "slurm", "--dry-run"],
-    "convert": ["--to", "torch", *RUN, "--out", "torch"],
-    "inspect": ["--checkpoint", "torch"],
-    "compare": ["--checkpoint", "torch"],
-    "config": ["run/model.yml", "--to", "gen2", "--out", "gen2.yml"],
+    "demo": "--out data --days 20 --spinup-days 4 --held-out-days 6",
+    "init": "--data data/demo_2000.zarr --timestep 24h --out new.yml --forcing tsi "
+    "--prognostic T U V Q SP --diagnostic V500 TP Z500",
+    "check": "--config small.yml",
+    "preprocess": "--config small.yml --overwrite",
+    "train": "--config small.yml --cache cache",
+    "forecast": f"{START} --steps 3 --format zarr --out forecast --cache cache",
+    "score": "--forecast forecast --out scores --cache cache",
+    "plot": "--forecast forecast --variable V500 --out map.png",
+    "sensitivity": f"{START} --lead 2d --of OF --out gradient.nc --cache cache",
+    "package": "--checkpoint run --out package",
+    "predict": "--config run/model.yml --checkpoint run --input x.npy --output y.npy "
+    "--cache cache",
+    "submit": "--config small.yml --cluster slurm --dry-run",
+    "convert": "--to torch --checkpoint run --out torch",
+    "inspect": "--checkpoint torch",
+    "compare": "--checkpoint torch",
+    "config": "run/model.yml --to gen2 --out gen2.yml",
 }
-
-
 # The shell sets the limit, in KiB: forking with a function of Python warns beside JAX.
 LIMITED = ("bash", "-c", f'ulimit -Sv {SPARE // 1024} && exec "$@"', "bash")
 
@@ -190,19 +160,17 @@ LIMITED = ("bash", "-c", f'ulimit -Sv {SPARE // 1024} && exec "$@"', "bash")
 def test_commands_in_4_gib_of_address_space(tmp_path, subtests):
     """All commands on the data, of 10 MB, of a small form of the demo."""
     config = small_demo(tmp_path / "data", epochs=1)
-    config["slurm"] = {
-        **{"project": "P", "walltime": "01:00:00", "mem": "64G"},
-        **{"nodes": 1, "ngpus": 1, "ncpus": 8},
-    }
+    config["slurm"] = {"project": "P", "walltime": "01:00:00", "mem": "64G"}
+    config["slurm"] |= {"nodes": 1, "ngpus": 1, "ncpus": 8}
     (tmp_path / "small.yml").write_text(yaml.safe_dump(config, sort_keys=False))
     np.save(tmp_path / "x.npy", np.zeros((1, 36, 1, 32, 64), np.float32))
-    root = str(Path(__file__).parents[2])
     for command, options in RUNS.items():
+        words = [word.replace("OF", "mean SP in tropics") for word in options.split()]
         with subtests.test(command):
             done = subprocess.run(
-                [*LIMITED, sys.executable, "-m", "credit_jax", command, *options],
+                [*LIMITED, sys.executable, "-m", "credit_jax", command, *words],
                 cwd=tmp_path,
-                env=os.environ | {"PYTHONPATH": root, "JAX_PLATFORMS": "cpu"},
+                env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
                 capture_output=True,
                 text=True,
             )

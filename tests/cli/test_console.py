@@ -27,28 +27,18 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_help_of_every_command_names_an_example(name, capsys):
+def test_every_command(name, monkeypatch, capsys):
+    """Its help, its example, and options: folders may be at some addresses alone."""
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
     shown = capsys.readouterr().out
     assert ended.value.code == OK
-    example = COMMANDS[name].load().example
-    assert f"example: credit-jax {name} " in shown
-    assert " ".join(example.split()) in " ".join(shown.split())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_example_of_every_command_parses(name, monkeypatch):
     command, parsed = COMMANDS[name].load(), []
+    assert f"example: credit-jax {name} " in shown
+    assert " ".join(command.example.split()) in " ".join(shown.split())
     monkeypatch.setattr(command, "run", lambda self: parsed.append(self) or OK)
     assert main([name, *shlex.split(command.example)]) == OK
     assert len(parsed) == 1
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_option_that_is_no_address(name):
-    """Folders may be at addresses of some kinds alone."""
-    command = COMMANDS[name].load()
     for key, field in command.model_fields.items():
         if field.title not in (None, "DATA") and field.title in COMPLETED:
             with pytest.raises(ValidationError) as refused:
@@ -69,93 +59,6 @@ def test_every_command_runs_as_a_module_too(name, monkeypatch):
     assert (len(started), ended.value.code) == (1, FAILED)
 
 
-def test_the_list_of_commands(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == OK
-    shown = capsys.readouterr().out
-    for name, entry in COMMANDS.items():
-        assert name in shown
-        assert entry.summary in shown
-
-
-def test_a_file_that_is_not_there(capsys):
-    assert main(["train", "--config", "no_such.yaml"]) == USER_ERROR
-    assert "no_such.yaml" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("override", "code"), [([], OK), (["--devices", "3"], FAILED)])
-def test_check(override, code, capsys):
-    config = ROOT / "configs/tp2_domain2.yaml"
-    assert main(["check", "--config", str(config), "--no-data", *override]) == code
-    capsys.readouterr()
-
-
-@pytest.mark.slow
-def test_without_torch_a_command_says_what_to_install():
-    names = sorted({*BRIDGE} - {"config"})
-    options = {"convert": ("--to", "jax", "--out", "out")}
-    codes, out, err = _without_torch(
-        *((name, "--checkpoint", "x", *options.get(name, ())) for name in names)
-    )
-    assert codes == [USER_ERROR] * len(names)
-    assert out == []
-    message = (
-        "error: this command needs torch, which is not installed; install it with: "
-        "pip install 'credit-jax[bridge]'"
-    )
-    assert err == [message] * len(names)
-
-
-def test_help_and_version_need_no_torch():
-    names = sorted(COMMANDS)
-    codes, out, err = _without_torch(
-        *((name, "--help") for name in names), ("--version",)
-    )
-    assert codes == [OK] * (len(names) + 1), err
-    for name in names:
-        assert any(f"usage: credit-jax {name}" in line for line in out)
-    assert any(line.startswith("credit-jax ") and ", jax " in line for line in out)
-
-
-@pytest.mark.slow
-def test_config_files_are_converted_without_torch(tmp_path):
-    given = ROOT / "tests/bridge/config/configs/gen1.yml"
-    files = {target: tmp_path / f"{target}.yml" for target in ("jax", "gen2")}
-    codes, out, err = _without_torch(
-        *(("config", given, "--to", to, "--out", file) for to, file in files.items())
-    )
-    assert codes == [OK, OK], err
-    for file in files.values():
-        assert f"written: {file}" in out
-        assert file.stat().st_size > 0
-
-
-def _without_torch(*commands):
-    """Runs console commands in a process that cannot import torch.
-
-    Returns:
-        The exit code of each command, and the lines of stdout and stderr.
-    """
-    code = (
-        "import json, sys; sys.modules['torch'] = None\n"
-        "from credit_jax.cli.console import main\n"
-        "def run(arguments):\n"
-        "    try:\n"
-        "        return main(arguments)\n"
-        "    except SystemExit as ended:\n"
-        "        return ended.code\n"
-        "codes = [run(arguments) for arguments in json.loads(sys.argv[1])]\n"
-        "print(*codes)"
-    )
-    given = json.dumps([[*map(str, arguments)] for arguments in commands])
-    command = [sys.executable, "-c", code, given]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    *out, codes = done.stdout.splitlines()
-    return [*map(int, codes.split())], out, done.stderr.strip().splitlines()
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_completion(shell, capsys):
     with pytest.raises(SystemExit) as ended:
@@ -164,6 +67,63 @@ def test_completion(shell, capsys):
     script = capsys.readouterr().out
     for word in (*COMMANDS, "--config", "--devices", "--level-coord"):
         assert word in script
+
+
+def test_exit_codes(capsys):
+    assert main(["train", "--config", "no_such.yaml"]) == USER_ERROR
+    assert "no_such.yaml" in capsys.readouterr().err
+    check = ["check", "--config", f"{ROOT}/configs/tp2_domain2.yaml", "--no-data"]
+    assert main(check) == OK
+    assert main([*check, "--devices", "3"]) == FAILED
+
+
+# In other processes.
+
+
+def test_without_torch(tmp_path):
+    """A process that cannot import it helps, says what to install, converts configs."""
+    needs = sorted({*BRIDGE} - {"config"})
+    more = {"convert": ["--to", "jax", "--out", "out"]}
+    given = ROOT / "tests/bridge/config/configs/gen1.yml"
+    files = {target: tmp_path / f"{target}.yml" for target in ("jax", "gen2")}
+    commands = [
+        ["--version"],
+        ["--help"],
+        *([name, "--help"] for name in COMMANDS),
+        *(["config", given, "--to", to, "--out", path] for to, path in files.items()),
+        *([name, "--checkpoint", "x", *more.get(name, ())] for name in needs),
+    ]
+    code = (
+        "import json, sys; sys.modules['torch'] = None\n"
+        "from credit_jax.cli.console import main\n"
+        "def run(arguments):\n"
+        "    try:\n"
+        "        return main(arguments)\n"
+        "    except SystemExit as ended:\n"
+        "        return ended.code\n"
+        "print(*[run(arguments) for arguments in json.loads(sys.argv[1])])"
+    )
+    words = json.dumps([[*map(str, command)] for command in commands])
+    done = subprocess.run(
+        [sys.executable, "-c", code, words], capture_output=True, text=True, check=True
+    )
+    version, *out, codes = done.stdout.splitlines()
+    ends = [OK] * (len(commands) - len(needs)) + [USER_ERROR] * len(needs)
+    assert [*map(int, codes.split())] == ends, done.stderr
+    assert version.startswith("credit-jax ")
+    assert ", jax " in version
+    shown = "\n".join(out)
+    for name, entry in COMMANDS.items():
+        assert f"usage: credit-jax {name}" in shown
+        assert entry.summary in shown
+    for path in files.values():
+        assert f"written: {path}" in out
+        assert path.stat().st_size > 0
+    message = (
+        "error: this command needs torch, which is not installed; install it with: "
+        "pip install 'credit-jax[bridge]'"
+    )
+    assert done.stderr.strip().splitlines() == [message] * len(needs)
 
 
 @pytest.mark.slow
@@ -177,10 +137,3 @@ def test_the_installed_command():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == OK, done.stderr
     assert "OK" in done.stdout
-
-
-def test_the_package_is_the_same_command():
-    command = [sys.executable, "-m", "credit_jax", "no_such_command"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == USER_ERROR
-    assert "is not available" in done.stderr

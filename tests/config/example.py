@@ -3,60 +3,49 @@
 import copy
 from typing import Any, ClassVar, Literal
 
+import yaml
 from pydantic import Field
 
 from credit_jax.config import StrictModel
 from credit_jax.config.base import Unavailable
+from tests.data.world import set_key
 
-EXAMPLE: dict[str, Any] = {
-    "save_loc": "./run",
-    "data": {
-        "source": {
-            "ERA5": {
-                "dataset_type": "local",
-                "level_coord": "level",
-                "levels": [1.0, 2.0],
-                "variables": {
-                    "prognostic": {
-                        "vars_3D": ["T", "U"],
-                        "vars_2D": ["SP"],
-                        "path": "./d_%Y.nc",
-                    },
-                    "dynamic_forcing": {"vars_2D": ["tsi"], "path": "./d_%Y.nc"},
-                    "static": {"vars_2D": ["LSM"], "path": "./static.nc"},
-                    "diagnostic": {"vars_2D": ["TP"], "path": "./d_%Y.nc"},
-                },
-            }
-        },
-        "start_datetime": "2000-01-01",
-        "end_datetime": "2000-01-14",
-        "timestep": "6h",
-        "history_len": 1,
-        "forecast_len": 1,
-    },
-    "model": {"type": "wxformer", "frames": 1, "levels": 2},
-    "loss": {"training_loss": "mse"},
-    "trainer": {
-        "type": "gen2",
-        "parallelism": {"data": "none", "tensor": 1, "domain": 1},
-        "learning_rate": 1e-3,
-        "weight_decay": 0,
-        "amp": False,
-        "train_batch_size": 2,
-        "valid_batch_size": 2,
-    },
-}
+EXAMPLE: dict[str, Any] = yaml.safe_load("""
+save_loc: ./run
+data:
+  source:
+    ERA5:
+      dataset_type: local
+      level_coord: level
+      levels: [1.0, 2.0]
+      variables:
+        prognostic: {vars_3D: [T, U], vars_2D: [SP], path: ./d_%Y.nc}
+        dynamic_forcing: {vars_2D: [tsi], path: ./d_%Y.nc}
+        static: {vars_2D: [LSM], path: ./static.nc}
+        diagnostic: {vars_2D: [TP], path: ./d_%Y.nc}
+  start_datetime: "2000-01-01"
+  end_datetime: "2000-01-14"
+  timestep: 6h
+  history_len: 1
+  forecast_len: 1
+model: {type: wxformer, frames: 1, levels: 2}
+loss: {training_loss: mse}
+trainer:
+  type: gen2
+  parallelism: {data: none, tensor: 1, domain: 1}
+  learning_rate: 0.001
+  weight_decay: 0
+  amp: false
+  train_batch_size: 2
+  valid_batch_size: 2
+""")
 
 
 def example(**changes: Any) -> dict[str, Any]:
     """Returns a copy of the example; `trainer__epochs=3` sets a key of a section."""
     config = copy.deepcopy(EXAMPLE)
     for dotted, value in changes.items():
-        *parents, last = dotted.split("__")
-        section = config
-        for parent in parents:
-            section = section.setdefault(parent, {})
-        section[last] = value
+        set_key(config, dotted, value)
     return config
 
 

@@ -6,17 +6,13 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from credit_jax.config import ConfigError, build_config, custom_objects
-from credit_jax.config.components import extensions
+from credit_jax.config import build_config, custom_objects
+from credit_jax.config.components import REGISTRIES, extensions
 from credit_jax.config.custom_objects import is_registered, register_objects
 from credit_jax.config.sources.registry import source_config
 from credit_jax.config.sources.source import SourceConfig
-from credit_jax.config.trainer import TRAINERS
 from credit_jax.data.sources.registry import SOURCES
 from credit_jax.losses import LOSSES
-from credit_jax.metrics import METRICS
-from credit_jax.models.registry import MODELS
-from credit_jax.transforms import TRANSFORMS
 from tests.config.example import example
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases
@@ -52,13 +48,9 @@ class Plain:
     pass
 """
 TYPES = {
-    "my_loss": ("loss", LOSSES),
-    "my_metric": ("metric", METRICS),
-    "my_model": ("model", MODELS),
-    "my_pre": ("preblock", TRANSFORMS["preblocks"]),
-    "my_post": ("postblock", TRANSFORMS["postblocks"]),
-    "my_source": ("dataset", SOURCES),
-    "my_trainer": ("trainer", TRAINERS),
+    **{"my_loss": "loss", "my_metric": "metric", "my_model": "model"},
+    **{"my_pre": "preblock", "my_post": "postblock", "my_source": "dataset"},
+    "my_trainer": "trainer",
 }
 
 
@@ -76,36 +68,31 @@ def module(tmp_path, monkeypatch):
 
 
 def section(path, **names):
-    return {
-        name: {"object_type": kind, "module_path": str(path)}
-        for name, kind in names.items()
+    entries = {
+        k: {"object_type": v, "module_path": str(path)} for k, v in names.items()
     }
+    return {"custom_objects": entries}
 
 
 @pytest.mark.parametrize("by", ["file", "module"])
 def test_every_type_of_objects(module, by):
     path = module("my_objects")
-    kinds = {name: kind for name, (kind, _) in TYPES.items()}
     place = path if by == "file" else "my_objects"
-    register_objects({"custom_objects": section(place, **kinds)})
-    for name, (kind, table) in TYPES.items():
-        assert name in table
+    register_objects(section(place, **TYPES))
+    for name, kind in TYPES.items():
+        assert name in REGISTRIES[kind]
         assert is_registered(kind, name)
     assert source_config("my_source") is SOURCES["local"].config
-
-
-def test_a_config_with_a_source_and_a_block_of_its_own(module):
-    path = module("my_objects")
-    objects = section(path, my_source="dataset", my_pre="preblock")
+    objects = section(place, my_source="dataset", my_pre="preblock")
     config = build_config(
-        example(custom_objects=objects, data__source__ERA5__dataset_type="my_source")
+        example(data__source__ERA5__dataset_type="my_source", **objects)
     )
     assert config.data.source["ERA5"].dataset_type == "my_source"
 
 
 def test_a_file_runs_once_until_it_changes(module, capsys):
     path = module("talks", MODULE + "print('runs')")
-    wanted = {"custom_objects": section(path, my_loss="loss", my_metric="metric")}
+    wanted = section(path, my_loss="loss", my_metric="metric")
     for _ in range(2):
         register_objects(wanted)
     assert capsys.readouterr().out == "runs\n"
@@ -128,27 +115,31 @@ def test_installed_packages_offer_theirs(module, monkeypatch):
     assert "unasked" not in sys.modules
 
 
+def test_a_package_refers_to_modules_only(module, tmp_path):
+    module("inside")
+    elsewhere = tmp_path / "package"
+    elsewhere.mkdir()
+    register_objects(section("inside", my_loss="loss"), package=elsewhere)
+    assert "my_loss" in LOSSES
+
+
 @pytest.mark.slow
 def test_sub_packages_are_imported_by_name():
     """The readers of satellites and forecast centers: the core imports none of them."""
     text = """
 import sys
 from credit_jax import forecast, training
-from credit_jax.config.base import ConfigError
+from credit_jax.config.base import ConfigError, parse
 from credit_jax.config.data import DataConfig
-from credit_jax.config.base import parse
 from credit_jax.data.sources.registry import SOURCES
 from credit_jax.plan import plan_run
 assert not any(name.startswith("credit_jax.extensions.noaa") for name in sys.modules)
-try:
-    parse(DataConfig, {"source": {"a": {"dataset_type": "hrr"}}})
-except ConfigError as error:
-    print(error)
-assert "credit_jax.extensions.noaa" not in sys.modules
-try:
-    parse(DataConfig, {"source": {"a": {"dataset_type": "hrrr_nat", "no": 1}}})
-except ConfigError as error:
-    print(error)
+for source in ({"dataset_type": "hrr"}, {"dataset_type": "hrrr_nat", "no": 1}):
+    assert "credit_jax.extensions.noaa" not in sys.modules
+    try:
+        parse(DataConfig, {"source": {"a": source}})
+    except ConfigError as error:
+        print(error)
 print(SOURCES.find("hrrr_nat", "").open.__module__)
 print(*sorted(name for name in sys.modules if "credit_jax.extensions.noaa." in name))
 """
@@ -160,7 +151,7 @@ print(*sorted(name for name in sys.modules if "credit_jax.extensions.noaa." in n
     assert "source.a.no: unknown key" in done.stdout
     noaa = "credit_jax.extensions.noaa"
     modules = f"{noaa}.hrrr {noaa}.sections"
-    assert done.stdout.endswith(f"credit_jax.extensions.noaa.hrrr\n{modules}\n")
+    assert done.stdout.endswith(f"{noaa}.hrrr\n{modules}\n")
 
 
 @pytest.mark.parametrize("name", extensions("dataset"))
@@ -172,10 +163,7 @@ def test_sub_packages_have_what_is_offered(name):
     assert not is_registered("dataset", name)
 
 
-def test_a_name_of_a_sub_package_is_taken(module):
-    path = module("my_objects", MODULE + "gefs = my_source")
-    with pytest.raises(ConfigError, match="credit_jax has a dataset gefs itself"):
-        register_objects({"custom_objects": section(path, gefs="dataset")})
+# What is refused.
 
 
 TORCH = """
@@ -189,27 +177,20 @@ from credit.postblock.base import BasePostblock
 class Block(BasePostblock):
     pass
 """
-
-
-def registered(name, module):
-    text, names = REFUSED[name]
-    path = module("refused", text)
-    register_objects({"custom_objects": section(path, **names)})
-
-
 REFUSED = {
-    "a class of torch": (TORCH, {"Loss": "loss"}),
-    "an object of torch": (TORCH, {"instance": "metric"}),
-    "a class of CREDIT": (CREDIT, {"Block": "postblock"}),
-    "torch is not installed": ("import torch.none", {"A": "model"}),
-    "a number": (MODULE, {"number": "loss"}),
-    "a class": (MODULE, {"Plain": "dataset"}),
-    "another type": (MODULE, {"my_loss": "metric"}),
-    "no such object": (MODULE, {"other": "loss"}),
-    "an error": ("1 / 0", {"a": "loss"}),
-    "a missing package": ("import no_such_package", {"a": "loss"}),
-    "a name of credit_jax": (MODULE + "mse = my_loss", {"mse": "loss"}),
-    "a type": (MODULE, {"my_loss": "scheduler"}),
+    "a class of torch": (TORCH, "Loss", "loss"),
+    "an object of torch": (TORCH, "instance", "metric"),
+    "a class of CREDIT": (CREDIT, "Block", "postblock"),
+    "torch is not installed": ("import torch.none", "A", "model"),
+    "a number": (MODULE, "number", "loss"),
+    "a class": (MODULE, "Plain", "dataset"),
+    "another type": (MODULE, "my_loss", "metric"),
+    "no such object": (MODULE, "other", "loss"),
+    "an error": ("1 / 0", "a", "loss"),
+    "a missing package": ("import no_such_package", "a", "loss"),
+    "a name of credit_jax": (MODULE + "mse = my_loss", "mse", "loss"),
+    "a name of a sub package": (MODULE + "gefs = my_source", "gefs", "dataset"),
+    "a type": (MODULE, "my_loss", "scheduler"),
 }
 # Without torch or CREDIT their classes cannot be imported, which is another error.
 INSTALLED = {
@@ -219,36 +200,32 @@ INSTALLED = {
 }
 
 
+def registered(refused, module):
+    text, name, kind = REFUSED[refused]
+    register_objects(section(module("refused", text), **{name: kind}))
+
+
 for _name in REFUSED:
     CASES.rows(registered, _name, marks=INSTALLED.get(_name, ()))
 
 
-def test_files_and_modules_that_are_not_there(tmp_path):
-    for place, message in {
-        str(tmp_path / "none.py"): "there is no file .*none.py",
-        "no_package.losses": "there is no module 'no_package'",
-        "credit_jax.no_losses": "there is no module 'credit_jax.no_losses'",
-    }.items():
-        with pytest.raises(ConfigError, match=message):
-            register_objects({"custom_objects": section(place, a="loss")})
+CASES.rows(
+    lambda place: register_objects(section(place, a="loss")),
+    *("none.py", "no_package.losses", "credit_jax.no_losses"),
+    name="objects of",
+)
 
 
-def test_one_name_from_two_files(module):
-    register_objects({"custom_objects": section(module("one"), my_loss="loss")})
-    with pytest.raises(ConfigError, match=r"already registered .*one.py; give one of"):
-        register_objects({"custom_objects": section(module("two"), my_loss="loss")})
+@CASES.case
+def one_name_from_two_files(module):
+    register_objects(section(module("one"), my_loss="loss"))
+    register_objects(section(module("two"), my_loss="loss"))
 
 
-def test_a_package_refers_to_modules_only(module, tmp_path):
+def of_a_package(by, module, tmp_path):
     path = module("inside")
-    for place, message in {
-        str(path): "runs no code of its own: got the file",
-        "inside": "module 'inside' is in .*; work in another folder",
-    }.items():
-        config = {"custom_objects": section(place, my_loss="loss")}
-        with pytest.raises(ConfigError, match=message):
-            register_objects(config, package=tmp_path)
-    elsewhere = tmp_path / "package"
-    elsewhere.mkdir()
-    register_objects(config, package=elsewhere)
-    assert "my_loss" in LOSSES
+    wanted = section(path if by == "file" else "inside", my_loss="loss")
+    register_objects(wanted, package=tmp_path)
+
+
+CASES.rows(of_a_package, "file", "module", name="a package that runs a")

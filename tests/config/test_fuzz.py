@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import math
 import random
 import sys
 import time
@@ -16,11 +17,15 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from credit_jax.cli.check import check_config, main
+from credit_jax.cli.check import main
 from credit_jax.cli.commands import OK, USER_ERROR
+from credit_jax.parallel.mesh.dims import ParallelDims
 from tests.support.memory import MemoryWatch
 from tests.support.processes import run_program
+from tests.support.properties import fixed
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.y*ml"))
@@ -97,46 +102,70 @@ def try_seeds(path: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "seeds",
-    [(0, 60), (60, 500)],
-    ids=["short", "long"],
-)
+@pytest.mark.parametrize("seeds", [(0, 60), (60, 500)], ids=["short", "long"])
 def test_mutations(tmp_path: Path, seeds: tuple[int, int]) -> None:
     run_program(__name__, str(tmp_path / "config.yml"), *map(str, seeds))
 
 
-FOUND: dict[str, dict[str, Any]] = {
-    "metrics that are no mapping": {"metrics": {"args": {"metrics": ["rmse"]}}},
-    "metrics that are a text": {"metrics": {"args": {"metrics": "rmse"}}},
-    "metrics that are a number": {"metrics": 3},
-    "a section that is a list": {"trainer": [1]},
-    "a model without a type": {"model": {"type": None}},
-    "a model with a wrong size": {"model": {"frames": "x"}},
-    "kernels of one stage": {"model": {"cross_embed_kernel_sizes": [[4]]}},
-    "stages without rows": {"model": {"image_height": 3}},
-    "more steps than fit into memory": {"data": {"forecast_len": 10**9}},
-    "more rows than fit into memory": {"model": {"image_height": 10**30}},
-    "more columns than fit into memory": {"model": {"image_width": 10**9}},
-    "more input times than fit into memory": {"data": {"history_len": 10**9}},
-}
+FOUND: list[dict[str, Any]] = [
+    {"metrics": {"args": {"metrics": ["rmse"]}}},
+    {"metrics": {"args": {"metrics": "rmse"}}},
+    {"metrics": 3},
+    {"trainer": [1]},
+    {"model": {"type": None}},
+    {"model": {"frames": "x"}},
+    {"model": {"cross_embed_kernel_sizes": [[4]]}},  # of one stage
+    {"model": {"image_height": 3}},  # stages without rows
+    # More than fits into memory.
+    {"data": {"forecast_len": 10**9}},
+    {"model": {"image_height": 10**30}},
+    {"model": {"image_width": 10**9}},
+    {"data": {"history_len": 10**9}},
+]
 
 
-@pytest.mark.parametrize("name", FOUND)
-def test_what_was_found(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("found", FOUND, ids=str)
+def test_what_was_found(tmp_path: Path, found: dict[str, Any]) -> None:
     config = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
-    for section, found in FOUND[name].items():
+    for section, value in found.items():
         own = config.get(section)
-        merged = isinstance(own, dict) and isinstance(found, dict)
-        config[section] = own | found if merged else found
+        merged = isinstance(own, dict) and isinstance(value, dict)
+        config[section] = own | value if merged else value
     assert check(tmp_path / "config.yml", config) == "refused"
 
 
-def test_a_cyclic_alias(tmp_path: Path) -> None:
-    path = tmp_path / "config.yml"
-    path.write_text("model: &a\n  type: wxformer\n  again: *a\n")
-    report = check_config(str(path))
-    assert any("must be outside of what it names" in line for line in report.problems)
+# Random degrees of a mesh.
+
+
+KEYS = ("tensor", "domain", "dp_replicate", "dp_shard", "ep", "pp", "cp")
+DEGREES = st.dictionaries(
+    st.sampled_from([*KEYS, "ulysses_degree"]), st.integers(-1, 6)
+)
+
+
+@fixed
+@given(
+    degrees=DEGREES,
+    data=st.sampled_from([None, "fsdp2", "ddp", "none"]),
+    world_size=st.integers(1, 24),
+)
+def test_degrees_make_up_the_devices(
+    degrees: dict[str, int], data: str | None, world_size: int
+) -> None:
+    section: dict[str, Any] = {**degrees, **({} if data is None else {"data": data})}
+    try:
+        dims = ParallelDims.from_config(section, world_size)
+    except ValueError:
+        return
+    names = ("dp_replicate", "dp_shard", "ep", "pp", "tp", "domain")
+    used = math.prod(getattr(dims, name) for name in names)
+    assert used == dims.world_size
+    assert used <= world_size
+    if data != "none":
+        assert used == world_size, "none stays idle"
+    for key in ("tensor", "domain"):
+        if degrees.get(key, -1) > 0:
+            assert getattr(dims, {"tensor": "tp"}.get(key, key)) == degrees[key]
 
 
 if __name__ == "__main__":

@@ -35,11 +35,7 @@ def raw_config(**inference: Any) -> dict[str, Any]:
 
 
 def write_run(folder: Path, raw: dict[str, Any]) -> Path:
-    """Writes data, scalers, the YAML, and a checkpoint for CREDIT and for credit_jax.
-
-    Returns:
-        The YAML; its paths start at `folder`.
-    """
+    """Writes data, scalers, a YAML, and a checkpoint for CREDIT and for credit_jax."""
     write_dataset(folder)
     write_scalers(folder)
     path = folder / "case.yml"
@@ -88,15 +84,8 @@ def write_checkpoints(
 def credit_rollout(config: Path, threads: int = 1, *arithmetic: str) -> None:
     """Runs CREDIT's `rollout_gen2.py` in a subprocess, in the folder of a YAML.
 
-    Args:
-        config: the YAML.
-        threads: number of torch's threads.
-        arithmetic: how the model computes, if not in float32 (`rollout_driver`).
-
-    Raises:
-        RuntimeError: if CREDIT fails; contains the end of its output.
+    `arithmetic` is how the model computes, if not in float32 (`rollout_driver`).
     """
     arguments = [str(config), str(threads), *arithmetic]
-    run_credit(
-        "tests.reference.rollout_driver", arguments, config.parent, threads=threads
-    )
+    driver = "tests.reference.rollout_driver"
+    run_credit(driver, arguments, config.parent, threads=threads)

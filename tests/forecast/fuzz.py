@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import shutil
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
-import jax
 import numpy as np
 import xarray as xr
 
-from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.cli.check import main as check
 from credit_jax.cli.commands import FAILED, OK, USER_ERROR
 from credit_jax.cli.forecast import main as forecast
@@ -35,6 +32,7 @@ from credit_jax.evaluation.scores import read_scores
 from credit_jax.models import registry
 from credit_jax.named_fields.coordinates import Coordinates
 from tests.data.fuzz import HOURS, SCALED, START, TIMES, DataSet, base, data_set, write
+from tests.forecast.tiny_run import write_weights
 from tests.support.memory import MemoryWatch
 from tests.training.tiny import Tiny, TinyConfig
 
@@ -52,13 +50,7 @@ BOUND = 1e-4
 
 @dataclass(frozen=True)
 class Trained:
-    """A run of the unchanged data, and a forecast of it.
-
-    Attributes:
-        folder: of its files.
-        params: its weights.
-        like: the coordinates of its data.
-    """
+    """A run of the unchanged data, its weights, and the coordinates of its data."""
 
     folder: Path
     params: Mapping[str, np.ndarray]
@@ -80,7 +72,8 @@ class Trained:
             parts = np.split(y, [3, 6, 7])
             fields = dict(zip(TARGET, parts, strict=True))
             state = {name: fields[name] for name in TARGET[:3]}
-        return {k: physical(k, own, self.like) for k, own in fields.items()}
+        moments = {name: scale(name, self.like) for name in fields}
+        return {k: own * moments[k][1] + moments[k][0] for k, own in fields.items()}
 
     def weight(self, name: str) -> np.ndarray:
         """A parameter in double precision."""
@@ -98,16 +91,8 @@ def scale(name: str, where: Coordinates) -> tuple[np.ndarray, np.ndarray]:
 def normalized_at(name: str, time: np.datetime64, where: Coordinates) -> np.ndarray:
     """As `field_at`, minus the mean, by the deviation."""
     field = field_at(name, time, where)
-    if name not in SCALED:
-        return field
-    mean, std = scale(name, where)
+    mean, std = scale(name, where) if name in SCALED else (0, 1)
     return (field - mean) / std
-
-
-def physical(name: str, field: np.ndarray, where: Coordinates) -> np.ndarray:
-    """The inverse of the normalization."""
-    mean, std = scale(name, where)
-    return field * std + mean
 
 
 def field_at(name: str, time: np.datetime64, where: Coordinates) -> np.ndarray:
@@ -124,12 +109,10 @@ def at_coordinates(
 ) -> np.ndarray:
     """Values (..., lat, lon) of an array at other coordinates, (level, lat, lon)."""
     if where.latitude is not None:
-        own = np.array(where.latitude)[:, None]
-        values = values[..., abs(array.latitude.values - own).argmin(1), :]
+        values = values[..., nearest(array.latitude.values, where.latitude), :]
     if where.longitude is not None:
-        own = np.array(where.longitude)[:, None]
-        far = abs((array.longitude.values - own + 180) % 360 - 180)
-        values = values[..., far.argmin(1)]
+        far = array.longitude.values - np.array(where.longitude)[:, None]
+        values = values[..., abs((far + 180) % 360 - 180).argmin(1)]
     return at_levels(values, array, where)
 
 
@@ -141,30 +124,31 @@ def at_levels(
         return values[None].astype(np.float64)
     levels = where.sources["ERA5"].levels
     if levels is not None:
-        own = np.array(levels)[:, None]
+        own = np.array(levels)
         own = own / 100 if own.max() > 90 else own
-        values = values[abs(array.level.values - own).argmin(1)]
+        values = values[nearest(array.level.values, own)]
     return values.astype(np.float64)
 
 
+def nearest(points: np.ndarray, wanted: Any) -> np.ndarray:
+    return abs(points - np.array(wanted)[:, None]).argmin(1)
+
+
 def prepare(folder: Path) -> Trained:
-    """Writes the unchanged data, a checkpoint of a run of it, and a forecast."""
+    """Writes the unchanged data, a checkpoint, a forecast and its scores."""
     registry.MODELS["tiny"] = registry.ModelEntry(TinyConfig, Tiny)
     folder.mkdir(parents=True)
     write(folder, PLAIN, 0)
     config = load_config(folder / "c.yml")
     like = build_loader(config, split="train").coordinates()
-    model = registry.build(config.model)
-    keys = jax.random.split(jax.random.key(0))
-    params = model.init(keys[0])
-    state = model.init_model_state(keys[1], params)
-    params, state = jax.device_get((params, state))
-    store = CheckpointStore(folder / "run")
-    progress = Progress(epoch=0, coordinates=like.to_json())
-    store.save(1, {"weights": {"params": params, **state}}, progress)
-    store.close()
+    coordinates = like.to_json()
+    params, _ = write_weights(config.model, folder / "run", coordinates=coordinates)
     trained = Trained(folder, params, like)
     problems = [*differences_of_forecast(folder, folder, trained)]
+    for name, climatology in (("means", None), ("file", f"{folder}/climatology.nc")):
+        places = folder / name, folder, trained, f"{folder}/c.yml", climatology
+        scores = differences_of_scores(*places, page=False, fewer=False, gaps=False)
+        problems += scores
     assert not problems, problems
     return trained
 
@@ -174,12 +158,7 @@ class RefusedError(Exception):
 
 
 def called(command: Callable[[list[str]], int], *arguments: str) -> str:
-    """Calls a command; returns what it prints.
-
-    Raises:
-        RefusedError: it ended with an error of the user.
-        RuntimeError: it ended otherwise.
-    """
+    """Calls a command; returns what it prints."""
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
         code = command([*arguments])
@@ -405,20 +384,3 @@ def result_of(folder: Path, given: DataSet, trained: Trained, seed: int) -> str:
     if not refused and given.must_fail:
         return f"{what}: read, expected an error"
     return "refused" if refused else "read"
-
-
-def run(arguments: list[str]) -> int:
-    """Prints the results of seeds FIRST to LAST, below a folder."""
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    folder, first, last = arguments
-    began, wrong = time.perf_counter(), 0
-    for seed, kind, result in try_seeds(Path(folder), range(int(first), int(last))):
-        bad = result not in ("read", "refused")
-        wrong += bad
-        seconds = time.perf_counter() - began
-        print(f"{seconds:.1f}", seed, kind, result, flush=True)
-    return int(wrong > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))

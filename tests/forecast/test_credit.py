@@ -1,9 +1,11 @@
 """Forecasts and their files beside CREDIT."""
 
+import re
 from contextlib import chdir
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import cftime
 import numpy as np
@@ -13,7 +15,6 @@ import xarray as xr
 import yaml
 
 from credit_jax.cli.forecast import main
-from credit_jax.cli.score import main as score
 from credit_jax.config import parse
 from credit_jax.config.dates import duration
 from credit_jax.config.inference import InferenceConfig, OutputConfig, read_attributes
@@ -25,38 +26,139 @@ from credit_jax.forecast.outputs import Outputs, choose_outputs
 from credit_jax.transforms import Pipeline
 from tests.forecast.credit_forecast import credit_rollout, raw_config, write_run
 from tests.forecast.layouts import assert_same_layout
+from tests.forecast.test_messages import score
 from tests.reference.dataset import NUM_LAT, NUM_LON
 from tests.reference.scalers import write_scalers
 from tests.support import assert_close
 from tests.support.credit_modules import credit_attribute
+from tests.training.tiny import write_yaml
 
-BATCH = {
-    "forecast_length": "18h",
-    "first_init_date": "2000-01-02",
-    "last_init_date": "2000-01-02T12",
-    "init_interval": "12h",
-}
-OUTPUT = {
-    "group_by": "day",
-    "metadata": "era5.yaml",
-    "encoding": {"dtype": "float32", "zlib": True, "complevel": 4},
-}
 FIELD = 1e-5  # tolerance of every field
+STRONG = 284.0  # m/s: some of the wind of this world is stronger
+START = "2000-01-02"
+# T stands for the zonal wind, in m/s, with which air moves 100 km in six minutes, U for
+# humidity. In the water budget one field is rain and evaporation, and gets one factor.
+BLOCKS = """
+advection:
+  type: semilagrangian_advection
+  args: {tracer_vars: [P3/T], u_var: P3/T, v_var: P3/U, surface_pressure_var: P2/SP,
+    coslat_floor: 0.05, timestep_seconds: 360.0, level_info_file: ./grid.nc,
+    grid_info_file: ./static.nc}
+wind:
+  type: wind_artifact_filter
+  args: {u_var: P3/T, v_var: P3/U, target_vars: [P3/T], mask_level: 0,
+    target_levels: [0, 1], speed_threshold: 284.0, dilation_zonal: 3,
+    dilation_meridional: 1}
+tracer:
+  type: tracer_fixer
+  args: {tracer_vars: [D2/TP, P3/U], tracer_thres: [0.5, 0.0]}
+mass:
+  type: global_mass_fixer
+  args: &grid {q_var: P3/U, sp_var: P2/SP, save_loc_physics: ./grid.nc,
+    lon_lat_level_name: [lon, lat, a_half, b_half], grid_type: sigma, midpoint: true}
+energy:
+  type: global_energy_fixer
+  args: {<<: *grid, T_var: P3/T, U_var: P3/T, V_var: P3/U,
+    toa_up_solar_var: D2/TP, toa_up_olr_var: D2/TP, surf_down_solar_var: D2/TP,
+    surf_up_solar_var: D2/TP, surf_down_lw_var: D2/TP, surf_up_lw_var: D2/TP,
+    surf_sh_var: D2/TP, surf_lh_var: D2/TP, surface_geopotential_name: [PHIS],
+    toa_down_solar_input_var: ERA5/dynamic_forcing/2d/tsi, lead_time_periods: 6}
+geopotential:
+  type: geopotential_diagnostic
+  args: {output_name: N3/Z, temperature_var: P3/T, specific_humidity_var: P3/U,
+    surface_pressure_var: P2/SP, surface_geopotential_var: S2/LSM,
+    level_info_file: ./grid.nc}
+pressure:
+  type: pressure_interp_diagnostic
+  args: {pressure_levels: [400.0, 900.0], interp_variables: [P3/U],
+    temperature_var: P3/T, geopotential_var: N3/Z, surface_pressure_var: P2/SP,
+    surface_geopotential_var: S2/LSM, level_info_file: ./grid.nc}
+sea level:
+  type: mslp_diagnostic
+  args: {output_name: N2/MSL, temperature_var: D2/TP, surface_pressure_var: P2/SP,
+    surface_geopotential_var: S2/LSM}
+water:
+  type: global_water_fixer
+  args: {<<: *grid, precip_var: D2/TP, evapor_var: D2/TP, lead_time_periods: 6}
+"""
+KINDS = {"P": "prognostic", "D": "diagnostic", "S": "static", "N": "derived_diagnostic"}
+
+
+def blocks() -> dict[str, Any]:
+    """The blocks with the keys that `P3/T` and others stand for."""
+    written = r"\b([PDSN])([23])/"
+    text = re.sub(written, lambda m: f"ERA5/{KINDS[m[1]]}/{m[2]}d/", BLOCKS)
+    return yaml.safe_load(text)
+
+
+def write_grid(folder: Path) -> None:
+    """Writes the file of the fixers: grid, coefficients of two layers, orography."""
+    lon, lat = np.meshgrid(
+        np.arange(NUM_LON) * 360 / NUM_LON, np.linspace(90, -90, NUM_LAT)
+    )
+    a, b = np.array([1000.0, 15000.0, 0.0]), np.array([0.0, 0.4, 1.0])
+    hills = 2000.0 * np.cos(np.deg2rad(lat)) ** 2
+    fields: Any = {"lon": (("y", "x"), lon), "lat": (("y", "x"), lat)}
+    fields["PHIS"] = ("y", "x"), hills
+    for name, x in (("a", a), ("b", b)):
+        fields[f"{name}_half"] = ("half", x)
+        fields[f"{name}_model"] = ("level", (x[1:] + x[:-1]) / 2)
+    xr.Dataset(fields).to_netcdf(folder / "grid.nc")
+
+
+def make_humid(folder: Path) -> None:
+    """Gives U the range of a specific humidity, in the data and the scalers."""
+    path = folder / "d_2000.nc"
+    with xr.open_dataset(path) as found:
+        fields = found.load()
+    fields["U"] = (5e-3 + 2e-4 * fields["U"]).astype(np.float32)
+    fields.to_netcdf(path)
+    write_scalers(folder)
 
 
 @pytest.fixture(scope="module")
-def run(credit, tmp_path_factory):
-    """The folder of a run, with CREDIT's forecasts in `theirs`."""
-    folder = tmp_path_factory.mktemp("forecast")
-    raw = raw_config(
-        run_mode="batch", save_forecast="./theirs", batch_forecast=BATCH, output=OUTPUT
-    )
-    credit_rollout(write_run(folder, raw))
-    return folder
+def forecasts(credit, tmp_path_factory):
+    """`forecasts(kind, mesh)`: folders of a run with CREDIT's forecasts in `theirs`,
+    and of ours.
+
+    Of two start dates in files a day, or of one with fixers and diagnostics.
+    """
+
+    @cache
+    def run(kind):
+        folder = tmp_path_factory.mktemp(kind)
+        batch = {"forecast_length": "18h", "first_init_date": START}
+        last = f"{START}T12" if kind == "plain" else START
+        batch |= {"last_init_date": last, "init_interval": "12h"}
+        encoding = {"dtype": "float32", "zlib": True, "complevel": 4}
+        output = {"group_by": "day", "metadata": "era5.yaml", "encoding": encoding}
+        raw = raw_config(
+            run_mode="batch",
+            save_forecast="./theirs",
+            batch_forecast=batch,
+            output=output if kind == "plain" else {"group_by": "full"},
+        )
+        if kind == "fixers":
+            raw["inference"]["postblocks"]["per_step"] |= blocks()
+        config = write_run(folder, raw)
+        if kind == "fixers":
+            make_humid(folder)
+            write_grid(folder)
+        credit_rollout(config)
+        return folder
+
+    @cache
+    def made(kind, mesh):
+        folder = tmp_path_factory.mktemp("ours")
+        assert forecast(run(kind), "--out", str(folder), "--parallelism", mesh) == 0
+        return run(kind), folder
+
+    return made
 
 
 def forecast(folder: Path, *arguments: str) -> int:
-    return main(["--config", str(folder / "case.yml"), "--cache", "none", *arguments])
+    with chdir(folder):
+        return main(["--config", "case.yml", "--cache", "none", *arguments])
 
 
 def names(folder: Path) -> list[str]:
@@ -64,20 +166,45 @@ def names(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in found)
 
 
-@pytest.mark.slow(but=["data=none,tensor=2,domain=2"])
+def on_levels_of_credit(ours: xr.Dataset, theirs: xr.Dataset) -> xr.Dataset:
+    """Labels fields on pressure levels with the levels of the model.
+
+    CREDIT does where both are as many.
+    """
+    assert [*ours["pressure"].values] == [400.0, 900.0]
+    fields = {name: field.variable.copy() for name, field in ours.data_vars.items()}
+    for name, field in fields.items():
+        field.dims = theirs[name].dims
+    return xr.Dataset(fields, ours.drop_dims("pressure").coords, ours.attrs)
+
+
+def assert_fixed(theirs: xr.Dataset) -> None:
+    """Asserts that fixers and diagnostics did something."""
+    assert {"T", "U", "SP", "TP", "Z", "MSL", "U_PRES"} <= set(theirs.data_vars)
+    assert (theirs["T"].isel({theirs["T"].dims[1]: 0}) > STRONG).any(), "filtered"
+    for step in theirs["TP"].values:
+        # Values that the tracer fixer limits to 0.5 are all scaled by the water factor.
+        values, counts = np.unique(step, return_counts=True)
+        assert counts.max() > 100
+        assert values[counts.argmax()] != 0.5
+
+
+@pytest.mark.slow(but=["data=none,tensor=2,domain=2-plain"])
+@pytest.mark.parametrize("kind", ["plain", "fixers"])
 @pytest.mark.parametrize(
-    "mesh",
-    ["data=none", "data=none,domain=3", "data=none,tensor=2,domain=2"],
+    "mesh", ["data=none", "data=none,domain=3", "data=none,tensor=2,domain=2"]
 )
-def test_forecasts_as_credit(run, monkeypatch, tmp_path, mesh):
-    monkeypatch.chdir(run)
-    assert forecast(run, "--out", str(tmp_path), "--parallelism", mesh) == 0
-    assert names(tmp_path) == names(run / "theirs")
-    for name in names(tmp_path):
+def test_forecasts_as_credit(forecasts, kind, mesh):
+    run, folder = forecasts(kind, mesh)
+    assert names(folder) == names(run / "theirs") != []
+    for name in names(folder):
         with (
-            xr.open_dataset(tmp_path / name) as ours,
+            xr.open_dataset(folder / name) as ours,
             xr.open_dataset(run / "theirs" / name) as theirs,
         ):
+            if kind == "fixers":
+                ours = on_levels_of_credit(ours, theirs)
+                assert_fixed(theirs)
             assert_same_layout(ours, theirs)
             for variable in theirs.data_vars:
                 for step, time in enumerate(theirs["time"].values):
@@ -85,20 +212,45 @@ def test_forecasts_as_credit(run, monkeypatch, tmp_path, mesh):
                         ours[variable].values[step],
                         theirs[variable].values[step],
                         FIELD,
-                        f"{mesh} {name} {variable} {str(time)[:13]}",
+                        f"{kind} {mesh} {name} {variable} {str(time)[:13]}",
                     )
 
 
 @pytest.mark.slow
-def test_scores_of_credits_files(run, monkeypatch, tmp_path):
+def test_a_package_of_it_forecasts_the_same(forecasts, tmp_path):
+    """The package has the fixers, scalers and static fields of the run, bit for bit."""
+    run, folder = forecasts("fixers", "data=none")
+    options = ["--config", "case.yml", "--checkpoint", "run", "--out"]
+    with chdir(run):
+        assert package.main([*options, str(tmp_path / "package")]) == 0
+    path = {"path": f"{run}/d_%Y.nc"}
+    variables = {"prognostic": path, "dynamic_forcing": path}
+    data = write_yaml(
+        tmp_path / "data.yml", {"source": {"ERA5": {"variables": variables}}}
+    )
+    options = ["--package", str(tmp_path / "package"), "--data", data]
+    options += ["--init-time", START, "--steps", "3", "--cache", "none"]
+    assert main([*options, "--out", str(tmp_path / "out")]) == 0
+    (name,) = names(folder)
+    with (
+        xr.open_dataset(folder / name) as one,
+        xr.open_dataset(tmp_path / "out" / name) as other,
+    ):
+        xr.testing.assert_identical(one.load(), other.load())
+
+
+@pytest.mark.slow
+def test_scores_of_credits_files(forecasts, tmp_path, capsys):
     """Files written by CREDIT get the same scores as our forecasts."""
-    monkeypatch.chdir(run)
+    run, _ = forecasts("plain", "data=none,tensor=2,domain=2")
     options = ["--climatology", "none", "--truth", "case.yml"]
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     online = ["--format", "none", "--out", str(ours), "--score", str(ours)]
     assert forecast(run, *online, *options) == 0
-    given = ["--forecast", "theirs", "--out", str(theirs), "--cache", "none"]
-    assert score([*given, *options]) == 0
+    assert "inference.mode" in capsys.readouterr().out
+    with chdir(run):
+        assert score("theirs", theirs, *options) == 0
+    assert "inference.mode" not in "".join(capsys.readouterr()), "it was noted before"
     pair = [read_scores(own) for own in (ours, theirs)]
     assert pair[0].sizes == pair[1].sizes
     assert [*pair[0]["channel"].values] == [*pair[1]["channel"].values]
@@ -140,7 +292,6 @@ CASES = {
     },
 }
 NUM_STEPS = 8
-KINDS = {1: "rectilinear", 2: "curvilinear"}
 
 
 # CREDIT's writer fails for dates of cftime calendars.
@@ -199,12 +350,13 @@ def _fields(step: int) -> dict[str, np.ndarray]:
 
 
 def _write_theirs(folder, output, start, calendar, fields, grid) -> None:
+    kind = "curvilinear" if grid[0].ndim == 2 else "rectilinear"
     schema = credit_attribute("datasets.gen_2.grid_utils", "GridSchema")
     writer = credit_attribute("output_gen2", "ForecastWriter")(
         output_conf=output,
         conf={"data": {"source": {"A": {"levels": LEVELS}}}},
         n_steps=NUM_STEPS,
-        grid_schema=schema(KINDS[grid[0].ndim], *grid),
+        grid_schema=schema(kind, *grid),
         dataset=SimpleNamespace(calendar=calendar),
         verbose=False,
     )
@@ -237,252 +389,3 @@ def _write_ours(folder: Path, output, start, calendar, fields, grid) -> None:
             job()
     for job in writer.finish():
         job()
-
-
-T_CREDIT_FIXERS, U_CREDIT_FIXERS = "ERA5/prognostic/3d/T", "ERA5/prognostic/3d/U"
-SP_CREDIT_FIXERS, TP_CREDIT_FIXERS = "ERA5/prognostic/2d/SP", "ERA5/diagnostic/2d/TP"
-LSM = "ERA5/static/2d/LSM"
-Z = "ERA5/derived_diagnostic/3d/Z"
-START = "2000-01-02"
-STRONG = 284.0  # m/s: some of the wind of this world is stronger
-GRID = {
-    "save_loc_physics": "./grid.nc",
-    "lon_lat_level_name": ["lon", "lat", "a_half", "b_half"],
-    "grid_type": "sigma",
-    "midpoint": True,
-}
-GROUND = {"surface_pressure_var": SP_CREDIT_FIXERS, "surface_geopotential_var": LSM}
-FLUXES = (
-    *("toa_up_solar_var", "toa_up_olr_var", "surf_down_solar_var"),
-    *("surf_up_solar_var", "surf_down_lw_var", "surf_up_lw_var"),
-    *("surf_sh_var", "surf_lh_var"),
-)
-BLOCKS = {
-    # T stands for the zonal wind, in m/s; with it, air moves 100 km in six minutes.
-    "advection": {
-        "type": "semilagrangian_advection",
-        "args": {
-            "tracer_vars": [T_CREDIT_FIXERS],
-            "u_var": T_CREDIT_FIXERS,
-            "v_var": U_CREDIT_FIXERS,
-            "coslat_floor": 0.05,
-        }
-        | {"surface_pressure_var": SP_CREDIT_FIXERS, "timestep_seconds": 360.0}
-        | {"level_info_file": "./grid.nc", "grid_info_file": "./static.nc"},
-    },
-    "wind": {
-        "type": "wind_artifact_filter",
-        "args": {
-            "u_var": T_CREDIT_FIXERS,
-            "v_var": U_CREDIT_FIXERS,
-            "target_vars": [T_CREDIT_FIXERS],
-            "mask_level": 0,
-        }
-        | {"target_levels": [0, 1], "speed_threshold": STRONG, "dilation_zonal": 3}
-        | {"dilation_meridional": 1},
-    },
-    "tracer": {
-        "type": "tracer_fixer",
-        "args": {
-            "tracer_vars": [TP_CREDIT_FIXERS, U_CREDIT_FIXERS],
-            "tracer_thres": [0.5, 0.0],
-        },
-    },
-    "mass": {
-        "type": "global_mass_fixer",
-        "args": GRID | {"q_var": U_CREDIT_FIXERS, "sp_var": SP_CREDIT_FIXERS},
-    },
-    "energy": {
-        "type": "global_energy_fixer",
-        "args": GRID
-        | dict.fromkeys(FLUXES, TP_CREDIT_FIXERS)
-        | {
-            "T_var": T_CREDIT_FIXERS,
-            "q_var": U_CREDIT_FIXERS,
-            "U_var": T_CREDIT_FIXERS,
-            "V_var": U_CREDIT_FIXERS,
-            "sp_var": SP_CREDIT_FIXERS,
-        }
-        | {
-            "surface_geopotential_name": ["PHIS"],
-            "toa_down_solar_input_var": "ERA5/dynamic_forcing/2d/tsi",
-            "lead_time_periods": 6,
-        },
-    },
-    "geopotential": {
-        "type": "geopotential_diagnostic",
-        "args": GROUND
-        | {
-            "output_name": Z,
-            "temperature_var": T_CREDIT_FIXERS,
-            "specific_humidity_var": U_CREDIT_FIXERS,
-        }
-        | {"level_info_file": "./grid.nc"},
-    },
-    "pressure": {
-        "type": "pressure_interp_diagnostic",
-        "args": GROUND
-        | {"pressure_levels": [400.0, 900.0], "interp_variables": [U_CREDIT_FIXERS]}
-        | {"temperature_var": T_CREDIT_FIXERS, "geopotential_var": Z}
-        | {"level_info_file": "./grid.nc"},
-    },
-    "sea level": {
-        "type": "mslp_diagnostic",
-        "args": GROUND
-        | {
-            "output_name": "ERA5/derived_diagnostic/2d/MSL",
-            "temperature_var": TP_CREDIT_FIXERS,
-        },
-    },
-    # One field is both rain and evaporation, and gets one factor.
-    "water": {
-        "type": "global_water_fixer",
-        "args": GRID
-        | {
-            "q_var": U_CREDIT_FIXERS,
-            "sp_var": SP_CREDIT_FIXERS,
-            "precip_var": TP_CREDIT_FIXERS,
-            "evapor_var": TP_CREDIT_FIXERS,
-        }
-        | {"lead_time_periods": 6},
-    },
-}
-
-
-def write_grid(folder):
-    """Writes the file of the fixers: grid, coefficients of two layers, orography."""
-    lon, lat = np.meshgrid(
-        np.arange(NUM_LON) * 360 / NUM_LON, np.linspace(90, -90, NUM_LAT)
-    )
-    a, b = np.array([1000.0, 15000.0, 0.0]), np.array([0.0, 0.4, 1.0])
-    hills = 2000.0 * np.cos(np.deg2rad(lat)) ** 2
-    fields = {
-        "lon": (("y", "x"), lon),
-        "lat": (("y", "x"), lat),
-        "PHIS": (("y", "x"), hills),
-        "a_half": ("half", a),
-        "b_half": ("half", b),
-        "a_model": ("level", (a[1:] + a[:-1]) / 2),
-        "b_model": ("level", (b[1:] + b[:-1]) / 2),
-    }
-    xr.Dataset(fields).to_netcdf(folder / "grid.nc")
-
-
-def make_humid(folder):
-    """Gives U the range of a specific humidity, in the data and the scalers."""
-    path = folder / "d_2000.nc"
-    with xr.open_dataset(path) as found:
-        fields = found.load()
-    fields["U"] = (5e-3 + 2e-4 * fields["U"]).astype(np.float32)
-    fields.to_netcdf(path)
-    write_scalers(folder)
-
-
-@pytest.fixture(scope="module")
-def run_of_credit_fixers(credit, tmp_path_factory):
-    """The folder of a run, with CREDIT's forecast in `theirs`."""
-    folder = tmp_path_factory.mktemp("fixers")
-    batch = {
-        "forecast_length": "18h",
-        "first_init_date": START,
-        "last_init_date": START,
-        "init_interval": "12h",
-    }
-    raw = raw_config(
-        run_mode="batch",
-        save_forecast="./theirs",
-        batch_forecast=batch,
-        output={"group_by": "full"},
-    )
-    raw["inference"]["postblocks"]["per_step"] |= BLOCKS
-    config = write_run(folder, raw)
-    make_humid(folder)
-    write_grid(folder)
-    credit_rollout(config)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def forecast_of_credit_fixers(run_of_credit_fixers, tmp_path_factory):
-    """Returns a function of a mesh: the folder and the name of the forecast there."""
-
-    @cache
-    def made(mesh):
-        folder = tmp_path_factory.mktemp("ours")
-        options = ["--config", "case.yml", "--cache", "none", "--parallelism", mesh]
-        with chdir(run_of_credit_fixers):
-            assert main([*options, "--out", str(folder)]) == 0
-        (name,) = (path.relative_to(folder) for path in folder.rglob("*.nc"))
-        return folder, name
-
-    return made
-
-
-def on_levels_of_credit(ours, theirs):
-    """Labels fields on pressure levels with the levels of the model.
-
-    CREDIT does where both are as many.
-    """
-    assert [*ours["pressure"].values] == [400.0, 900.0]
-    fields = {}
-    for name, field in ours.data_vars.items():
-        fields[name] = field.variable.copy()
-        fields[name].dims = theirs[name].dims
-    coords = ours.drop_dims("pressure").coords
-    return xr.Dataset(fields, coords, ours.attrs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "mesh",
-    ["data=none", "data=none,domain=3", "data=none,tensor=2,domain=2"],
-)
-def test_fixers_and_diagnostics_as_credit(
-    run_of_credit_fixers, forecast_of_credit_fixers, mesh
-):
-    folder, name = forecast_of_credit_fixers(mesh)
-    with (
-        xr.open_dataset(folder / name) as ours,
-        xr.open_dataset(run_of_credit_fixers / "theirs" / name) as theirs,
-    ):
-        ours = on_levels_of_credit(ours, theirs)
-        assert_same_layout(ours, theirs)
-        made = {"T", "U", "SP", "TP", "Z", "MSL", "U_PRES"}
-        assert made <= set(theirs.data_vars)
-        assert (theirs["T"].isel({theirs["T"].dims[1]: 0}) > STRONG).any(), "filtered"
-        rain = theirs["TP"].values
-        for step in rain:
-            # Values that the tracer fixer limits to 0.5 are all scaled by the water
-            # factor.
-            values, counts = np.unique(step, return_counts=True)
-            assert counts.max() > 100
-            assert values[counts.argmax()] != 0.5
-        for variable in theirs.data_vars:
-            for step in range(3):
-                assert_close(
-                    ours[variable].values[step],
-                    theirs[variable].values[step],
-                    FIELD,
-                    f"{mesh} {variable} step {step + 1}",
-                )
-
-
-@pytest.mark.slow
-def test_a_package_of_it_forecasts_the_same(
-    run_of_credit_fixers, forecast_of_credit_fixers, monkeypatch, tmp_path
-):
-    """The package has the fixers, scalers and static fields of the run, bit for bit."""
-    folder, name = forecast_of_credit_fixers("data=none")
-    monkeypatch.chdir(run_of_credit_fixers)
-    made = ["--config", "case.yml", "--checkpoint", "run", "--out"]
-    assert package.main([*made, str(tmp_path / "package")]) == 0
-    path = {"path": f"{run_of_credit_fixers}/d_%Y.nc"}
-    variables = {"prognostic": path, "dynamic_forcing": path}
-    data = {"source": {"ERA5": {"variables": variables}}}
-    (tmp_path / "data.yml").write_text(yaml.safe_dump(data))
-    monkeypatch.chdir(tmp_path)
-    given = ["--package", "package", "--data", "data.yml", "--init-time", START]
-    assert main([*given, "--steps", "3", "--cache", "none", "--out", "out"]) == 0
-    (theirs,) = (tmp_path / "out").rglob("*.nc")
-    with xr.open_dataset(folder / name) as one, xr.open_dataset(theirs) as other:
-        xr.testing.assert_identical(one.load(), other.load())

@@ -1,15 +1,12 @@
 """Ensemble members are equal alone, in a batch, on any mesh, and when repeated."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from credit_jax.data.perturbations import member_keys, spherical_noise
-from credit_jax.data.schedule import ForecastSchedule
+from credit_jax.data.perturbations import spherical_noise
 from tests.data.world import MODEL
-from tests.forecast.test_campaign import chunks
 from tests.forecast.test_forecaster import DIFFUSION
-from tests.forecast.tiny_run import forecast, make_run, read
+from tests.forecast.tiny_run import chunks, forecast, make_run, read, write_config
 from tests.support import assert_close
 
 TYPES = {
@@ -24,25 +21,21 @@ BATCH = {
     "last_init_date": "2000-01-01T12",
     "init_interval": "12h",
 }
+INFERENCE = {"batch_forecast": BATCH, "output": {"format": "zarr"}, "members": 3}
+# Sizes of perturbations by those asked for; bred ones are of the state a step before.
+RATIOS = {"gaussian": (0.6, 1.4), "spherical": (0.2, 3), "bred": (0.5, 1.5)}
+RATIOS["lagged"] = 0.1, np.inf
+DIMS = ("latitude", "longitude")
 # Of bred and lagged members the steps before the start date are rounded, too.
 ROUNDING = 1e-6
 # WXFormer as wide as that of the demo, whose products depend on their number of rows.
 WIDE = {
     **MODEL,
-    "dim": [48, 96, 96, 384],
-    "depth": [1, 1, 1, 1],
-    "dim_head": 24,
-    "global_window_size": [4, 4, 2, 1],
-    "local_window_size": [2, 2, 2, 1],
-    "use_spectral_norm": False,
+    **{"dim": [48, 96, 96, 384], "depth": [1, 1, 1, 1], "dim_head": 24},
+    **{"global_window_size": [4, 4, 2, 1], "local_window_size": [2, 2, 2, 1]},
+    **{"use_spectral_norm": False, "cross_embed_strides": [2, 2, 2, 2]},
     "cross_embed_kernel_sizes": [[4], [2], [2], [2]],
-    "cross_embed_strides": [2, 2, 2, 2],
-    "padding_conf": {
-        "activate": True,
-        "mode": "earth",
-        "pad_lat": [5, 5],
-        "pad_lon": [3, 3],
-    },
+    "padding_conf": {"mode": "earth", "pad_lat": [5, 5], "pad_lon": [3, 3]},
 }
 MESH = "domain 2, tp 2"
 LAYOUTS = {
@@ -52,22 +45,28 @@ LAYOUTS = {
 }
 
 
-def ensemble(world, folder, name, members=3):
-    inference = {
-        "batch_forecast": BATCH,
-        "output": {"format": "zarr"},
-        "members": members,
-        "perturbation": TYPES[name],
-    }
-    return make_run(world, folder, inference=inference)
+@pytest.fixture(scope="module")
+def ensemble(world, run, tmp_path_factory):
+    """`ensemble(name)`: the config of three members, and the folder of forecasts."""
+    made = {}
+
+    def of(name):
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            inference = INFERENCE | {"perturbation": TYPES[name]}
+            config = write_config(world, run / "run", folder, inference=inference)
+            assert forecast(config, folder / "one") == 0
+            made[name] = config, folder / "one"
+        return made[name]
+
+    return of
 
 
 @pytest.mark.slow(but=["gaussian"])
 @pytest.mark.parametrize("name", TYPES)
-def test_members_do_not_depend_on_the_layout(world, tmp_path, tiny_model, name):
-    config = ensemble(world, tmp_path, name)
-    assert forecast(config, tmp_path / "one") == 0
-    one = read(tmp_path / "one")
+def test_members_do_not_depend_on_the_layout(ensemble, tmp_path, name):
+    config, made = ensemble(name)
+    one = read(made)
     assert one["T"].dims[:3] == ("time", "number", "prediction_timedelta")
     assert one.sizes["number"] == 3
     layouts = LAYOUTS if name == "gaussian" else {MESH: LAYOUTS[MESH]}
@@ -82,6 +81,56 @@ def test_members_do_not_depend_on_the_layout(world, tmp_path, tiny_model, name):
                 assert np.array_equal(found[lead], expected[lead]), "initial states"
 
 
+@pytest.mark.slow(but=["lagged"])
+@pytest.mark.parametrize("name", TYPES)
+def test_members_differ_as_asked_for(ensemble, name):
+    first = read(ensemble(name)[1]).isel(prediction_timedelta=0)
+    area = first.weighted(np.cos(np.deg2rad(first["latitude"])))
+    control = first.isel(number=0)
+    spread = control - area.mean(DIMS).isel(number=0)
+    for variable in ("T", "SP", "U"):
+        std = 0.1
+        if name == "spherical":
+            std = TYPES[name]["std"].get(variable, 0.0)
+        sizes = [
+            np.sqrt((x[variable] ** 2).weighted(area.weights).mean(DIMS))
+            for x in (first.isel(number=1) - control, spread)
+        ]
+        ratio = (sizes[0] / sizes[1]).values
+        low, high = RATIOS[name]
+        assert ((ratio >= low * std) & (ratio <= high * std)).all(), variable
+
+
+@pytest.mark.slow
+def test_a_member_alone_and_run_again_is_the_same_bitwise(ensemble, tmp_path):
+    config, one = ensemble("bred")
+    for shard in ("3/3", "1/3", "2/3"):
+        assert forecast(config, tmp_path, "--shard", shard) == 0
+    assert chunks(tmp_path) == chunks(one)
+
+
+@pytest.mark.slow
+def test_the_control_is_the_forecast_without_members(ensemble, tmp_path):
+    config, many = ensemble("gaussian")
+    assert forecast(config, tmp_path, "--members", "1") == 0
+    control, alone = read(many).isel(number=0), read(tmp_path)
+    for variable in alone.data_vars:
+        same = np.array_equal(control[variable], alone[variable], equal_nan=True)
+        assert same, variable
+
+
+@pytest.mark.slow
+def test_lagged_members_need_no_data_after_their_start(ensemble, tmp_path):
+    """Those of short lags, beside others of longer ones."""
+    last = ("--init-time", "2000-01-10", "--steps", "1")
+    stores = []
+    for batch in ("3", "1"):
+        options = (*last, "--batch", batch)
+        assert forecast(ensemble("lagged")[0], tmp_path / batch, *options) == 0
+        stores.append(read(tmp_path / batch)["T"])
+    assert_close(*stores, ROUNDING, "side by side")
+
+
 def batches(config, folder, *options):
     """Forecasts of 3 members alone; asserts that those of `--batch` 3 are equal."""
     for batch in (1, 3):
@@ -91,18 +140,11 @@ def batches(config, folder, *options):
     return read(folder / "batch 1")
 
 
-MESHES = ["data=none", "data=ddp,domain=2"]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", ["data=none", "data=ddp,domain=2"])
 def test_members_of_a_wide_model_are_bitwise_those_alone(world, tmp_path, mesh):
-    inference = {
-        "batch_forecast": BATCH | {"last_init_date": "2000-01-01"},
-        "output": {"format": "zarr"},
-        "members": 3,
-    }
-    config = make_run(world, tmp_path, model=WIDE, inference=inference)
+    one = {"batch_forecast": BATCH | {"last_init_date": "2000-01-01"}}
+    config = make_run(world, tmp_path, model=WIDE, inference=INFERENCE | one)
     options = ("--parallelism", mesh, "--devices", "1" if mesh == "data=none" else "4")
     batches(config, tmp_path, *options)
 
@@ -110,12 +152,7 @@ def test_members_of_a_wide_model_are_bitwise_those_alone(world, tmp_path, mesh):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TYPES)
 def test_noise_of_a_model_is_that_of_the_member(world, tmp_path, name):
-    inference = {
-        "batch_forecast": BATCH,
-        "output": {"format": "zarr"},
-        "members": 3,
-        "perturbation": TYPES[name] | {"std": 0.0},
-    }
+    inference = INFERENCE | {"perturbation": TYPES[name] | {"std": 0.0}}
     config = make_run(world, tmp_path, model=DIFFUSION, inference=inference)
     if name != "gaussian":
         assert forecast(config, tmp_path / "out", "--batch", "3") == 0
@@ -126,98 +163,12 @@ def test_noise_of_a_model_is_that_of_the_member(world, tmp_path, name):
     for variable in ("T", "TP"):
         expected = found[variable].isel(number=[0, 1])
         assert np.array_equal(two[variable], expected, equal_nan=True), variable
-        last = (
-            found[variable].isel(prediction_timedelta=-1).stack(run=("time", "number"))
-        )
-        assert len(np.unique(last.isel(latitude=0, longitude=0), axis=-1).T) == 6
+        last = found[variable].isel(prediction_timedelta=-1, latitude=0, longitude=0)
+        last = last.stack(run=("time", "number"))
+        assert len(np.unique(last, axis=-1).T) == 6
     meshed = tmp_path / "mesh"
     assert forecast(config, meshed, "--parallelism", "domain=2", "--batch", "2") == 0
     assert_close(read(meshed)["T"], found["T"], 1e-6, "two shards")
-
-
-@pytest.mark.slow
-def test_a_member_alone_and_run_again_is_the_same_bitwise(world, tmp_path, tiny_model):
-    config = ensemble(world, tmp_path, "bred")
-    assert forecast(config, tmp_path / "all") == 0
-    for shard in ("3/3", "1/3", "2/3"):
-        assert forecast(config, tmp_path / "parts", "--shard", shard) == 0
-    assert chunks(tmp_path / "parts") == chunks(tmp_path / "all")
-
-
-@pytest.mark.slow(but=["lagged"])
-@pytest.mark.parametrize("name", TYPES)
-def test_members_differ_as_asked_for(world, tmp_path, tiny_model, name):
-    config = ensemble(world, tmp_path, name, members=2)
-    assert forecast(config, tmp_path / "two") == 0
-    two = read(tmp_path / "two")
-    first = two.isel(prediction_timedelta=0)
-    difference = first.isel(number=1) - first.isel(number=0)
-    weights = np.cos(np.deg2rad(two["latitude"]))
-    for variable, std in (("T", 0.1), ("SP", 0.1), ("U", 0.1)):
-        if name == "spherical":
-            std = TYPES[name]["std"].get(variable, 0.0)
-        control = first[variable].isel(number=0)
-        spread = control - control.weighted(weights).mean(("latitude", "longitude"))
-        sizes = [
-            np.sqrt((x**2).weighted(weights).mean(("latitude", "longitude")))
-            for x in (difference[variable], spread)
-        ]
-        ratio = (sizes[0] / sizes[1]).values
-        if name == "lagged":
-            assert (ratio > 0.01).all()
-        elif name == "bred":
-            assert np.allclose(ratio, std, rtol=0.5), "of the analysis a step before"
-        elif std == 0:
-            assert (ratio == 0).all()
-        elif name == "gaussian":
-            assert np.allclose(ratio, std, rtol=0.4)
-        else:
-            assert ((ratio > 0.2 * std) & (ratio < 3 * std)).all()
-
-
-@pytest.mark.slow
-def test_the_control_is_the_forecast_without_members(world, tmp_path, tiny_model):
-    config = ensemble(world, tmp_path, "gaussian", members=2)
-    assert forecast(config, tmp_path / "two") == 0
-    assert forecast(config, tmp_path / "one", "--members", "1") == 0
-    control = read(tmp_path / "two").isel(number=0)
-    alone = read(tmp_path / "one")
-    for variable in alone.data_vars:
-        same = np.array_equal(control[variable], alone[variable], equal_nan=True)
-        assert same, variable
-
-
-def test_a_lag_reads_data_that_have_to_be_there(world, tmp_path, tiny_model, capsys):
-    config = ensemble(world, tmp_path, "lagged", members=40)
-    assert forecast(config, tmp_path / "out") == 2
-    assert "1999-12-22" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_lagged_members_need_no_data_after_their_start(world, tmp_path, tiny_model):
-    """Those of short lags, beside others of longer ones."""
-    config = ensemble(world, tmp_path, "lagged")
-    last = ("--init-time", "2000-01-10", "--steps", "1")
-    assert forecast(config, tmp_path / "three", *last, "--batch", "3") == 0
-    assert forecast(config, tmp_path / "one", *last) == 0
-    one, three = read(tmp_path / "one"), read(tmp_path / "three")
-    assert_close(three["T"], one["T"], ROUNDING, "side by side")
-
-
-def test_keys_are_those_of_seed_start_and_member():
-    starts = np.array(["2000-01-01", "2000-01-02"], "datetime64[ns]")
-    many = member_keys(
-        7, ForecastSchedule(starts, 1, pd.Timedelta("6h"), num_members=9)
-    )
-    one = member_keys(
-        7, ForecastSchedule(starts[1:], 1, pd.Timedelta("6h"), num_members=8)
-    )
-    assert np.array_equal(many[1, :8], one[0])
-    assert len({tuple(key) for key in many.reshape(-1, 2)}) == 18
-    other = member_keys(
-        8, ForecastSchedule(starts, 1, pd.Timedelta("6h"), num_members=9)
-    )
-    assert not (many == other).all(axis=-1).any()
 
 
 @pytest.mark.slow

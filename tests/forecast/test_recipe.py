@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,16 +17,16 @@ import xarray as xr
 import yaml
 from scipy.sparse import csr_array
 
-from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.cli.check import main as check
 from credit_jax.cli.commands import OK
 from credit_jax.cli.forecast import main as forecast
-from credit_jax.models.registry import build
 from credit_jax.physics.files import read_coefficients
 from tests.cli.test_check import MODEL
 from tests.data.sources.server import served
+from tests.forecast.tiny_run import write_weights
 from tests.support import assert_close
 from tests.support.code_blocks import code_blocks
+from tests.training.tiny import write_yaml
 
 DOCS = Path(__file__).parents[2] / "docs" / "data.md"
 DATE = "2026-04-01"
@@ -58,52 +57,51 @@ def messages(names: list[str], levels: list[int] | None, **scalars: float):
     return xr.Dataset(fields, {**place, **coords, **scalars})
 
 
+def write_static(*names: str) -> None:
+    static = messages([*names], None)
+    static.drop_vars(["time", "step", "valid_time"]).to_netcdf("static.nc")
+
+
 UPPER = messages(["u", "v", "t", "q"], LEVELS)
 PRESSURE_AT_GROUND = messages(["sp"], None, surface=0.0)
 NEAR_GROUND = messages(["t2m"], None, heightAboveGround=2.0)
-# Center -> product, and the inventory's line of a message of each kind -> the dataset
-# of all. cfgrib has one set of names for both.
+SETS = UPPER, PRESSURE_AT_GROUND, NEAR_GROUND
+# Center -> product, and the inventory's line of a message of each set; cfgrib has one
+# set of names for both. Of GFS neither of the last levels is wanted, nor the surface.
 INVENTORIES = {
-    "ifs": (
-        "oper",
-        {
-            ":t:500:pl:": UPPER,
-            ":sp:sfc:": PRESSURE_AT_GROUND,
-            ":2t:sfc:": NEAR_GROUND,
-        },
-    ),
+    "ifs": ("oper", ":t:500:pl:", ":sp:sfc:", ":2t:sfc:"),
     "gfs": (
-        "pgrb2.0p25",
-        {
-            ":SPFH:500 mb:anl:": UPPER,
-            ":PRES:surface:anl:": PRESSURE_AT_GROUND,
-            ":TMP:2 m above ground:anl:": NEAR_GROUND,
-            # Neither level is wanted, nor is the surface.
-            ":TMP:0.4 mb:anl:": None,
-            ":TMP:30-0 mb above ground:anl:": None,
-            ":TMP:surface:anl:": None,
-            ":PRES:max wind:anl:": None,
-        },
+        *("pgrb2.0p25", ":SPFH:500 mb:anl:", ":PRES:surface:anl:"),
+        *(":TMP:2 m above ground:anl:", ":TMP:0.4 mb:anl:"),
+        *(":TMP:30-0 mb above ground:anl:", ":TMP:surface:anl:", ":PRES:max wind:anl:"),
     ),
 }
+
+
+BLOCKS = {
+    "preblocks": {"per_step": {"concat": {"type": "concat"}}},
+    "postblocks": {"per_step": {"reconstruct": {"type": "reconstruct"}}},
+}
+
+
+def model(levels: int, surface: int, input_only: int) -> dict[str, Any]:
+    """A model of four variables on levels."""
+    sizes = {"levels": levels, "channels": 4, "surface_channels": surface}
+    only = {"input_only_channels": input_only, "output_only_channels": 0}
+    return {**MODEL, **sizes, **only}
 
 
 class Herbie:
     """Datasets of one analysis, by the search strings of the recipe."""
 
     def __init__(self, date: str, *, model: str, product: str, fxx: int) -> None:
-        expected, self.inventory = INVENTORIES[model]
+        expected, *self.messages = INVENTORIES[model]
         assert (date, product, fxx) == (DATE, expected, 0)
 
     def xarray(self, search: str, remove_grib: bool = False) -> xr.Dataset:
         """The messages that match."""
-        (found,) = (
-            dataset
-            for message, dataset in self.inventory.items()
-            if re.search(search, message)
-        )
-        assert found is not None
-        return found
+        (at,) = (k for k, line in enumerate(self.messages) if re.search(search, line))
+        return SETS[at]
 
 
 @pytest.mark.slow
@@ -114,20 +112,10 @@ def test_from_an_analysis_to_a_forecast(center, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["states.py", DATE, center])
     exec(compile(block("python"), "states.py", "exec"), {})
     config = yaml.safe_load(block("yaml").replace("{...}", "null"))
-    channels = {"levels": 13, "channels": 4, "surface_channels": 2}
-    config["model"] = {
-        **MODEL,
-        **channels,
-        "input_only_channels": 3,
-        "output_only_channels": 0,
-    }
-    config["preblocks"] = {"per_step": {"concat": {"type": "concat"}}}
-    config["postblocks"] = {"per_step": {"reconstruct": {"type": "reconstruct"}}}
-    Path("today.yaml").write_text(yaml.safe_dump(config))
-    messages(["Z_GDS4_SFC", "LSM"], None).drop_vars(
-        ["time", "step", "valid_time"]
-    ).to_netcdf("static.nc")
-    write_weights(config)
+    config |= {"model": model(13, 2, 3), **BLOCKS}
+    write_yaml(Path("today.yaml"), config)
+    write_static("Z_GDS4_SFC", "LSM")
+    write_weights(config["model"], Path(config["save_loc"]))
     assert check(["--config", "today.yaml"]) == OK
     line = "--config today.yaml --checkpoint runs/wxformer --length 10d --format zarr"
     assert f"credit-jax forecast {line}" in DOCS.read_text()
@@ -136,8 +124,7 @@ def test_from_an_analysis_to_a_forecast(center, tmp_path, monkeypatch):
     with xr.open_dataset("out/forecast.zarr") as store:
         start = store.isel(time=0, prediction_timedelta=0)
         upper = UPPER.sel({PRESSURE: start["level"].values})
-        parts = [upper, PRESSURE_AT_GROUND, NEAR_GROUND]
-        state = xr.merge(parts, compat="override")
+        state = xr.merge([upper, *SETS[1:]], compat="override")
         for name in ("u", "v", "t", "q", "sp", "t2m"):
             ours = start[name if name == "t2m" else name.upper()].values
             np.testing.assert_array_equal(ours, state[name].values, err_msg=name)
@@ -227,42 +214,23 @@ def test_from_gfs_on_its_own_levels_to_a_forecast(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["once.py", str(path)])
     exec(compile(block("python", 1), "once.py", "exec"), {})
     matrix = write_regrid("gaussian_to_model.nc")
-    messages(["LSM"], None).drop_vars(["time", "step", "valid_time"]).to_netcdf(
-        "static.nc"
-    )
+    write_static("LSM")
     config = yaml.safe_load(block("yaml", 1))
     steps = config["inference"]["preblocks"]["per_step"]
     numbers = steps["levels"]["args"]["dest_levels"]
-    source = {
-        "dataset_type": "local",
-        "level_coord": "level",
-        "levels": numbers,
-        "variables": {
-            "prognostic": {
-                "vars_3D": [*"UVTQ"],
-                "vars_2D": ["SP"],
-                "path": "era5_%Y.nc",
-            }
-        },
-    }
+    variables = {"vars_3D": [*"UVTQ"], "vars_2D": ["SP"], "path": "era5_%Y.nc"}
+    source = {"dataset_type": "local", "level_coord": "level", "levels": numbers}
+    source |= {"variables": {"prognostic": variables}}
     config |= {
         "save_loc": "runs/wxformer",
-        "model": {
-            **MODEL,
-            "levels": len(numbers),
-            "channels": 4,
-            "surface_channels": 1,
-            "input_only_channels": 0,
-            "output_only_channels": 0,
-        },
+        "model": model(len(numbers), 1, 0),
         "data": {"timestep": "6h", "source": {"ERA5": source}},
-        "preblocks": {"per_step": {"concat": {"type": "concat"}}},
-        "postblocks": {"per_step": {"reconstruct": {"type": "reconstruct"}}},
+        **BLOCKS,
     }
-    write_weights(config)
+    write_weights(config["model"], Path(config["save_loc"]))
     with served(tmp_path / "bucket") as (address, _):
         config["inference"]["data"]["source"]["ERA5"]["store"] = address
-        Path("model.yml").write_text(yaml.safe_dump(config, sort_keys=False))
+        write_yaml(Path("model.yml"), config)
         line = f"--config model.yml --init-time {DATE}T00 --length 10d --format zarr"
         assert f"credit-jax forecast {line}" in DOCS.read_text()
         shorter = [*line.replace("10d", "12h").split(), "--checkpoint", "runs/wxformer"]
@@ -276,15 +244,3 @@ def test_from_gfs_on_its_own_levels_to_a_forecast(tmp_path, monkeypatch):
         assert store["level"].values.tolist() == numbers
         last = store.isel(time=0, prediction_timedelta=2)
         assert all(np.isfinite(field).all() for field in last.data_vars.values())
-
-
-def write_weights(config):
-    """Writes a checkpoint of fresh weights as that of the run."""
-    model_def = build(config["model"])
-    keys = jax.random.split(jax.random.key(0))
-    params = model_def.init(keys[0])
-    state = model_def.init_model_state(keys[1], params)
-    params, state = jax.device_get((params, state))
-    store = CheckpointStore(Path(config["save_loc"]))
-    store.save(1, {"weights": {"params": params, **state}}, Progress(epoch=0))
-    store.close()

@@ -21,15 +21,13 @@ from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.io.errors import WriteError, write_errors
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.variables import Variable
-from tests.forecast.tiny_run import forecast, make_run, read
-from tests.support import assert_close
+from tests.forecast.tiny_run import forecast, read, write_config
 
 HOUR = np.timedelta64(1, "h")
 
 
-def test_the_layout_of_weatherbench(config, tmp_path, world):
-    assert forecast(config, tmp_path / "out") == 0
-    store = read(tmp_path / "out")
+def test_the_layout_of_weatherbench(whole, world):
+    store = read(whole)
     dims = ("time", "prediction_timedelta", "level", "latitude", "longitude")
     assert store["T"].dims == dims
     assert store["SP"].dims == tuple(dim for dim in dims if dim != "level")
@@ -38,7 +36,6 @@ def test_the_layout_of_weatherbench(config, tmp_path, world):
     assert np.array_equal(store["prediction_timedelta"] / HOUR, [0, 6, 12, 18])
     assert np.array_equal(store["level"], [1.0, 4.6])
     assert store["T"].dtype == np.float32
-    assert store.attrs["Conventions"] == "CF-1.11"
     with xr.open_mfdataset(str(world / "w_*.nc")) as truth:
         for name in ("T", "U", "SP"):
             first = truth[name].sel(time=starts)
@@ -47,9 +44,15 @@ def test_the_layout_of_weatherbench(config, tmp_path, world):
             assert np.array_equal(ours, first.astype(np.float32)), name
     assert np.isnan(store["TP"].isel(prediction_timedelta=0)).all()
     assert np.isfinite(store["TP"].isel(prediction_timedelta=slice(1, None))).all()
+    assert store.attrs["Conventions"] == "CF-1.11"
+    assert json.loads(store.attrs["config"])["model"]["type"] == "tiny"
+    assert store.attrs["checkpoint_step"] == 3
+    assert len(store.attrs["checkpoint_digest"]) == 64
+    assert store.attrs["credit-jax"]
+    assert store.attrs["command"]
 
 
-def test_variables_are_described_as_in_the_data_files(world, tmp_path, tiny_model):
+def test_variables_are_described_as_in_the_data_files(world, run, tmp_path):
     """Diagnostic variables, too, which are not read; CREDIT's files are not."""
     given = {
         "T": {"long_name": "temperature", "standard_name": "air_temperature"},
@@ -65,7 +68,7 @@ def test_variables_are_described_as_in_the_data_files(world, tmp_path, tiny_mode
     metadata = tmp_path / "own.yaml"
     metadata.write_text("T: {units: K, long_name: Temperature}")
     output = {"format": "zarr", "metadata": str(metadata)}
-    config = make_run(described, tmp_path, inference__output=output)
+    config = write_config(described, run / "run", tmp_path, inference__output=output)
     same = ("--init-time", "2000-01-01", "--steps", "1")
     assert forecast(config, tmp_path / "out", *same) == 0
     store = read(tmp_path / "out")
@@ -102,95 +105,54 @@ def test_chunks_are_whole_globes(config, tmp_path, monkeypatch, version, large):
     assert read(out)["T"].shape == (1, 4, 2, 6, 10)
 
 
-def test_the_store_says_where_it_comes_from(config, tmp_path):
-    assert forecast(config, tmp_path / "out", "--init-time", "2000-01-01") == 0
-    attributes = read(tmp_path / "out").attrs
-    assert json.loads(attributes["config"])["model"]["type"] == "tiny"
-    assert attributes["checkpoint_step"] == 3
-    assert len(attributes["checkpoint_digest"]) == 64
-    assert attributes["credit-jax"]
-    assert attributes["command"]
-
-
 @pytest.mark.slow
-def test_netcdf_and_zarr_hold_the_same(config, tmp_path):
-    zarr_out, netcdf_out = tmp_path / "zarr", tmp_path / "netcdf"
-    dates = ("--init-time", "2000-01-01", "--steps", "3")
-    assert forecast(config, zarr_out, *dates) == 0
-    assert forecast(config, netcdf_out, *dates, "--format", "netcdf") == 0
-    store = read(zarr_out).isel(time=0)
-    files = sorted((netcdf_out / "20000101_0000Z").glob("*.nc"))
-    assert [path.name for path in files] == [
-        "2000-01-01_T0600Z.nc",
-        "2000-01-01_T1200Z.nc",
-        "2000-01-01_T1800Z.nc",
-    ]
-    for step, path in enumerate(files, 1):
-        with xr.open_dataset(path) as found:
-            for name in ("T", "U", "SP", "TP"):
-                lead = store[name].isel(prediction_timedelta=step)
-                assert np.array_equal(found[name].isel(time=0), lead), name
-
-
-@pytest.mark.slow
-def test_a_part_of_the_variables_levels_and_lead_times(world, tmp_path, tiny_model):
-    output = {
-        "format": "zarr",
-        "output_interval": "12h",
-        "variables": [
-            {"name": "ERA5/prognostic/3d/T", "levels": [4.6]},
-            "ERA5/prognostic/3d/U",
-            "ERA5/prognostic/2d/SP",
-        ],
-        "metadata": "era5.yaml",
-    }
-    config = make_run(world, tmp_path, inference__output=output)
-    assert forecast(config, tmp_path / "part", "--length", "1d") == 0
+def test_a_part_of_the_variables_levels_and_lead_times(world, run, config, tmp_path):
+    three = [{"name": "ERA5/prognostic/3d/T", "levels": [4.6]}, "ERA5/prognostic/3d/U"]
+    output = {"format": "zarr", "output_interval": "12h", "metadata": "era5.yaml"}
+    output |= {"variables": [*three, "ERA5/prognostic/2d/SP"]}
+    own = write_config(world, run / "run", tmp_path, inference__output=output)
+    assert forecast(own, tmp_path / "part", "--length", "1d") == 0
     part = read(tmp_path / "part")
     assert set(part.data_vars) == {"T", "U", "SP"}
     assert np.array_equal(part["prediction_timedelta"] / HOUR, [0, 12, 24])
     assert part["T"].attrs["standard_name"] == "air_temperature"
-    config = make_run(world, tmp_path / "all")
-    assert forecast(config, tmp_path / "whole", "--length", "1d") == 0
-    whole = read(tmp_path / "whole").isel(prediction_timedelta=[0, 2, 4])
+    assert forecast(config, tmp_path / "all", "--length", "1d") == 0
+    whole = read(tmp_path / "all").isel(prediction_timedelta=[0, 2, 4])
     assert np.isnan(part["T"].sel(level=1.0)).all()
     assert np.array_equal(part["T"].sel(level=4.6), whole["T"].sel(level=4.6))
     assert np.array_equal(part["U"], whole["U"])
 
 
-@pytest.mark.slow(but=["('--parallelism', 'data=none,domain=3')"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--batch", "3"),
-        ("--parallelism", "data=none,domain=3"),
-        ("--parallelism", "data=none,tensor=2,domain=2"),
-        ("--parallelism", "data=ddp", "--devices", "2"),
-    ],
-    ids=str,
-)
-def test_every_mesh_and_batch_forecasts_the_same(config, tmp_path, options):
-    assert forecast(config, tmp_path / "one") == 0
-    assert forecast(config, tmp_path / "other", *options) == 0
-    one, other = read(tmp_path / "one"), read(tmp_path / "other")
-    for name in one.data_vars:
-        leads = {"prediction_timedelta": slice(1, None)}
-        assert_close(
-            other[name].isel(leads), one[name].isel(leads), 1e-6, f"{options} {name}"
-        )
-
-
-def test_a_curvilinear_grid_and_another_calendar(tmp_path):
-    latitude, longitude = np.mgrid[30:50:5.0, 220:280:10.0]
-    variable = Variable("A/prognostic/3d/T", np.array([10, 20]))
-    outputs = Outputs((variable,), latitude, longitude, "noleap")
-    starts = np.array(["2004-02-28", "2004-03-01"], "datetime64[ns]")
-    schedule = ForecastSchedule(starts, 2, pd.Timedelta("30min"), "noleap")
-    plain = OutputConfig(encoding={"T": {"zlib": False}})
-    store = ZarrStore(tmp_path, outputs, schedule, config=plain)
+def stored(folder, dims, starts, steps=1, **options):
+    """A store of fields of one variable, and the variable."""
+    latitude, longitude, levels, calendar = dims
+    kind = "2d/SP" if levels is None else "3d/T"
+    variable = Variable(f"A/prognostic/{kind}", levels)
+    outputs = Outputs((variable,), latitude, longitude, calendar)
+    schedule = ForecastSchedule(
+        np.array(starts, "datetime64[ns]"),
+        steps,
+        options.pop("step", pd.Timedelta("6h")),
+        calendar,
+        num_members=options.pop("members", 1),
+    )
+    store = ZarrStore(folder, outputs, schedule, **options)
     store.create()
+    return store, variable
+
+
+def test_a_curvilinear_grid_and_another_calendar(tmp_path, rng):
+    latitude, longitude = np.mgrid[30:50:5.0, 220:280:10.0]
+    store, variable = stored(
+        tmp_path,
+        (latitude, longitude, np.array([10, 20]), "noleap"),
+        ["2004-02-28", "2004-03-01"],
+        2,
+        step=pd.Timedelta("30min"),
+        config=OutputConfig(encoding={"T": {"zlib": False}}),
+    )
     assert not zarr.open_array(store.path / "T").compressors
-    fields = np.random.default_rng(0).normal(size=(2, 4, 6)).astype(np.float32)
+    fields = rng.normal(size=(2, 4, 6)).astype(np.float32)
     for job in store.writer(Task(1, 0)).add(2, {variable.key: fields}):
         job()
     found = read(tmp_path)
@@ -208,26 +170,20 @@ def test_a_curvilinear_grid_and_another_calendar(tmp_path):
 @pytest.mark.parametrize("version", [2, 3])
 def test_every_reader_has_the_values_that_were_written(tmp_path, version):
     """Zeros, too: the equator, 0 E, the first member and the start."""
-    latitude, longitude = np.array([30.0, 0.0, -30.0]), np.array([0.0, 180.0])
-    variable = Variable("A/prognostic/3d/T", np.array([0, 500]))
+    expected = {
+        "latitude": np.array([30.0, 0.0, -30.0]),
+        "longitude": np.array([0.0, 180.0]),
+        "level": np.array([0, 500]),
+    }
     starts = np.array(["1970-01-01"], "datetime64[ns]")
-    schedule = ForecastSchedule(starts, 1, pd.Timedelta("6h"), num_members=2)
-    outputs = Outputs((variable,), latitude, longitude, "standard")
-    store = ZarrStore(tmp_path, outputs, schedule, zarr_format=version)
-    store.create()
+    dims = (*expected.values(), "standard")
+    store, variable = stored(tmp_path, dims, starts, zarr_format=version, members=2)
     fields = np.zeros((2, 2, 2, 3, 2), np.float32)
     fields[1, 1, 1, 1] = -0.0, 1e-38
     for member, step in np.ndindex(2, 2):
         store.write(Task(0, member), step, {variable.key: fields[member, step]})
-    expected = {
-        "T": fields[None],
-        "latitude": latitude,
-        "longitude": longitude,
-        "level": np.array([0, 500]),
-        "number": np.arange(2),
-        "prediction_timedelta": np.array([0, 6 * HOUR]),
-        "time": starts,
-    }
+    expected |= {"T": fields[None], "number": np.arange(2), "time": starts}
+    expected |= {"prediction_timedelta": np.array([0, 6 * HOUR])}
     group = zarr.open_group(str(store.path), mode="r")
     assert np.array_equal(group["T"][...].view("u4"), fields[None].view("u4"))
     assert group["time"][...].tolist() == [0]
@@ -239,29 +195,21 @@ def test_every_reader_has_the_values_that_were_written(tmp_path, version):
                 np.testing.assert_array_equal(found[name].values, values, name)
                 if name != "prediction_timedelta":  # which `own` has as hours
                     assert found[name].dtype == values.dtype, name
-    stored = open_zarr_array(str(store.path), "T", own["T"].variable)
+    array = open_zarr_array(str(store.path), "T", own["T"].variable)
     out = np.ones((1, *fields.shape), np.float32)
-    stored.read((slice(None),) * 6, out)
+    array.read((slice(None),) * 6, out)
     np.testing.assert_array_equal(out.view("u4"), fields[None].view("u4"))
     files = open_forecasts(str(store.path))
     assert files.leads / HOUR == [6]
-    np.testing.assert_array_equal(files.grid.latitude, latitude)
-    np.testing.assert_array_equal(files.grid.longitude, longitude)
+    for axis in ("latitude", "longitude"):
+        np.testing.assert_array_equal(getattr(files.grid, axis), expected[axis])
 
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_a_failing_write_is_an_error_of_the_system(tmp_path, version):
     """TensorStore reports it by a ValueError, which commands take for bad input."""
-    variable = Variable("A/diagnostic/2d/SP", None)
-    outputs = Outputs((variable,), np.arange(4.0), np.arange(6.0), "standard")
-    starts = np.array(["2004-02-28"], "datetime64[ns]")
-    store = ZarrStore(
-        tmp_path,
-        outputs,
-        ForecastSchedule(starts, 2, pd.Timedelta("6h")),
-        zarr_format=version,
-    )
-    store.create()
+    dims = np.arange(4.0), np.arange(6.0), None, "standard"
+    store, variable = stored(tmp_path, dims, ["2004-02-28"], 2, zarr_format=version)
     fields = {variable.key: np.zeros((1, 4, 6), np.float32)}
     store.write(Task(0, 0), 1, fields)
     shutil.rmtree(store.path / "SP")

@@ -8,8 +8,7 @@ from credit_jax.data.perturbations import Members
 from credit_jax.data.schedule import ForecastSchedule
 from credit_jax.extensions.adjoint import growth
 from credit_jax.extensions.adjoint.growth import Singular
-from tests.forecast.test_campaign import chunks
-from tests.forecast.tiny_run import forecast, make_run, read
+from tests.forecast.tiny_run import chunks, forecast, make_run, read
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases
 from tests.support import assert_close

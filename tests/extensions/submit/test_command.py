@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import stat
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,98 +70,57 @@ def submit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     return run
 
 
-def test_a_chain_of_pbs(submit: Any, tmp_path: Path) -> None:
-    options = ("--cluster", "pbs", "--chain", "3", "--dry-run")
-    code, text, _ = submit({"pbs": yaml.safe_load(PBS)}, *options)
-    assert code == OK
-    lines = text.splitlines()
-    assert lines[:11] == [
-        "#!/bin/bash -l",
-        "#PBS -N wxformer_1deg_6hr_gen2",
-        "#PBS -A NAML0001",
-        "#PBS -q main",
-        "#PBS -l select=8:ncpus=64:mpiprocs=4:ngpus=4:mem=480GB",
-        "#PBS -l walltime=12:00:00",
-        "#PBS -j oe",
-        "#PBS -k eod",
-        f"#PBS -o {tmp_path}/run/jobs/",
-        "#PBS -r n",
-        "",
-    ]
-    assert "conda activate credit-derecho" in lines
-    command = "mpiexec -n 32 --ppn 4 --cpu-bind none python -m credit_jax train \\"
-    start = lines.index(command)
-    assert lines[start + 2 : start + 5] == [
-        "    --resume if-any \\",
-        "    --stop-after 11h50m0s \\",
-        f"    --cache {tmp_path}/run/cache",
-    ]
-    after = [line for line in lines if line.startswith("# qsub")]
-    assert len(after) == 3
-    assert "depend" not in after[0]
-    assert "-W depend=afterany:JOB2 " in after[2]
+# Whole scripts.
+
+
+SECTIONS: dict[str, dict[str, Any]] = {
+    "pbs": {"pbs": yaml.safe_load(PBS)},
+    "slurm": {"slurm": yaml.safe_load(SLURM)},
+    "one": {"pbs": {"ngpus": 4, "gpu_type": "h100", "modules": ["cuda", "nccl"]}},
+    "empty": {"pbs": {}, "slurm": {}},
+}
+
+
+def script(section: str, options: str, submit: Any, tmp_path: Path) -> str:
+    words = [word.replace("_", " ") for word in options.split()]
+    code, text, error = submit(SECTIONS[section], *words, "--dry-run")
+    assert code == OK, error
     assert not (tmp_path / "run").exists(), "a dry run writes nothing"
+    return re.sub(r"_\d{8}_\d{6}", "_DATE", text.replace(sys.executable, "python"))
 
 
-def test_a_job_of_slurm(submit: Any, tmp_path: Path) -> None:
-    section = {"slurm": yaml.safe_load(SLURM)}
-    code, text, _ = submit(section, "--cluster", "slurm", "--dry-run")
-    assert code == OK
-    directives = [ln[8:] for ln in text.splitlines() if ln.startswith("#SBATCH ")]
-    assert directives[:9] == [
-        "--job-name=credit_wb2_tiny",
-        "--account=m5388",
-        "--qos=debug",
-        "--constraint=gpu",
-        "--nodes=2",
-        "--ntasks-per-node=4",
-        "--cpus-per-task=16",
-        "--gpus-per-node=4",
-        "--time=00:20:00",
-    ]
-    assert "export NCCL_DEBUG=INFO" in text
-    assert "srun --cpus-per-task=16 python -m credit_jax train \\" in text
-    assert "--stop-after 0h18m0s" in text
+ONE = "--cluster slurm --nodes 1 --mem 64G"
+ARRAY = "--mode forecast --array 8 --chain 2 --options --members_4_--out_'my_forecasts'"
+CASES.rows(
+    script,
+    ("pbs", "--cluster pbs --chain 3"),
+    ("slurm", "--cluster slurm"),
+    # `--set` holds for the script, as for the run.
+    ("slurm", "--cluster slurm --set slurm.nodes=3 --set slurm.walltime=01:30:00"),
+    # One node needs no launcher.
+    ("one", f"{ONE} --set trainer.epochs=3"),
+    ("one", f"{ONE} --processes-per-node 4"),
+    ("one", f"{ONE} --mode forecast"),
+    ("empty", f"--cluster pbs {ARRAY}"),
+    ("empty", f"--cluster slurm {ARRAY}"),
+    name="script",
+)
 
 
-def test_one_node_needs_no_launcher(submit: Any) -> None:
-    section = {"pbs": {"ngpus": 4, "gpu_type": "h100", "modules": ["cuda", "nccl"]}}
-    options = ("--cluster", "slurm", "--dry-run", "--nodes", "1", "--mem", "64G")
-    code, text, _ = submit(section, *options, "--set", "trainer.epochs=3")
-    assert code == OK
-    assert "#SBATCH --gres=gpu:h100:4" in text
-    assert "#SBATCH --mem=64G" in text
-    assert "\nmodule load cuda nccl\n" in text
-    assert f"\n{sys.executable} -m credit_jax train \\" in text
-    assert "--set trainer.epochs=3" in text
-    assert "srun" not in text
-    _, text, _ = submit(section, *options, "--processes-per-node", "4")
-    assert "srun --cpus-per-task=2 " in text
-    _, text, _ = submit(section, *options, "--mode", "forecast")
-    assert " -m credit_jax forecast \\" in text
-    assert "    --resume \\" in text
-
-
-def test_settings_of_the_section(submit: Any) -> None:
-    """`--set` holds for the script, as for the run."""
-    options = ("--set", "slurm.nodes=3", "--set", "slurm.walltime=01:30:00")
-    section = {"slurm": yaml.safe_load(SLURM)}
-    code, text, _ = submit(section, "--cluster", "slurm", "--dry-run", *options)
-    assert code == OK
-    assert "#SBATCH --nodes=3\n" in text
-    assert "#SBATCH --time=01:30:00\n" in text
+def program(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o700)
+    return str(path)
 
 
 def test_words_of_the_command_are_those_of_the_user(tmp_path: Path) -> None:
     """Whatever a shell would make of them."""
     strange = 'it\'s $HOME; $(touch touched) `touch touched` "a" *'
     (folder := tmp_path / strange).mkdir()
-    python = folder / "python"
-    python.write_text('#!/bin/bash\nprintf "%s\\n" "$PWD" "$@"\n')
-    python.chmod(0o700)
+    python = program(folder / "python", 'printf "%s\\n" "$PWD" "$@"')
     words = ["train", "--set", strange, f"--set=--{strange}", "--cache", strange]
     section = JobSection(ngpus=0)
-    job = BatchJob("pbs", section, words, folder, "train", folder, str(python), 1)
+    job = BatchJob("pbs", section, words, folder, "train", folder, python, 1)
     script = tmp_path / "job.sh"
     script.write_text(script_text(job))
     done = subprocess.run(["bash", script], capture_output=True, text=True, check=True)
@@ -170,63 +129,62 @@ def test_words_of_the_command_are_those_of_the_user(tmp_path: Path) -> None:
     assert not [*tmp_path.rglob("touched")]
 
 
+def test_values_of_sections() -> None:
+    def found(section: Any, cluster: str = "pbs", **options: Any) -> Any:
+        return job_section({"pbs": section}, cluster, options)
+
+    assert found({"walltime": 43200}).walltime == "12:00:00"
+    assert JobSection(walltime="00:20:00").seconds == 1200
+    assert stop_after(1200) == "0h18m0s"
+    assert JobSection(walltime="1-12:00:00").walltime == "36:00:00"
+    assert found({"project": 12345, "mem": 480}).mem == "480", "numbers of YAML"
+    other_names = {"account": "A", "gpus": 2, "partition": "gpu"}
+    other = found(other_names, "slurm", ngpus=1)
+    assert (other.project, other.ngpus, other.queue) == ("A", 1, "gpu")
+
+
 def refused(section: Any, options: Any, submit: Any) -> int:
-    code, _, error = submit(section, "--cluster", "pbs", "--dry-run", *options)
+    code, _, error = submit(section, "--cluster", "pbs", *options)
     print(error, file=sys.stderr)
     return code
 
 
+LARGE = "model.dim=[512, 2048, 8192, 32768]"
+CASES.rows(
+    lambda pbs, submit: refused({"pbs": pbs}, ("--dry-run",), submit),
+    ({"conda": "$(touch x)"},),
+    ({"conda": "--help"},),
+    ({"modules": "gcc; touch /x"},),
+    ({"mem": -5},),
+    ({"mem": "lots"},),
+    ({"nodes": 1e30},),
+    ({"nodes": 1e6},),
+    ({"nodes": 0},),
+    ({"job_name": "a\nb"},),
+    ({"walltim": "1:00:00"},),
+    ({"walltime": "1 hour"},),
+    ({"walltime": "0:00:00"},),
+    ({"qos": "a\n#SBATCH -A b"},),
+    ({"constraint": "a b"},),
+    ({"project": "a; rm -rf b"},),
+    ([1],),
+    name="pbs",
+)
 CASES.rows(
     refused,
-    ({"pbs": {"conda": "$(touch x)"}}, ()),
-    ({"pbs": {"conda": "--help"}}, ()),
-    ({"pbs": {"modules": "gcc; touch /x"}}, ()),
-    ({"pbs": {"mem": -5}}, ()),
-    ({"pbs": {"mem": "lots"}}, ()),
-    ({"pbs": {"nodes": 1e30}}, ()),
-    ({"pbs": {"nodes": 1e6}}, ()),
-    ({"pbs": {"job_name": "a\nb"}}, ()),
-    ({}, ()),
-    ({"pbs": {"walltim": "1:00:00"}}, ()),
-    ({"pbs": {"walltime": "1 hour"}}, ()),
-    ({"pbs": {"walltime": "0:00:00"}}, ()),
-    ({"pbs": {"nodes": 0}}, ()),
-    ({"pbs": {"qos": "a\n#SBATCH -A b"}}, ()),
-    ({"pbs": {"constraint": "a b"}}, ()),
-    ({"pbs": {}}, ("--set", "save_loc=/tmp/a b")),
-    ({"pbs": {}}, ("--set", "save_loc=/tmp/a%j")),
-    ({"pbs": {}}, ("--set", "save_loc=/tmp/a:b")),
-    ({"pbs": {}}, ("--set", "save_loc=/a'b")),
-    ({"pbs": {"project": "a; rm -rf b"}}, ()),
-    ({"pbs": [1]}, ()),
-    ({"pbs": {"nodes": 2}}, ("--set", "trainer.num_devices=1")),
-    (
-        {"pbs": {"gpu_type": "a100_80gb"}},
-        ("--set", "model.dim=[512, 2048, 8192, 32768]"),
-    ),
-    ({"pbs": {}}, ("--chain", "0")),
+    ({}, ("--dry-run",)),
+    ({"pbs": {}}, ("--dry-run", "--set", "save_loc=/tmp/a b")),
+    ({"pbs": {}}, ("--dry-run", "--set", "save_loc=/tmp/a%j")),
+    ({"pbs": {}}, ("--dry-run", "--set", "save_loc=/tmp/a:b")),
+    ({"pbs": {}}, ("--dry-run", "--set", "save_loc=/a'b")),
+    ({"pbs": {"nodes": 2}}, ("--dry-run", "--set", "trainer.num_devices=1")),
+    ({"pbs": {"gpu_type": "a100_80gb"}}, ("--dry-run", "--set", LARGE)),
+    ({"pbs": {}}, ("--dry-run", "--chain", "0")),
+    ({"pbs": {}}, ("--array", "8")),
 )
 
 
-def test_times() -> None:
-    assert job_section({"pbs": {"walltime": 43200}}, "pbs", {}).walltime == "12:00:00"
-    assert JobSection(walltime="00:20:00").seconds == 1200
-    assert stop_after(1200) == "0h18m0s"
-    assert JobSection(walltime="1-12:00:00").walltime == "36:00:00"
-
-
-def test_numbers_of_yaml_and_other_names() -> None:
-    numbers = {"slurm": {"project": 12345, "mem": 480}}
-    assert job_section(numbers, "slurm", {}).mem == "480"
-    other_names = {"pbs": {"account": "A", "gpus": 2, "partition": "gpu"}}
-    found = job_section(other_names, "slurm", {"ngpus": 1})
-    assert (found.project, found.ngpus, found.queue) == ("A", 1, "gpu")
-
-
-def program(path: Path, text: str) -> str:
-    path.write_text(f"#!/bin/bash\n{text}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return str(path)
+# Jobs that are submitted.
 
 
 @pytest.mark.parametrize("cluster", ["pbs", "slurm"])
@@ -234,79 +192,58 @@ def test_a_fake_scheduler(
     submit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str
 ) -> None:
     """The fake scheduler counts jobs, and refuses the third."""
-    tools, log = tmp_path / "bin", tmp_path / "log"
-    tools.mkdir()
-    says = "$n.server" if cluster == "pbs" else "Submitted batch job $n"
+    log, says = tmp_path / "log", "Submitted batch job $n"
+    tool, depends = "sbatch", "--dependency=afterany:1"
+    first_job, second_job = "1", "2"
+    if cluster == "pbs":
+        tool, depends, says = "qsub", "-W depend=afterany:1.server", "$n.server"
+        first_job, second_job = "1.server", "2.server"
+    (tmp_path / "bin").mkdir()
     program(
-        tools / {"pbs": "qsub", "slurm": "sbatch"}[cluster],
+        tmp_path / "bin" / tool,
         f'echo "$@" >> {log}; n=$(wc -l < {log})\n'
         'if [ "$n" = 3 ]; then echo "over the limit" >&2; exit 1; fi\n'
         f'echo "{says}"',
     )
-    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    section = {cluster: {}}
-    code, text, _ = submit(section, "--cluster", cluster, "--chain", "2")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    code, text, _ = submit({cluster: {}}, "--cluster", cluster, "--chain", "2")
     assert code == OK
     script, *jobs = (line.split()[1] for line in text.splitlines())
-    assert jobs == (["1.server", "2.server"] if cluster == "pbs" else ["1", "2"])
-    first, second = log.read_text().splitlines()
-    assert first == script
-    depends = {
-        "pbs": "-W depend=afterany:1.server",
-        "slurm": "--dependency=afterany:1",
-    }
-    assert second == f"{depends[cluster]} {script}"
+    assert jobs == [first_job, second_job]
+    assert log.read_text().splitlines() == [script, f"{depends} {script}"]
     assert Path(script).with_suffix(".yml").read_text()
-    code, _, text = submit(section, "--cluster", cluster)
-    assert code == USER_ERROR
-    assert "refuses the job: over the limit" in text
-    (tools / {"pbs": "qsub", "slurm": "sbatch"}[cluster]).unlink()
-    code, _, text = submit(section, "--cluster", cluster)
-    assert code == USER_ERROR
-    assert "is not on this machine" in text
+    for message in ("refuses the job: over the limit", "is not on this machine"):
+        code, _, text = submit({cluster: {}}, "--cluster", cluster)
+        assert code == USER_ERROR
+        assert message in text
+        (tmp_path / "bin" / tool).unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("cluster", ["pbs", "slurm"])
-def test_an_array_of_forecasts(submit: Any, cluster: str) -> None:
-    options = ["--cluster", cluster, "--mode", "forecast", "--array", "8"]
-    options += ["--chain", "2", "--options", "--members 4 --out 'my forecasts'"]
-    code, text, _ = submit({cluster: {}}, *options, "--dry-run")
-    assert code == OK
-    directive = {"pbs": "#PBS -J 1-8", "slurm": "#SBATCH --array=1-8"}[cluster]
-    number = {"pbs": "$PBS_ARRAY_INDEX", "slurm": "$SLURM_ARRAY_TASK_ID"}[cluster]
-    lines = text.splitlines()
-    assert directive in lines
-    assert ("#PBS -r n" in lines, "#PBS -r y" in lines) == (False, cluster == "pbs")
-    assert f'    --shard "{number}/8"' in lines
-    assert "    --members 4 \\" in lines
-    assert "    --out 'my forecasts' \\" in lines
-    (ended,) = [line for line in lines if line.startswith("ended=")]
-    assert ended.endswith(f".ended-{number}")
-    assert "afterany" in lines[-1]
-    code, _, error = submit({cluster: {}}, "--cluster", cluster, "--array", "8")
-    assert code == USER_ERROR
-    assert "training goes on by --chain" in error
-
-
-def test_an_array_of_statistics_is_merged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The jobs that were submitted are run one after the other."""
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A data set, programs in place of Python and of a scheduler; submits a config."""
     write_world(tmp_path)
-    program(tmp_path / "sbatch", f'echo "$@" >> {tmp_path}/log; echo job 7')
-    python = program(
-        tmp_path / "python",
-        f'shift 3; cd {ROOT}; exec {sys.executable} -m credit_jax.preprocess "$@"',
-    )
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(sys, "executable", python)
+
+    def start(python: str, tool: str, says: str, raw: Any, *options: str) -> None:
+        run = f'exec {sys.executable} {python} "$@"'
+        text = f"shift 3; cd {ROOT}; export JAX_PLATFORMS=cpu\n{run}"
+        monkeypatch.setattr(sys, "executable", program(tmp_path / "python", text))
+        program(tmp_path / tool, f'echo "$@" >> {tmp_path}/log; echo {says}')
+        config = write_yaml(tmp_path / "config.yml", raw)
+        assert main(["--config", config, *options]) == OK
+
+    return start
+
+
+def test_an_array_of_statistics_is_merged(started: Any, tmp_path: Path) -> None:
+    """The jobs that were submitted are run one after the other."""
     mapping = tiny_config(tmp_path, tmp_path / "run") | {"slurm": {}}
     files = [tmp_path / "new_mean.nc", tmp_path / "new_std.nc"]
     args = dict(zip(("mean_path", "std_path"), map(str, files), strict=True))
     mapping["preblocks"]["per_step"]["norm"]["args"] = args
-    config = write_yaml(tmp_path / "config.yml", mapping)
     options = ["--cluster", "slurm", "--mode", "preprocess", "--array", "2"]
-    assert main(["--config", config, *options]) == OK
+    started("-m credit_jax.preprocess", "sbatch", "job 7", mapping, *options)
     first, second = (tmp_path / "log").read_text().splitlines()
     assert second.startswith("--dependency=afterany:7 ")
     jobs = [(first, "1"), (first, "2"), (second.split()[1], "")]
@@ -319,43 +256,24 @@ def test_an_array_of_statistics_is_merged(
 
 @pytest.mark.slow
 def test_a_chain_runs_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: None
+    started: Any, tmp_path: Path, tiny_model: None
 ) -> None:
     """Job 1 stops at its time limit, job 2 resumes and ends, job 3 does nothing."""
-    write_world(tmp_path)
-    python = program(
-        tmp_path / "python",
-        f"shift 3; cd {ROOT}; export JAX_PLATFORMS=cpu\n"
-        f"exec {sys.executable} -c '{PROGRAM}' credit_jax.cli.train \"$@\"",
-    )
-    queue = tmp_path / "qsub"
-    program(queue, "echo 1.server")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(sys, "executable", python)
-    mapping = tiny_config(tmp_path, tmp_path / "run") | {
-        "pbs": {"walltime": "0:00:01", "ngpus": 1}
-    }
-    config = write_yaml(tmp_path / "config.yml", mapping)
+    section = {"pbs": {"walltime": "0:00:01", "ngpus": 1}}
+    mapping = tiny_config(tmp_path, tmp_path / "run") | section
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", "none")
-    assert main(["--config", config, "--cluster", "pbs", "--cache", cache]) == OK
+    options = ("--cluster", "pbs", "--cache", cache)
+    python = f"-c '{PROGRAM}' credit_jax.cli.train"
+    started(python, "qsub", "1.server", mapping, *options)
     (script,) = (tmp_path / "run" / "jobs").glob("*.sh")
-
-    def job() -> tuple[int, str]:
-        done = subprocess.run(
-            ["bash", script], capture_output=True, text=True, check=False
-        )
-        return done.returncode, done.stdout + done.stderr
-
-    # A fast machine trains this model in less than a second.
     assert "--stop-after 0h0m1s" in script.read_text()
-    script.write_text(script.read_text().replace("0h0m1s", "0.1s"))
-    code, text = job()
-    assert code == RESUME, text
-    assert "Stopped by --stop-after" in text
-    script.write_text(script.read_text().replace("0.1s", "1h"))
-    code, text = job()
-    assert code == OK, text
-    assert "Going on from" in text
-    code, text = job()
-    assert code == OK
-    assert text == "nothing left to do: an earlier job ended with exit code 0\n"
+    # A fast machine trains this model in less than a second.
+    for before, limit, expected, said in (
+        ("0h0m1s", "0.1s", RESUME, "Stopped by --stop-after"),
+        ("0.1s", "1h", OK, "Going on from"),
+        ("1h", "1h", OK, "nothing left to do: an earlier job ended with exit code 0\n"),
+    ):
+        script.write_text(script.read_text().replace(before, limit))
+        done = subprocess.run(["bash", script], capture_output=True, text=True)
+        assert done.returncode == expected, done.stdout + done.stderr
+        assert said in done.stdout + done.stderr
