@@ -281,7 +281,8 @@ def test_only_the_first_state_is_read(config, analyses, world, tmp_path, capsys)
     assert f"prognostic: 1 of 1 {missing}" in error_of(capsys)
     # The first forecast reads the state before the window, and the forcing from there.
     keep = [time for time in range(len(whole["time"])) if time != 1]
-    whole.isel(time=keep).to_netcdf(tmp_path / "forcing_2000.nc")
+    whole.isel(time=keep).to_netcdf(tmp_path / "gap_2000.nc")
+    forcing = f"--set={VARIABLES}.dynamic_forcing.path={tmp_path}/gap_%Y.nc"
     changes = {"start": "2000-01-01T12", "first_lead": "12h", "cycles": 1}
     changes |= {"leave_out": "[time, error]"}
     assert call(config, tmp_path / "later", "--set", state, **changes) == OK
