@@ -1,5 +1,7 @@
 """Fixtures: a shared small data set, and one that a test may damage."""
 
+import shutil
+
 import pytest
 
 
@@ -15,9 +17,8 @@ def world(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(world, tmp_path):
     """A data set that a test may damage."""
-    from tests.data.world import write_world
-
-    write_world(tmp_path)
+    for path in world.glob("*.nc"):
+        shutil.copy(path, tmp_path)
     return tmp_path

@@ -9,15 +9,11 @@ refused by one error. `tests.forecast.fuzz` tries them.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from glob import glob
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -32,79 +28,62 @@ TIMES = pd.date_range("1999-12-30", "2000-01-02T18", freq="6h")
 START = np.datetime64("2000-01-01T06", "ns")
 SCALED = ("U", "T", "SP", "TP")
 HOURS = (0, 6, 12, 18)
-Change = Callable[[xr.Dataset, np.random.Generator], xr.Dataset]
 
 
-def shuffled(dim: str) -> Change:
-    def change(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
+def at(name, change):
+    """A change of the labels of a dim or coordinate, where there is one."""
+
+    def of(dataset, rng):
+        if name not in dataset.coords:
+            return dataset
+        return dataset.assign_coords({name: change(dataset[name].values, rng)})
+
+    return of
+
+
+def ordered(dim, order):
+    """Fields in another order along a dim, where there is one."""
+
+    def of(dataset, rng):
         if dim not in dataset.dims:
             return dataset
-        return dataset.isel({dim: rng.permutation(dataset.sizes[dim])})
+        return dataset.isel({dim: order(dataset.sizes[dim], rng)})
 
-    return change
-
-
-def reversed_along(dim: str) -> Change:
-    return lambda d, rng: d.isel({dim: slice(None, None, -1)}) if dim in d.dims else d
+    return of
 
 
-def western(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
+def reversed_along(dim):
+    return ordered(dim, lambda size, rng: slice(None, None, -1))
+
+
+def shuffled(dim):
+    return ordered(dim, lambda size, rng: rng.permutation(size))
+
+
+def western(dataset, rng):
     longitude = (dataset.longitude + 180) % 360 - 180
     return dataset.assign_coords(longitude=longitude).sortby("longitude")
 
 
-def turned(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
-    return dataset.roll(longitude=int(rng.integers(1, NUM_LON)), roll_coords=True)
-
-
-def more_levels(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
+def more_levels(dataset, rng):
     if "level" not in dataset.dims:
         return dataset
     further = [0.5, *dataset.level.values, 9.0]
     return dataset.reindex(level=rng.permutation(further), fill_value=7.0)
 
 
-def in_pascal(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
-    if "level" not in dataset.dims:
-        return dataset
-    return dataset.assign_coords(level=dataset.level * 100)
+def in_float32(dataset, rng):
+    for name in ("latitude", "longitude", "level"):
+        dataset = at(name, lambda values, rng: values.astype(np.float32))(dataset, rng)
+    return dataset
 
 
-def in_float32(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
-    names = [
-        name for name in ("latitude", "longitude", "level") if name in dataset.coords
-    ]
-    return dataset.assign_coords({k: dataset[k].astype(np.float32) for k in names})
-
-
-def aliases(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
-    return dataset.rename(latitude="lat", longitude="lon")
-
-
-def rounded(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
-    off = rng.integers(-59, 60, dataset.sizes["time"]).astype("timedelta64[s]")
-    return dataset.assign_coords(time=dataset.time.values + off)
-
-
-def around(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
-    off = 360.0 * rng.integers(-1, 2, dataset.sizes["longitude"])
-    return dataset.assign_coords(longitude=dataset.longitude + off)
-
-
-def whole_numbers(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
-    return dataset.assign_coords(level=dataset.level.astype(np.int32))
-
-
-def blurred(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
+def blurred(dataset, rng):
     off = {k: rng.uniform(-4e-3, 4e-3, dataset.sizes[k]) for k in GRID}
     return dataset.assign_coords({k: dataset[k] + own for k, own in off.items()})
 
 
-def without(*names: str) -> Change:
-    return lambda d, rng: d.drop_vars(names)
-
-
-def since_1970(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
+def since_1970(dataset, rng):
     """In single precision, which is off by up to half a minute."""
     seconds = dataset.time.values.astype("datetime64[s]").astype(np.float32)
     units = {"units": "seconds since 1970-01-01"}
@@ -112,26 +91,26 @@ def since_1970(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
 
 
 # Changes of labels that mean other places, levels or times, and damage.
-def moved(name: str, by: float) -> Change:
-    def change(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
-        values = dataset[name].values.copy()
+def moved(name, by):
+    """One label that is moved; NaN takes it away."""
+
+    def change(values, rng):
+        values = values.astype(float)
         values[int(rng.integers(len(values)))] += by
-        return dataset.assign_coords({name: values})
+        return values
 
-    return change
-
-
-def gap(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
-    lost = int(abs(dataset.time.values - START).argmin())
-    return dataset.drop_isel(time=[lost])
+    return at(name, change)
 
 
-def twice(dim: str) -> Change:
+def gap(dataset, rng):
+    return dataset.drop_isel(time=[int(abs(dataset.time.values - START).argmin())])
+
+
+def twice(dim):
     """One label twice; the second field is 1 everywhere."""
 
-    def change(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
-        own = int(rng.integers(dataset.sizes[dim]))
-        again = dataset.isel({dim: [own]})
+    def change(dataset, rng):
+        again = dataset.isel({dim: [int(rng.integers(dataset.sizes[dim]))]})
         again = again.map(lambda field: field * 0 + 1 if dim in field.dims else field)
         both = xr.concat([dataset, again], dim, data_vars="minimal")
         return both.transpose(*dataset.dims)
@@ -139,92 +118,76 @@ def twice(dim: str) -> Change:
     return change
 
 
-def fewer(dim: str) -> Change:
+def fewer(dim):
     return lambda d, rng: d.drop_isel({dim: [int(rng.integers(d.sizes[dim]))]})
 
 
-def nan_label(name: str) -> Change:
-    def change(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
-        values = dataset[name].values.astype(float)
-        values[int(rng.integers(len(values)))] = np.nan
-        return dataset.assign_coords({name: values})
-
-    return change
+def seconds(count):
+    return np.asarray(count).astype("timedelta64[s]")
 
 
-def late(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
-    seconds = np.timedelta64(int(rng.integers(61, 9000)), "s")
-    return dataset.assign_coords(time=dataset.time.values + seconds)
-
-
-def hour_moved(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
-    return dataset.assign_coords(hour=dataset.hour + 24 * int(rng.integers(1, 3)))
-
-
-def transposed(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
-    return dataset.transpose(*rng.permutation([*dataset.dims]))
-
-
-def noleap(dataset: xr.Dataset, rng: np.random.Generator) -> xr.Dataset:
-    return dataset.convert_calendar("noleap", use_cftime=True)
-
-
+AXES = {"row": "latitude", "column": "longitude", "level": "level"}
+AND_TIMES = {**AXES, "time": "time", "hour": "hour"}
 # Each with the dim that it needs.
-SAME: dict[str, tuple[str, Change]] = {
-    "rows": ("latitude", reversed_along("latitude")),
-    "columns": ("longitude", reversed_along("longitude")),
-    "levels": ("level", reversed_along("level")),
-    "times": ("time", reversed_along("time")),
-    "hours": ("hour", reversed_along("hour")),
-    "shuffled rows": ("latitude", shuffled("latitude")),
-    "shuffled columns": ("longitude", shuffled("longitude")),
-    "shuffled levels": ("level", shuffled("level")),
-    "shuffled times": ("time", shuffled("time")),
-    "shuffled hours": ("hour", shuffled("hour")),
+SAME = {
+    **{f"{name}s": (dim, reversed_along(dim)) for name, dim in AND_TIMES.items()},
+    **{f"shuffled {name}s": (dim, shuffled(dim)) for name, dim in AND_TIMES.items()},
     "from -180": ("longitude", western),
-    "turned": ("longitude", turned),
-    "around the globe": ("longitude", around),
+    "turned": (
+        "longitude",
+        lambda d, rng: d.roll(
+            longitude=int(rng.integers(1, NUM_LON)), roll_coords=True
+        ),
+    ),
+    "around the globe": (
+        "longitude",
+        at("longitude", lambda x, rng: x + 360.0 * rng.integers(-1, 2, len(x))),
+    ),
     "more levels": ("level", more_levels),
-    "Pa": ("level", in_pascal),
-    "whole numbers": ("level", whole_numbers),
+    "Pa": ("level", at("level", lambda values, rng: values * 100)),
+    "whole numbers": ("level", at("level", lambda x, rng: x.astype(np.int32))),
     "float32 labels": ("", in_float32),
     "blurred degrees": ("latitude", blurred),
-    "rounded times": ("time", rounded),
+    "rounded times": (
+        "time",
+        at("time", lambda x, rng: x + seconds(rng.integers(-59, 60, len(x)))),
+    ),
     "seconds of float32": ("time", since_1970),
     "anchors": ("", lambda d, rng: d),
     # The last one, as the others know the dims by their first names.
-    "aliases": ("latitude", aliases),
+    "aliases": ("latitude", lambda d, rng: d.rename(latitude="lat", longitude="lon")),
 }
-OTHER: dict[str, tuple[str, Change]] = {
+OTHER = {
     "another row": ("latitude", moved("latitude", 3.0)),
     "another column": ("longitude", moved("longitude", 7.0)),
     "another level": ("level", moved("level", 0.3)),
-    "fewer rows": ("latitude", fewer("latitude")),
-    "fewer columns": ("longitude", fewer("longitude")),
-    "fewer levels": ("level", fewer("level")),
-    "a row twice": ("latitude", twice("latitude")),
-    "a column twice": ("longitude", twice("longitude")),
-    "a level twice": ("level", twice("level")),
-    "a row without a label": ("latitude", nan_label("latitude")),
-    "a column without a label": ("longitude", nan_label("longitude")),
-    "a level without a label": ("level", nan_label("level")),
+    **{f"fewer {name}s": (dim, fewer(dim)) for name, dim in AXES.items()},
+    **{f"a {name} twice": (dim, twice(dim)) for name, dim in AXES.items()},
+    **{
+        f"a {name} without a label": (dim, moved(dim, np.nan))
+        for name, dim in AXES.items()
+    },
     "gap": ("time", gap),
     "twice": ("time", twice("time")),
-    "late": ("time", late),
+    "late": ("time", at("time", lambda x, rng: x + seconds(rng.integers(61, 9000)))),
     "an hour twice": ("hour", twice("hour")),
-    "other hours": ("hour", hour_moved),
+    "other hours": (
+        "hour",
+        at("hour", lambda values, rng: values + 24 * int(rng.integers(1, 3))),
+    ),
 }
 # What may be read or refused, but not read as anything else.
-EITHER: dict[str, tuple[str, Change]] = {
-    "noleap": ("time", noleap),
-    "transposed": ("", transposed),
-    "rows without labels": ("latitude", without("latitude")),
-    "columns without labels": ("longitude", without("longitude")),
-    "levels without labels": ("level", without("level")),
+EITHER = {
+    "noleap": ("time", lambda d, rng: d.convert_calendar("noleap", use_cftime=True)),
+    "transposed": ("", lambda d, rng: d.transpose(*rng.permutation([*d.dims]))),
+    **{
+        f"{name}s without labels": (dim, lambda d, rng, dim=dim: d.drop_vars(dim))
+        for name, dim in AXES.items()
+    },
 }
 CHANGES = {**SAME, **OTHER, **EITHER}
 # The files of a change, and their dims.
-PLACES: dict[str, tuple[str, ...]] = {
+PLACES = {
     "second": ("time", "level", "latitude", "longitude"),
     "all": ("time", "level", "latitude", "longitude"),
     "static": ("latitude", "longitude"),
@@ -242,18 +205,11 @@ BOMBS = ("alias bomb", "nested bomb")
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set with changes.
-
-    Attributes:
-        kinds: the changes, in order.
-        place: of `PLACES`.
-        kind: "nc" or "zarr".
-        zarr_format: 2 or 3.
-    """
+    """A data set with changes, in order, of the files of one of `PLACES`."""
 
     kinds: tuple[str, ...]
     place: str
-    kind: str
+    kind: str  # "nc" or "zarr"
     zarr_format: int
 
     @property
@@ -284,7 +240,7 @@ def data_set(seed: int) -> DataSet:
     place = str(rng.choice([*PLACES], p=[0.3, 0.25, 0.1, 0.1, 0.15, 0.1]))
     kind = ("nc", "zarr")[rng.integers(2)]
 
-    def some(changes: dict[str, tuple[str, Change]], count: int) -> list[str]:
+    def some(changes, count):
         fit = [k for k, (dim, _) in changes.items() if dim in ("", *PLACES[place])]
         return list(map(str, rng.choice(fit, min(count, len(fit)), replace=False)))
 
@@ -335,16 +291,12 @@ def base() -> dict[str, xr.Dataset]:
 def write(folder: Path, given: DataSet, seed: int, plain: Path | None = None) -> None:
     """Writes the files of a data set, and c.yml.
 
-    Args:
-        folder: of the files.
-        given: the changes.
-        seed: of the changes.
-        plain: a folder for files without changes, which later data sets are linked to;
-            None writes all.
+    In the folder `plain` are files without changes, which later data sets are linked
+    to; None writes all.
     """
     known = base()
 
-    def put(dataset: xr.Dataset, name: str, *places: str) -> None:
+    def put(dataset, name, *places):
         path = folder / name
         if given.place not in places or not given.kinds:
             if plain is None:
@@ -381,61 +333,65 @@ def write(folder: Path, given: DataSet, seed: int, plain: Path | None = None) ->
     if "wide bomb" in given.kinds:
         widen(folder / f"w_2000.{given.kind}")
     if "missing chunk" in given.kinds:
-        chunks = [
-            p
-            for p in glob(f"{folder}/w_2000.zarr/T/**", recursive=True)
-            if os.path.isfile(p)
-        ]
-        chunks = sorted(
-            p for p in chunks if not Path(p).name.startswith((".z", "zarr."))
-        )
-        os.remove(chunks[int(rng.integers(len(chunks)))])
+        files = [p for p in (folder / "w_2000.zarr/T").rglob("*") if p.is_file()]
+        chunks = sorted(p for p in files if not p.name.startswith((".z", "zarr.")))
+        chunks[int(rng.integers(len(chunks)))].unlink()
 
 
-def leave_out(path: Path, rng: np.random.Generator) -> None:
-    """Writes T anew without one of its times, which HDF5 reads as zeros."""
+def anew(path, *shape, **options):
+    """The variable T of a file, made anew without values, and its old ones."""
     with h5py.File(path, "a") as file:
         old, scales = file["T"][:], [dim[0] for dim in file["T"].dims]
         del file["T"]
-        made = file.create_dataset(
-            "T", old.shape, old.dtype, chunks=(1, *old.shape[1:])
-        )
+        made = file.create_dataset("T", old.shape, *shape, **options)
         for dim, scale in zip(made.dims, scales, strict=True):
             dim.attach_scale(scale)
+        yield made, old
+
+
+def leave_out(path, rng):
+    """Writes T anew without one of its times, which HDF5 reads as zeros."""
+    with h5py.File(path) as file:
+        chunks = (1, *file["T"].shape[1:])
+    for made, old in anew(path, "f4", chunks=chunks):
         lost = int(rng.integers(len(old)))
-        for time in range(len(old)):
-            if time != lost:
-                made[time] = old[time]
+        for time in {*range(len(old))} - {lost}:
+            made[time] = old[time]
 
 
-def make_bomb(path: Path) -> None:
+def change_metadata(array, shape):
+    """Gives an array of a store other chunks, and its axis another length."""
+    for name in (".zarray", "zarr.json"):
+        path = array / name
+        if path.exists():
+            content = json.loads(path.read_text())
+            if name == ".zarray":
+                content["chunks"] = shape
+            else:
+                content["chunk_grid"]["configuration"]["chunk_shape"] = shape
+            if len(shape) == 1:
+                content["shape"] = shape
+            path.write_text(json.dumps(content))
+
+
+def make_bomb(path):
     """Gives T chunks of terabytes, which take no place on disk."""
-    if path.suffix == ".nc":
-        with h5py.File(path, "a") as file:
-            scales = [dim[0] for dim in file["T"].dims]
-            shape = file["T"].shape
-            del file["T"]
-            made = file.create_dataset(
-                "T", shape, "f8", maxshape=(None,) * 4, chunks=(256, 256, 256, 31)
-            )
-            for dim, scale in zip(made.dims, scales, strict=True):
-                dim.attach_scale(scale)
-        return
-    (metadata,) = [
-        path / "T" / name
-        for name in (".zarray", "zarr.json")
-        if (path / "T" / name).exists()
-    ]
-    content = json.loads(metadata.read_text())
-    huge = [10**4] * 4
-    if metadata.name == ".zarray":
-        content["chunks"] = huge
-    else:
-        content["chunk_grid"]["configuration"]["chunk_shape"] = huge
-    metadata.write_text(json.dumps(content))
+    if path.suffix == ".zarr":
+        return change_metadata(path / "T", [10**4] * 4)
+    options = {"maxshape": (None,) * 4, "chunks": (256, 256, 256, 31)}
+    return [*anew(path, "f8", **options)]
 
 
-def save(dataset: xr.Dataset, path: Path, given: DataSet) -> None:
+def widen(path):
+    """Gives the file a coordinate of gigabytes, which takes no place on disk."""
+    if path.suffix == ".zarr":
+        return change_metadata(path / "level", [10**11])
+    with h5py.File(path, "a") as file:
+        del file["level"]
+        return file.create_dataset("level", (10**10,), "f8", chunks=(10**6,))
+
+
+def save(dataset, path, given):
     dataset = dataset.drop_encoding()
     if path.suffix != ".zarr":
         dataset.to_netcdf(path, engine="h5netcdf")
@@ -445,33 +401,10 @@ def save(dataset: xr.Dataset, path: Path, given: DataSet) -> None:
     null = {name: {"_FillValue": None} for name in names}
     nan = {name: {"_FillValue": np.nan, "fill_value": np.nan} for name in names}
     encoding = null if given.zarr_format == 2 else nan
-    chunks: Any = {"time": 2, "level": 2, "latitude": 4}
-    dataset.chunk({k: v for k, v in chunks.items() if k in dataset.dims}).to_zarr(
-        path,
-        mode="w",
-        zarr_format=given.zarr_format,
-        encoding=encoding,
-        consolidated=False,
-    )
-
-
-def widen(path: Path) -> None:
-    """Gives the file a coordinate of gigabytes, which takes no place on disk."""
-    if path.suffix == ".nc":
-        with h5py.File(path, "a") as file:
-            del file["level"]
-            file.create_dataset("level", (10**10,), "f8", chunks=(10**6,))
-        return
-    for name, key in ((".zarray", "chunks"), ("zarr.json", "chunk_grid")):
-        metadata = path / "level" / name
-        if metadata.exists():
-            content = json.loads(metadata.read_text())
-            content["shape"] = [10**11]
-            if key == "chunks":
-                content[key] = [10**11]
-            else:
-                content[key]["configuration"]["chunk_shape"] = [10**11]
-            metadata.write_text(json.dumps(content))
+    chunks = {"time": 2, "level": 2, "latitude": 4}
+    chunked = dataset.chunk({k: v for k, v in chunks.items() if k in dataset.dims})
+    options = {"mode": "w", "consolidated": False, "zarr_format": given.zarr_format}
+    chunked.to_zarr(path, encoding=encoding, **options)
 
 
 def write_config(folder: Path, given: DataSet) -> None:

@@ -1,13 +1,41 @@
-"""x and y equal CREDIT's bit for bit, in CREDIT's order."""
+"""Start times, channels, x and y equal CREDIT's bit for bit, in CREDIT's order."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
-from credit_jax.data import ChannelSchema, build_loader, open_dataset
+from credit_jax.data import ChannelGroup, ChannelSchema, build_loader, open_dataset
 from tests.data.world import parsed, raw_config
 
-pytestmark = pytest.mark.reference
+FEW = [["1999-12-26", "1999-12-29"], ["2000-01-01", "2000-01-02"]]
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("history", [1, 2])
+@pytest.mark.parametrize(
+    "second",
+    [
+        None,
+        {"start_datetime": "1999-12-30", "end_datetime": "2000-01-02"},
+        {"timestep": "12h"},
+        {"date_ranges": FEW},
+    ],
+    ids=["one source", "shorter source", "coarser source", "source with ranges"],
+)
+def test_start_times(credit, world, second, history):
+    from tests.data.credit_batches import credit_loader
+
+    raw = raw_config(world, data__history_len=history)
+    if second:
+        sources = raw["data"]["source"]
+        sources["other"] = {**sources["ERA5"], **second}
+    theirs = credit_loader(raw, 0, 1, True).dataset.datetimes
+    starts = open_dataset(parsed(raw).data).starts
+    assert np.array_equal(starts, theirs.to_numpy("datetime64[ns]"))
+    raw["data"]["start_datetime"] += "T00:00Z"
+    assert np.array_equal(open_dataset(parsed(raw).data).starts, starts), "UTC"
 
 
 def two_sources(raw):
@@ -15,14 +43,10 @@ def two_sources(raw):
     first = raw["data"]["source"]["ERA5"]
     kinds = first["variables"]
     path = kinds["prognostic"]["path"]
-    second = {
-        **first,
-        "levels": [2.0],
-        "variables": {
-            "prognostic": {"vars_3D": ["T"], "path": path},
-            "dynamic_forcing": kinds["dynamic_forcing"],
-        },
-    }
+    temperature = {"vars_3D": ["T"], "path": path}
+    forcing = kinds.pop("dynamic_forcing")
+    variables = {"prognostic": temperature, "dynamic_forcing": forcing}
+    second = {**first, "levels": [2.0], "variables": variables}
     kinds["prognostic"] = {"vars_3D": ["U"], "vars_2D": ["SP"], "path": path}
     kinds["dynamic_forcing"] = None
     raw["data"]["source"] = {"upper": first, "lower": second}
@@ -64,18 +88,18 @@ def compare(ours, theirs):
             assert array.shape == expected[name].shape
 
 
+@pytest.mark.reference
 @pytest.mark.slow(but=["two sources"])
 @pytest.mark.parametrize("name", [*CASES, "two sources"])
 def test_batches(credit, world, name):
     from tests.data.credit_batches import credit_batches
 
     raw = case(world, name)
-    loader = build_loader(
-        parsed(raw), split="train", local_dp_ranks=(0,), dp_size=1, keep_partial=True
-    )
+    loader = build_loader(parsed(raw), split="train", keep_partial=True)
     compare(list(loader.epoch(0)), credit_batches(raw))
 
 
+@pytest.mark.reference
 @pytest.mark.slow(but=["history"])
 @pytest.mark.parametrize("name", ["no normalizer", "two sources", "history"])
 def test_steps_of_a_forecast(credit, world, name):
@@ -112,6 +136,7 @@ def compare_step(loader, batch, k, step):
     assert given == {key for own in batch.fields["forcing"].values() for key in own}
 
 
+@pytest.mark.reference
 @pytest.mark.slow(but=["valid"])
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_batches_of_three_ranks_from_zarr(credit, world, split):
@@ -120,35 +145,27 @@ def test_batches_of_three_ranks_from_zarr(credit, world, split):
     raw = case(world, "plain", "zarr")
     raw["validation_data"] = {"start_datetime": "2000-01-01"}
     for rank in range(3):
-        loader = build_loader(
-            parsed(raw),
-            split=split,
-            local_dp_ranks=(rank,),
-            dp_size=3,
-            keep_partial=True,
-        )
+        options = {"local_dp_ranks": (rank,), "dp_size": 3, "keep_partial": True}
+        loader = build_loader(parsed(raw), split=split, **options)
         theirs = credit_batches(raw, rank, 3, split == "train")
         compare(list(loader.epoch(0)), theirs)
 
 
+@pytest.mark.reference
 @pytest.mark.slow
 def test_the_trainers_example(credit, tmp_path, monkeypatch):
     """The config of the comparison with CREDIT's trainer, read from its YAML file."""
-    from pathlib import Path
-
     from credit_jax.config import load_config
     from tests.data.credit_batches import credit_batches
 
     monkeypatch.chdir(tmp_path)
     credit.write_dataset(tmp_path)
     path = Path(credit.__file__).parent / "gen2.yml"
-    loader = build_loader(
-        load_config(path), split="train", local_dp_ranks=(0,), dp_size=1
-    )
-    theirs = credit_batches(yaml.safe_load(path.read_text()))
-    compare(list(loader.epoch(0)), theirs)
+    loader = build_loader(load_config(path), split="train")
+    compare(list(loader.epoch(0)), credit_batches(yaml.safe_load(path.read_text())))
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("name", [*CASES, "two sources"])
 def test_schema_file_is_credits(credit, world, name, tmp_path):
     from credit.datasets.gen_2.channel_utils import ChannelSchema as Theirs
@@ -162,6 +179,7 @@ def test_schema_file_is_credits(credit, world, name, tmp_path):
     assert ChannelSchema.load(tmp_path / "theirs.yaml") == ours
 
 
+@pytest.mark.reference
 def test_credit_repeats_the_order_of_its_first_epoch(credit, world):
     """Later epochs differ because CREDIT's trainer finds no `set_epoch` to call."""
     from tests.data.credit_batches import credit_loader
@@ -169,3 +187,35 @@ def test_credit_repeats_the_order_of_its_first_epoch(credit, world):
     loader = credit_loader(case(world, "plain"), 0, 1, True)
     assert not hasattr(loader.sampler, "set_epoch")
     assert hasattr(loader.batch_sampler, "set_epoch")
+
+
+def test_the_next_input_has_each_prediction_in_its_place():
+    """Of two sources, so that prognostic channels are first neither in x nor in y."""
+    keys = "A/static/2d/Z", "B/prognostic/3d/T", "B/prognostic/2d/SP"
+    groups = [ChannelGroup(key, 2 if "3d" in key else 1, 2) for key in keys]
+    rain = ChannelGroup("A/diagnostic/2d/TP", 1, 1)
+    schema = ChannelSchema(tuple(groups), (rain, groups[2], groups[1]))
+    x = np.arange(8.0).reshape(1, 4, 2, 1, 1)
+    y = 10 + np.arange(4.0).reshape(1, 4, 1, 1, 1)  # TP, SP, T, T
+    new = schema.advance(x, y)
+    assert new[0, :, :, 0, 0].tolist() == [[1, 1], [3, 12], [5, 13], [7, 11]]
+
+
+def test_levels_without_files(world):
+    schema = open_dataset(parsed(raw_config(world)).data).schema
+    data = parsed(raw_config("nowhere")).data
+    assert ChannelSchema.from_config(data, data.num_levels(5)) == schema
+    data = parsed(raw_config("nowhere", data__source__ERA5__levels=None)).data
+    counts = ChannelSchema.from_config(data, data.num_levels(5)).target_counts
+    assert list(counts.values()) == [5, 5, 1, 1]
+
+
+def test_names_tell_variables_apart():
+    """A variable that two sources have is named by its whole key."""
+    keys = ["A/prognostic/3d/T", "A/static/2d/mask", "B/prognostic/3d/T"]
+    groups = tuple(ChannelGroup(k, 3 if "3d" in k else 1, 1) for k in keys)
+    names = ChannelSchema(groups, groups[:2]).names
+    assert names == {
+        "input": (f"{keys[0]} (3 levels)", "mask", f"{keys[2]} (3 levels)"),
+        "target": ("T (3 levels)", "mask"),
+    }

@@ -1,59 +1,42 @@
-"""Model inputs in addition to x: fields of other sources and encoded times."""
-
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
+"""Inputs in addition to x, and the data of forecasts, opened for their dates."""
 
 import numpy as np
-import pandas as pd
 import pytest
 import xarray as xr
+import yaml
 
-from credit_jax.config import ConfigError
 from credit_jax.data import build_loader
-from credit_jax.data.opened_data import encode_times
-from credit_jax.plan import plan_run
-from tests.data.damaged import rewrite
-from tests.data.region import WRF, region, region_config, write_outside
-from tests.data.world import parsed, set_key, write_world
-from tests.support.configs import plan_problems
+from credit_jax.data.forecast_data import open_forecast_data
+from credit_jax.data.opened_data import NamedData
+from credit_jax.evaluation.references import open_truth
+from tests.data.region import region, region_config
+from tests.data.world import parsed, raw_config
 from tests.support.credit_modules import credit_attribute
+from tests.support.custom_objects import no_objects_left
 
-__all__ = ["region"]
+__all__ = ["no_objects_left", "region"]
 
 
-def _credit_dataset(folder: Path, history_len: int, history_outside: int) -> Any:
+def _credit_dataset(folder, history_len, history_outside):
     """Returns CREDIT's data set of wrf on the files of the second year."""
-    inside = {
-        "varname_upper_air": ["U", "T"],
-        "varname_surface": ["SP"],
-        "varname_diagnostic": ["TP"],
-        "filenames": [str(folder / "w_2000.nc")],
-        "filename_surface": [str(folder / "w_2000.nc")],
-        "filename_diagnostic": [str(folder / "w_2000.nc")],
-        "history_len": history_len,
-        "forecast_len": 0,
-    }
+    second = [str(folder / "w_2000.nc")]
+    inside = {"varname_upper_air": ["U", "T"], "varname_surface": ["SP"]}
+    inside |= {"varname_diagnostic": ["TP"], "filename_diagnostic": second}
+    inside |= {"filenames": second, "filename_surface": second}
     for name in ("dyn_forcing", "forcing", "static"):
         inside |= {f"varname_{name}": [], f"filename_{name}": None}
-    outside = {
-        "varname_upper_air": ["Z"],
-        "varname_surface": ["MSL"],
-        "filenames": [str(folder / f"o_{year}.nc") for year in (1999, 2000)],
-        "filename_surface": [str(folder / f"o_{year}.nc") for year in (1999, 2000)],
-        "history_len": history_outside,
-        "forecast_len": 0,
-    }
-    module = "datasets.gen_1.wrf_singlestep"
-    return credit_attribute(module, "WRFDataset")(inside, outside)
+    files = [str(folder / f"o_{year}.nc") for year in (1999, 2000)]
+    outside = {"varname_upper_air": ["Z"], "varname_surface": ["MSL"]}
+    outside |= {"filenames": files, "filename_surface": files}
+    for own, history in ((inside, history_len), (outside, history_outside)):
+        own |= {"history_len": history, "forecast_len": 0}
+    dataset = credit_attribute("datasets.gen_1.wrf_singlestep", "WRFDataset")
+    return dataset(inside, outside)
 
 
 @pytest.mark.slow(but=["2-1"])
 @pytest.mark.parametrize(("history", "outside"), [(1, 2), (2, 1)])
-def test_fields_and_times_are_those_of_credit(
-    credit: Any, region: Path, history: int, outside: int
-) -> None:
+def test_fields_and_times_are_those_of_credit(credit, region, history, outside):
     """All samples of a year, with the fields around the region and encoded times."""
     theirs = _credit_dataset(region, history, outside)
     raw = region_config(
@@ -77,7 +60,7 @@ def test_fields_and_times_are_those_of_credit(
         np.testing.assert_array_equal(batch.further["x_extra"], encoded)
 
 
-def test_all_steps_of_a_forecast(region: Path) -> None:
+def test_all_steps_of_a_forecast(region):
     """Each step gets the inputs of the sample that begins at its time."""
     made = {}
     for steps in (1, 2):
@@ -91,31 +74,8 @@ def test_all_steps_of_a_forecast(region: Path) -> None:
     np.testing.assert_array_equal(both["x_extra"], joined)
 
 
-@pytest.mark.slow(but=["nan-NaN"])
-@pytest.mark.parametrize(("value", "words"), [(np.nan, "NaN"), (1e6, "deviations")])
-def test_values_around_that_cannot_be_used(
-    tmp_path: Path, value: float, words: str
-) -> None:
-    """They are errors as those of x are, which name the file."""
-    write_world(tmp_path)
-    write_outside(tmp_path)
-    for name, number in (("mean", 0.0), ("std", 1.0)):
-        rewrite(tmp_path / f"{name}.nc", lambda d, number=number: d.assign(MSL=number))
-    place = {"time": slice(12, 20), "latitude": 3, "longitude": 7}
-
-    def damage(dataset: xr.Dataset) -> xr.Dataset:
-        dataset["MSL"][place] = value
-        return dataset
-
-    rewrite(tmp_path / "o_2000.nc", damage)
-    raw = region_config(tmp_path, data__on_outlier="raise")
-    loader = build_loader(parsed(raw), split="train")
-    with pytest.raises(ValueError, match=rf"^{tmp_path}/o_2000.nc: MSL.*{words}"):
-        list(loader.epoch(0))
-
-
 @pytest.mark.slow
-def test_samples_without_fields_around_are_left_out(region: Path) -> None:
+def test_samples_without_fields_around_are_left_out(region):
     raw = region_config(region, data__end_datetime="2000-01-10")
     every = len(build_loader(parsed(raw), split="train").dataset)
     raw["data"]["source"]["AROUND"]["end_datetime"] = "2000-01-08"
@@ -127,56 +87,42 @@ def test_samples_without_fields_around_are_left_out(region: Path) -> None:
     assert len(build_loader(steps, split="train").dataset) > 0
 
 
-def test_encoded_times() -> None:
-    times = np.array(["2000-01-01T06", "2001-07-02T18"], "datetime64[ns]")
-    hours, days = np.array([6, 18]) / 24, np.array([1, 183]) / 365.25
-    angles = [2 * np.pi * own for own in (hours, days)]
-    expected = np.concatenate([f(a) for a in angles for f in (np.sin, np.cos)])
-    np.testing.assert_allclose(encode_times(times), expected, rtol=0, atol=1e-6)
+START = np.datetime64("2000-01-05", "ns")
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        (
-            "model__time_encode_dim",
-            12,
-            "encodes 4 times, 4 numbers each, but",
-        ),
-        ("data__time_encoding", {}, "set data.time_encoding: {x_extra: [...]}"),
-        ("data__time_encoding__x_more", ["input"], "makes the input 'x_more'"),
-        ("data__source__AROUND__input", "x_other", "key input: x_outside"),
-        ("data__source__AROUND__history_len", 1, "the 2 frames of x_outside"),
-        ("model__param_outside__channels", 2, "x_outside has 5 channels"),
-        ("model__param_outside__image_height", 13, "x_outside of the model 13 x 10"),
-    ],
-)
-def test_what_does_not_fit_the_model(
-    region: Path, key: str, value: Any, words: str
-) -> None:
-    raw = region_config(region)
-    set_key(raw, key, value)
-    problems = "\n".join(plan_problems(parsed(raw), num_devices=1))
-    assert words in problems
+def test_states_of_other_dates_than_forcing(world, tmp_path):
+    """Forecasts that do not begin with the data read forcing alone at their dates."""
+    whole, first = xr.load_dataset(world / "w_2000.nc"), START - np.timedelta64(12, "h")
+    whole.sel(time=[first]).to_netcdf(tmp_path / "w_2000.nc")
+    raw = raw_config(world)
+    variables = raw["data"]["source"]["ERA5"]["variables"]
+    variables["prognostic"]["path"] = f"{tmp_path}/w_%Y.nc"
+    starts, states = np.array([START]), np.array([first])
+    data = open_forecast_data(parsed(raw).data, [first, START], 2)
+    assert data.problems(starts, 2, states) == []
+    (problem,) = data.problems(starts, 2)
+    assert "prognostic: 1 of 1 times are missing in" in problem
+    fields = data.initial(START, first)["ERA5"]
+    for key, time in (("prognostic/2d/SP", first), ("dynamic_forcing/2d/tsi", START)):
+        expected = whole[key.split("/")[-1]].sel(time=time)
+        np.testing.assert_array_equal(fields[f"ERA5/{key}"][0, 0], expected)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        ("time_encoding__x_extra", ["soon"], "expected some of input, target, AROUND"),
-        ("source__AROUND__timestep", "5h", "divides a day"),
-        ("source__AROUND__input", "x", "another input of the model"),
-        ("source__ERA5__input", "x_outside", "put its variables into dynamic_forcing"),
-    ],
-)
-def test_what_cannot_be_read(region: Path, key: str, value: Any, words: str) -> None:
-    raw = region_config(region)
-    set_key(raw, f"data__{key}", value)
-    with pytest.raises(ConfigError, match=words):
-        parsed(raw)
-
-
-def test_a_plan_without_problems(region: Path) -> None:
-    plan = plan_run(parsed(region_config(region)), num_devices=1)
-    assert plan.config.model["type"] == WRF["type"]
-    assert pd.Timedelta(plan.config.data.timestep) == pd.Timedelta("6h")
+@pytest.mark.usefixtures("no_objects_left")
+def test_a_truth_from_a_source_of_ones_own(world, tmp_path):
+    """The file of the truth names it, as a config does."""
+    (tmp_path / "mine.py").write_text(
+        "from credit_jax.config.sources.sections import LocalConfig\n"
+        "from credit_jax.data.sources.local import open_local\n"
+        "from credit_jax.data.sources.registry import SourceEntry\n"
+        "mine = SourceEntry(LocalConfig, open_local)\n"
+    )
+    raw = raw_config(world, data__source__ERA5__dataset_type="mine")
+    entry = {"object_type": "dataset", "module_path": str(tmp_path / "mine.py")}
+    path = tmp_path / "truth.yaml"
+    objects = {"mine": entry}
+    path.write_text(yaml.safe_dump({"custom_objects": objects, "data": raw["data"]}))
+    truth = open_truth(str(path), np.array([START]))
+    field = truth.read(START, {"SP": None})
+    expected = open_truth(NamedData(parsed(raw_config(world)).data), np.array([START]))
+    assert np.array_equal(field, expected.read(START, {"SP": None}))

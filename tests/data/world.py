@@ -51,21 +51,19 @@ def write_world(folder: Path, times: Any = TIMES, kind: str = "nc") -> xr.Datase
     return fields
 
 
-def write_chunked(folder: Path) -> None:
-    """Writes the data set, and w_1999.zarr and w_2000.zarr in chunks of two rows."""
-    write_world(folder)
-    for year in (1999, 2000):
-        fields = make_fields().sel(time=str(year))
-        encoding = {
-            name: {"chunks": (1, *field.shape[1:-2], 2, 10), "compressors": None}
-            for name, field in fields.data_vars.items()
-        }
-        fields.to_zarr(
-            folder / f"w_{year}.zarr",
-            zarr_format=2,
-            consolidated=True,
-            encoding=encoding,
-        )
+def write_weights(path: Path, columns: np.ndarray, count: int) -> None:
+    """Writes weights of a regrid, of which each point takes one of `count` points."""
+    rows, number = np.repeat(GRID["latitude"], NUM_LON), NUM_LAT * NUM_LON
+    weights = {
+        "row": ("n_s", np.arange(number) + 1),
+        "col": ("n_s", columns + 1),
+        "S": ("n_s", np.ones(number)),
+        "dst_grid_dims": ("rank", [NUM_LON, NUM_LAT]),
+        "xc_b": ("n_b", np.tile(GRID["longitude"], NUM_LAT)),
+        "yc_b": ("n_b", rows),
+        "xc_a": ("n_a", np.zeros(count)),
+    }
+    xr.Dataset(weights).to_netcdf(path)
 
 
 def make_fields(times: Any = TIMES) -> xr.Dataset:
@@ -96,46 +94,27 @@ def raw_config(folder: Path, kind: str = "nc", **changes: Any) -> dict[str, Any]
     """Returns CREDIT's YAML as a mapping; `data__timestep="12h"` sets a nested key."""
     where = os.fspath(folder)
     path = f"{where}/w_%Y.{kind}"
+    variables = {
+        "prognostic": {"vars_3D": ["U", "T"], "vars_2D": ["SP"], "path": path},
+        "dynamic_forcing": {"vars_2D": ["tsi"], "path": path},
+        "static": {"vars_2D": ["LSM"], "path": f"{where}/static.nc"},
+        "diagnostic": {"vars_2D": ["TP"], "path": path},
+    }
+    source = {"dataset_type": "local", "level_coord": "level", "levels": [1.0, 4.6]}
+    means = {"mean_path": f"{where}/mean.nc", "std_path": f"{where}/std.nc"}
+    norm = {"type": "era5_normalizer", "args": {**means, "levels": [1, 3]}}
     config: dict[str, Any] = {
         "save_loc": f"{where}/run",
         "seed": 7,
         "data": {
-            "source": {
-                "ERA5": {
-                    "dataset_type": "local",
-                    "level_coord": "level",
-                    "levels": [1.0, 4.6],
-                    "variables": {
-                        "prognostic": {
-                            "vars_3D": ["U", "T"],
-                            "vars_2D": ["SP"],
-                            "path": path,
-                        },
-                        "dynamic_forcing": {"vars_2D": ["tsi"], "path": path},
-                        "static": {"vars_2D": ["LSM"], "path": f"{where}/static.nc"},
-                        "diagnostic": {"vars_2D": ["TP"], "path": path},
-                    },
-                }
-            },
+            "source": {"ERA5": {**source, "variables": variables}},
             "start_datetime": "1999-12-28",
             "end_datetime": "2000-01-05",
             "timestep": "6h",
             "history_len": 1,
             "forecast_len": 1,
         },
-        "preblocks": {
-            "per_step": {
-                "norm": {
-                    "type": "era5_normalizer",
-                    "args": {
-                        "mean_path": f"{where}/mean.nc",
-                        "std_path": f"{where}/std.nc",
-                        "levels": [1, 3],
-                    },
-                },
-                "concat": {"type": "concat"},
-            }
-        },
+        "preblocks": {"per_step": {"norm": norm, "concat": {"type": "concat"}}},
         "model": copy.deepcopy(MODEL),
         "loss": {"training_loss": "mse"},
         "trainer": {

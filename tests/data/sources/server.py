@@ -5,6 +5,7 @@ import functools
 import http.server
 import re
 import threading
+from pathlib import Path
 
 
 class Ranges(http.server.SimpleHTTPRequestHandler):
@@ -14,16 +15,14 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        try:
-            with open(self.translate_path(self.path), "rb") as file:
-                content = file.read()
-        except OSError:
+        path = Path(self.translate_path(self.path))
+        if not path.is_file():
             self.send_error(404)
             return
+        content = path.read_bytes()
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         start = int(asked[1]) if asked else 0
-        end = int(asked[2]) + 1 if asked and asked[2] else len(content)
-        part = content[start:end]
+        part = content[start : int(asked[2]) + 1 if asked and asked[2] else None]
         self.send_response(206 if asked else 200)
         self.send_header("Content-Length", str(len(part)))
         if asked:
@@ -38,14 +37,11 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
 def served(folder):
     """Serves a folder; yields its address and a list of the numbers of bytes sent."""
     handler = functools.partial(Ranges, directory=str(folder))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.sent = []
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.sent = []
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}", server.sent
-    finally:
         server.shutdown()
-        server.server_close()
 
 
 def same_samples(one, other):

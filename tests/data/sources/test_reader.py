@@ -1,4 +1,4 @@
-"""The cache of fields, and files that cannot be opened."""
+"""Files of a time, and the cache of fields."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,15 +9,35 @@ import pandas as pd
 import pytest
 import xarray as xr
 
+from credit_jax.data.sources.files import discover
 from credit_jax.data.sources.reader import Reader
-from tests.data.damaged import load, refused, rewrite
 
 
-def test_a_small_cache_reads_the_same(world, monkeypatch):
-    whole = load(world).read([3, 1, 3])
-    monkeypatch.setattr("credit_jax.data.sources.reader.CACHE_BYTES", 1000)
-    small = load(world).read([3, 1, 3])
-    assert np.array_equal(whole.x, small.x)
+@pytest.mark.parametrize(
+    ("template", "names", "time", "found"),
+    [
+        ("run_1980_%Y.nc", ["run_1980_1999.nc", "run_1980_2000.nc"], "2000-06", 1),
+        ("%Y/%m/e_*.nc", ["2000/01/e_a.nc", "2000/02/e_a.nc"], "2000-02-29T18", 1),
+        ("d_%Y%m%d.nc", ["d_20000101.nc", "d_20000102.nc"], "2000-01-01T23", 0),
+        ("d_%Y%m%d-%H", ["d_20000101-00", "d_20000101-06"], "2000-01-01T06", 1),
+        ("d_%Y%j.nc", ["d_2000059.nc", "d_2000060.nc"], "2000-02-29", 1),
+        ("d_%Y-*", ["d_1999-a", "d_2000-b"], "1999-12-31T18", 0),
+        ("d_%Y.nc", ["d_1999.nc", "d_2001.nc"], "2000-01-01", None),
+        ("d_%Y-%m-%d", ["d_1999-12-30", "d_2000-01-04"], "2000-01-03T18", 0),
+        ("d_%Y-%m-%d", ["d_1999-12-30", "d_2000-01-04"], "2000-01-08T18", 1),
+        ("d_%Y-%m-%d", ["d_1999-12-30", "d_2000-01-04"], "2000-01-09", None),
+        ("%Y/e_%Y%m.nc", ["2000/e_200001.nc", "2000/e_200002.nc"], "2000-02", 1),
+        ("d_%Y.nc", ["d_1999.nc"], "2000-01-01", 0),
+        # Brackets are no wildcards.
+        ("[ab]/x_%Y.nc", ["[ab]/x_1999.nc", "a/x_2000.nc"], "2000-01-01", 0),
+    ],
+)
+def test_finds_the_file_of_a_time(tmp_path, template, names, time, found):
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    path = discover(f"{tmp_path}/{template}", "path").find(np.datetime64(time, "ns"))
+    assert path == (None if found is None else f"{tmp_path}/{names[found]}")
 
 
 def times_of_chunks(folder, compressors):
@@ -37,10 +57,9 @@ def times_of_chunks(folder, compressors):
         (2**20, numcodecs.Zstd(), [4, 4, 1]),
         (2**20, None, [1] * 9),
         (0, numcodecs.Zstd(), [1] * 18),
-        (64 * 96, numcodecs.Zstd(), [4, 4, 1]),
-        (24, None, [1] * 17),
+        (64 * 96, numcodecs.Zstd(), [4, 4, 1]),  # one chunk may be kept
+        (24, None, [1] * 17),  # one is
     ],
-    ids=["kept", "not compressed", "nothing kept", "one chunk may be", "one is kept"],
 )
 @pytest.mark.parametrize("to", [False, True])
 def test_each_time_is_read_once_where_it_is_kept(
@@ -94,13 +113,3 @@ def test_a_field_that_failed_is_read_again():
             reader.field((), range(1), 0, (1, 2), load)
     errors.clear()
     assert reader.field((), range(1), 0, (1, 2), load).tolist() == [[3.0, 3.0]]
-
-
-def test_broken_file(folder):
-    (folder / "w_1999.nc").write_bytes(b"nothing")
-    refused(folder, "w_1999.nc: cannot be opened")
-
-
-def test_time_twice(folder):
-    rewrite(folder / "w_1999.nc", lambda d: d.isel(time=[0, 1, 1, 2]))
-    refused(folder, "the time 1999-12-25T06:00:00 occurs more than once")

@@ -1,13 +1,30 @@
-"""Temporal modes and calendars: samples equal those of CREDIT's MultiSourceDataset."""
+"""Temporal modes, calendars and solar radiation: samples equal CREDIT's."""
+
+import copy
 
 import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
 
-from tests.data.world import FLAT, GRID, NUM_LAT, NUM_LON, make_fields, save
+from credit_jax.config import parse
+from credit_jax.config.data import DataConfig
+from credit_jax.data import open_dataset
+from credit_jax.data.sources.tisr import integrated_radiation, sun_at
+from tests.data.world import (
+    FLAT,
+    GRID,
+    NUM_LAT,
+    NUM_LON,
+    make_fields,
+    parsed,
+    raw_config,
+    save,
+)
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
 
-pytestmark = pytest.mark.reference
+CASES = Cases("temporal")
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +41,8 @@ def folder(tmp_path_factory):
         save(fields.assign_coords(time=own), folder / f"{calendar}.nc")
     daily = xr.date_range("2000-02-20", "2000-03-08", freq="1D", use_cftime=False)
     save(forcing(daily, 1), folder / "daily.nc")
+    often = xr.date_range("2000-02-20", "2000-03-08", freq="6h", use_cftime=False)
+    save(forcing(often, 4), folder / "standard_forcing.nc")
     year = xr.date_range("2001-01-01", "2001-12-31", freq="1D", use_cftime=False)
     save(forcing(year, 2), folder / "cycle.nc")
     year = xr.date_range(
@@ -42,36 +61,22 @@ def forcing(times, seed):
 
 def section(folder, main="standard", history=1, forecast=1, **sources):
     """Returns a data section of a main source and forcing sources."""
+    fields = {"vars_3D": ["U"], "vars_2D": ["SP"], "path": f"{folder}/{main}.nc"}
+    source = {"dataset_type": "local", "level_coord": "level", "levels": [1.0, 4.6]}
+    source["variables"] = {"prognostic": fields, "dynamic_forcing": None}
     data = {
         "start_datetime": "2000-02-26",
         "end_datetime": "2000-03-03",
         "timestep": "6h",
         "history_len": history,
         "forecast_len": forecast,
-        "source": {
-            "main": {
-                "dataset_type": "local",
-                "level_coord": "level",
-                "levels": [1.0, 4.6],
-                "variables": {
-                    "prognostic": {
-                        "vars_3D": ["U"],
-                        "vars_2D": ["SP"],
-                        "path": f"{folder}/{main}.nc",
-                    },
-                    "dynamic_forcing": None,
-                },
-            }
-        },
+        "source": {"main": source},
     }
     for name, own in sources.items():
         path = f"{folder}/{own.pop('file', name)}.nc"
         variables = {"dynamic_forcing": {"vars_2D": ["sst"], "path": path}}
-        data["source"][name] = {
-            "dataset_type": "local",
-            "variables": variables,
-            **own,
-        }
+        source = {"dataset_type": "local", "variables": variables, **own}
+        data["source"][name] = source
     return data
 
 
@@ -94,7 +99,7 @@ NOLEAP_CYCLE = {
     "end_datetime": "1999-12-31",
 }
 
-CASES = {
+SAMPLES = {
     "exact, coarser": lambda f: section(f, daily={"timestep": "24h"}),
     "persist": lambda f: section(f, daily=dict(PERSIST)),
     "persist, history": lambda f: section(f, history=3, daily=dict(PERSIST)),
@@ -145,71 +150,160 @@ def in_ranges(data):
 
 
 @pytest.mark.slow(but=["exact, coarser", "persist", "cyclic, history", "noleap"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.reference
+@pytest.mark.parametrize("name", SAMPLES)
 def test_samples_are_credits(credit, folder, name):
-    from tests.data.credit_samples import compare_samples
+    from tests.data.credit_batches import compare_samples
 
-    path = folder / "standard_forcing.nc"
-    if not path.exists():
-        times = xr.date_range("2000-02-20", "2000-03-08", freq="6h", use_cftime=False)
-        save(forcing(times, 4), path)
-    ours, count = compare_samples(CASES[name](folder))
-    print(f"{name}: {len(ours)} samples, {count} fields, bitwise")
+    compare_samples(SAMPLES[name](folder))
 
 
+def opened(data):
+    return open_dataset(parse(DataConfig, data))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_standard_source_under_a_noleap_clock_skips_the_leap_day(folder):
     """With history, too, for which CREDIT fails on a mixed range of dates."""
-    from tests.data.credit_samples import our_dataset
-
-    path = folder / "standard_forcing.nc"
-    times = xr.date_range("2000-02-20", "2000-03-08", freq="6h", use_cftime=False)
-    values = forcing(times, 4)
-    save(values, path)
-    data = section(folder, "noleap", history=2, daily={"file": "standard_forcing"})
-    ours = our_dataset(data)
+    forcing = {"file": "standard_forcing"}
+    ours = opened(section(folder, "noleap", history=2, daily=forcing))
     index = int(np.flatnonzero(ours.starts == np.datetime64("2000-03-01T00", "ns"))[0])
     read = ours[index].input["daily"]["daily/dynamic_forcing/2d/sst"][0]
-    expected = values["sst"].sel(time=["2000-02-28T18:00", "2000-03-01T00:00"]).values
-    assert read.tobytes() == expected.tobytes()
+    with xr.open_dataset(folder / "standard_forcing.nc") as fields:
+        expected = fields["sst"].sel(time=["2000-02-28T18:00", "2000-03-01T00:00"])
+    assert read.tobytes() == expected.values.tobytes()
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"temporal_mode": "cyclic", "timestep": "24h"}, "2000-02-26"),
-        ({**CYCLE, "date_ranges": None, "cycle_year": None}, None),
-    ],
-)
-def test_cyclic_configs(folder, change, text):
+def test_cyclic_configs(folder):
     """A cyclic source without dates uses those of the data section."""
-    from tests.data.credit_samples import our_dataset
+    cycle = {"temporal_mode": "cyclic", "timestep": "24h"}
+    for change in (cycle, {**CYCLE, "date_ranges": None, "cycle_year": None}):
+        clock = opened(section(folder, cycle=dict(change))).clocks["cycle"]
+        assert clock.cycle_year == 2001
+        if change is cycle:
+            assert str(clock.starts[0])[:10] == "2000-02-26"
 
-    clock = our_dataset(section(folder, cycle=dict(change))).clocks["cycle"]
-    assert clock.cycle_year == 2001
-    if text:
-        assert str(clock.starts[0])[:10] == text
 
-
-def test_cycle_year_without_dates_of_its_own(folder):
+@CASES.case
+def a_cycle_year_without_dates_of_its_own(folder):
     """It would take one time of the data section's dates for all, or none."""
-    from tests.data.credit_samples import our_dataset
-
-    own = {"temporal_mode": "cyclic", "timestep": "24h", "cycle_year": 2001}
-    text = (
-        r"from 2000-02-26 00:00:00 to 2000-03-0\d .* but cycle_year is 2001; give the "
-        "source start_datetime and end_datetime of its own"
-    )
-    with pytest.raises(ValueError, match=text):
-        our_dataset(section(folder, cycle=own))
+    cycle = {"temporal_mode": "cyclic", "timestep": "24h", "cycle_year": 2001}
+    return lambda: opened(section(folder, cycle=cycle))
 
 
-def test_two_calendars_without_a_common_clock(folder):
-    from tests.data.credit_samples import our_dataset
-
+@CASES.case
+def two_calendars_without_a_common_clock(folder):
     data = section(folder, "noleap")
     data["source"]["other"] = section(folder, "julian")["source"]["main"]
-    with pytest.raises(ValueError, match="the calendars julian, noleap"):
-        our_dataset(data)
-    data = {**section(folder, "noleap"), "calendar": "standard"}
-    with pytest.raises(ValueError, match=r"source\.main: has the calendar noleap"):
-        our_dataset(data)
+    return lambda: opened(data)
+
+
+# Solar radiation on the same grids.
+
+# Tolerance of a float32 result, relative to the largest value at that time.
+ROUNDING = 1e-5
+SPEC = {"lat_spec": [75, -75, 6], "lon_spec": [0, 324, 10]}
+
+
+def solar_config(world, **solar):
+    raw = raw_config(world)
+    raw["data"]["source"]["sun"] = {
+        "dataset_type": "tisr",
+        "variables": {"dynamic_forcing": {"vars_2D": ["tisr"]}, "prognostic": None},
+        "num_integration_steps": 360,
+        **solar,
+    }
+    return raw
+
+
+@pytest.fixture
+def grid_file(tmp_path):
+    """Writes a curvilinear grid, whose rows are not circles of latitude."""
+    lat, lon = np.meshgrid(GRID["latitude"], GRID["longitude"], indexing="ij")
+    points = {"XLAT": lat + lon / 50, "XLONG": lon - lat / 9}
+    grid = xr.Dataset({name: (("y", "x"), own) for name, own in points.items()})
+    grid.to_netcdf(tmp_path / "grid.nc")
+    return tmp_path / "grid.nc"
+
+
+@pytest.mark.slow(but=["spec"])
+@pytest.mark.reference
+@pytest.mark.parametrize("case", ["spec", "straight file", "curved file", "3 h"])
+def test_radiation(credit, world, grid_file, case):
+    from tests.data.credit_batches import compare_samples, credit_dataset
+
+    solar = {
+        "spec": SPEC,
+        "straight file": {"latlon_grid_path": f"{world}/static.nc"},
+        "curved file": {"latlon_grid_path": f"{grid_file}"},
+        "3 h": {**SPEC, "timestep": "3h", "num_integration_steps": 2160},
+    }[case]
+    data = solar_config(world, **solar)["data"]
+    theirs = credit_dataset(data)
+    ours, _ = compare_samples(data, theirs, indices=range(4), exact=False)
+    errors = []
+    for index in range(0, len(ours), 5):
+        key = "sun/dynamic_forcing/2d/tisr"
+        value = ours[index].input["sun"][key]
+        expected = theirs[(theirs.datetimes[index], 0)]["input"]["sun"][key].numpy()
+        errors.append(np.abs(value - expected).max() / expected.max())
+    assert max(errors) < ROUNDING
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(
+    ("time", "bound"),
+    [
+        ("1979-06-21T12", ROUNDING),
+        # Farther from 2000, the order in which six terms are added changes the last bit
+        # of the sun's longitude, a change of up to 1e-4 radians.
+        ("1850-01-03T06", 2e-5),
+        ("2261-12-31T18", 9e-5),
+    ],
+)
+@pytest.mark.parametrize("hours", [1, 24])
+def test_any_time(credit, time, bound, hours):
+    import torch
+    from credit.datasets.gen_2.tisr import _cmip6_tsi_data, _compute_tisr
+
+    lat, lon = np.meshgrid(
+        np.linspace(90, -90, 19, dtype=np.float32),
+        np.linspace(0, 350, 36, dtype=np.float32),
+        indexing="ij",
+    )
+    period = pd.Timedelta(hours=hours)
+    expected = _compute_tisr(
+        pd.Timestamp(time),
+        period,
+        360,
+        torch.tensor(lat)[None],
+        torch.tensor(lon)[None],
+        *_cmip6_tsi_data(),
+    ).numpy()
+    actual = integrated_radiation(np.datetime64(time, "ns"), period, 360, lat, lon)
+    error = np.abs(actual - expected).max() / expected.max()
+    assert error < bound
+
+
+def test_equal_times_are_computed_once():
+    sun = sun_at(np.datetime64("2021-06-01", "ns"), pd.Timedelta("6h"), 2160)
+    assert sun.flux.size < 600
+    assert np.isclose(sun.weight.sum(), 6 * 3600)
+
+
+CASES.rows(
+    lambda changes: parsed(solar_config("x", **copy.deepcopy(changes))),
+    ({},),
+    ({"lat_spec": [1, 2, 3]},),
+    ({**SPEC, "latlon_grid_path": "x"},),
+    ({**SPEC, "variables": {"static": {"vars_2D": ["tisr"]}}},),
+    ({**SPEC, "variables": {"dynamic_forcing": {"vars_2D": ["tsi"]}}},),
+    name="tisr",
+)
+
+
+@CASES.case
+def radiation_of_years_without_a_table(world):
+    source = open_dataset(parsed(solar_config(world, **SPEC)).data).sources["sun"]
+    early = np.array(["1849-12-31T18"], "datetime64[ns]")
+    return lambda: source.check("dynamic_forcing", early)
