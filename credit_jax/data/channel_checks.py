@@ -66,6 +66,7 @@ class ChannelChecks:
         if suspects.plateau:
             check_raw()
         for outlier in suspects.outliers:
+            grid: Any = self.pipeline.grid or self.data.coordinates()
             sample, time, row, column = outlier.place
             step = time + 1 if outlier.which == "target" else time + 1 - x.shape[2]
             key, start = schema.key_of(outlier.channel, outlier.which), times[sample]
@@ -79,7 +80,7 @@ class ChannelChecks:
             location = ", ".join(
                 f"{axis} {values[i]:g}"
                 for axis, i in (("latitude", row), ("longitude", column))
-                if (values := getattr(self._grid, axis)) is not None
+                if (values := getattr(grid, axis)) is not None
             )
             text = (
                 f"{name}{'' if label is None else f' at {str(label)[:16]}'} has a "
@@ -130,10 +131,6 @@ class ChannelChecks:
             self, read=previous, schema=previous.after(pipeline), scaling=pipeline
         )
         return after_aligned(pipeline), checks
-
-    @cached_property
-    def _grid(self) -> Any:
-        return self.pipeline.grid or self.data.coordinates()
 
 
 def further_arrays(

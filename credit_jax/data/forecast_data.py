@@ -282,7 +282,7 @@ class ForecastReader:
 
     def first(self, tasks: Sequence[Task]) -> FirstStep:
         """Reads the initial states of some tasks, stacked along the batch dim."""
-        starts = self._starts(tasks)
+        starts = [self.schedule.starts[task.start] for task in tasks]
         return self.at(starts, tasks, self.perturb)
 
     def at(
@@ -327,7 +327,8 @@ class ForecastReader:
 
     def forcing(self, tasks: Sequence[Task], step: int) -> FieldTree:
         """Reads the input of the step after `step` for some tasks; see `forcing_at`."""
-        return self.forcing_at(self._starts(tasks), step)
+        starts = [self.schedule.starts[task.start] for task in tasks]
+        return self.forcing_at(starts, step)
 
     def forcing_at(self, starts: Sequence[np.datetime64], step: int) -> FieldTree:
         """Reads the input of the step after `step`, for forecasts from some dates."""
@@ -386,6 +387,3 @@ class ForecastReader:
             for step in range(1, num_steps):
                 forcing = self.forcing(tasks, step)
                 yield place_batch(forcing, mesh, local_dp_ranks=ranks)
-
-    def _starts(self, tasks: Sequence[Task]) -> list[np.datetime64]:
-        return [self.schedule.starts[task.start] for task in tasks]

@@ -255,7 +255,16 @@ def write_scalers(
     path: str | Path, scalers: Mapping[str, Mapping[str, Mapping[str, Attributes]]]
 ) -> None:
     """Writes attributes as a JSON file that `read_scalers` reads, arrays in base64."""
-    options: Any = {"indent": 4, "sort_keys": True, "default": _encoded_array}
+    options: Any = {
+        "indent": 4,
+        "sort_keys": True,
+        # As bridgescaler encodes arrays.
+        "default": lambda array: {
+            "__numpy__": b64encode(array.tobytes()).decode(),
+            "dtype": dtype_to_descr(array.dtype),
+            "shape": array.shape,
+        },
+    }
     nested = {
         data_type: {
             source: {key: json.dumps(each, **options) for key, each in by_key.items()}
@@ -264,12 +273,3 @@ def write_scalers(
         for data_type, sources in scalers.items()
     }
     Path(path).write_text(json.dumps(nested, **options))
-
-
-def _encoded_array(array: np.ndarray) -> dict[str, Any]:
-    """Encodes an array as bridgescaler does."""
-    return {
-        "__numpy__": b64encode(array.tobytes()).decode(),
-        "dtype": dtype_to_descr(array.dtype),
-        "shape": array.shape,
-    }

@@ -141,7 +141,7 @@ SAME = {
     ),
     "around the globe": (
         "longitude",
-        at("longitude", lambda x, rng: x + 360.0 * rng.integers(-1, 2, len(x))),
+        at("longitude", lambda x, rng: x - 360.0 * rng.integers(0, 2, len(x))),
     ),
     "more levels": ("level", more_levels),
     "Pa": ("level", at("level", lambda values, rng: values * 100)),

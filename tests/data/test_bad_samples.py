@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from credit_jax.data import channel_checks
 from credit_jax.data.mean_fields import mean_targets
 from tests.data.damaged import load, rewrite, setting
 from tests.data.world import make_fields, raw_config, write_world
@@ -102,6 +103,7 @@ def outlier(folder):
 def outliers_of(loader, caplog):
     """The notes on outliers of two epochs, of which there is one for each field."""
     caplog.clear()
+    channel_checks._NAMED.clear()  # of 50 names that other tests may have used
     for epoch in (0, 1):
         collect(loader, epoch)
     lines = [record.getMessage() for record in caplog.records]

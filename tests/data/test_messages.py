@@ -10,8 +10,8 @@ from credit_jax.data import ChannelGroup, ChannelSchema, open_dataset
 from credit_jax.data.forecast_data import open_forecast_data
 from credit_jax.data.opened_data import NamedData, open_data
 from credit_jax.data.sampler import torch_randperm
+from credit_jax.data.sources.file_variable import common_count
 from credit_jax.data.sources.files import discover
-from credit_jax.data.sources.levels import common_count
 from credit_jax.evaluation.references import open_truth
 from credit_jax.models.registry import parse_model
 from credit_jax.plan.channels import channel_problems
@@ -54,6 +54,10 @@ def rows(function, table):
 
 def coords(**values):
     return lambda d: d.assign_coords(values)
+
+
+def turned(*dims):
+    return lambda d: d.isel(dict.fromkeys(dims, slice(None, None, -1)))
 
 
 def no_points(dataset):
@@ -115,6 +119,10 @@ OPENED = {
     "another grid than asked for": ("", None, {"grid": (8, 10)}),
     "no rows in a second file": (SECOND, no_points),
     "no rows in any file": (f"{BOTH} static", no_points),
+    "rows in another order": (SECOND, turned("latitude")),
+    "rows and columns in another order": (SECOND, turned("latitude", "longitude")),
+    "a static field in another order": ("static", turned("longitude")),
+    "rounded times": (SECOND, lambda d: d.assign_coords(time=d.time + LATE / 2)),
     "rows in order": (SECOND, no_points, {f"{ERA5}grid_type": "rectilinear"}),
     "a prediction without times": (
         BOTH,

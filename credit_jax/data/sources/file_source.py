@@ -22,9 +22,13 @@ from jaxtyping import Float
 from credit_jax.config.messages import counted
 from credit_jax.config.sources.source import NETCDF4, SourceConfig
 from credit_jax.data.calendars import ROUNDING, most_restrictive, rounding_of
-from credit_jax.data.sources.file_variable import FileConventions, FileVariable, Order
+from credit_jax.data.sources.file_variable import (
+    FileConventions,
+    FileVariable,
+    Order,
+    common_count,
+)
 from credit_jax.data.sources.files import Files
-from credit_jax.data.sources.levels import common_count
 from credit_jax.data.sources.reader import OpenFile, Reader
 from credit_jax.data.sources.source import (
     BadSampleError,
@@ -379,15 +383,16 @@ class FileSource(Source):
 
     def _covers(self, files: Files) -> str:
         """The period that the files cover, for the error of a missing time."""
-        if not files.ends:
+        if not files.paths:
             return ""
-        ends: list[Any] = [self.reader.open(path).times for path in files.ends]
+        both = files.paths[0], files.paths[-1]
+        ends: list[Any] = [self.reader.open(path).times for path in both]
         covers = " to ".join(
             times[i].isoformat()[:16]
             for times, i in zip(ends, (0, -1), strict=True)
             if times is not None and len(times)
         )
-        return f" They cover {covers} ({counted(files.count, 'file')})"
+        return f" They cover {covers} ({counted(len(files.paths), 'file')})"
 
 
 def open_files_source(

@@ -35,26 +35,15 @@ class Files(abc.ABC):
     """The files of some variables, a template or another name for errors; hashable."""
 
     template: str
+    # Those that are known, in order of time.
+    paths: tuple[str, ...] = ()
+    # Whether the name of each file has its day, or says more.
+    are_dated: bool = True
 
     @property
-    def are_dated(self) -> bool:
-        """Whether the name of each file has its day, or says more."""
-        return True
-
-    @property
-    @abc.abstractmethod
     def first_path(self) -> str:
         """Path of an existing file."""
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        """The first and the last file, if the files are known."""
-        return ()
-
-    @property
-    def count(self) -> int:
-        """Number of files, if they are known, else 0."""
-        return len(self.ends)
+        return self.paths[0]
 
     @abc.abstractmethod
     def find(self, time: np.datetime64) -> str | None:
@@ -89,22 +78,10 @@ class FileSet(Files):
         return self.paths[index]
 
     @property
-    def are_dated(self) -> bool:
+    def are_dated(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         periods = zip(self.first or (), self.last or (), strict=True)
         lengths = [last - first for first, last in periods]
         return bool(lengths and max(lengths) < np.timedelta64(1, "D"))
-
-    @property
-    def first_path(self) -> str:
-        return self.paths[0]
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        return self.paths[0], self.paths[-1]
-
-    @property
-    def count(self) -> int:
-        return len(self.paths)
 
     def lacks(self, time: np.datetime64) -> str:
         text = f"covers {str(time)[:19]}"

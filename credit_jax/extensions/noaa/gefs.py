@@ -13,7 +13,7 @@ from jaxtyping import Float
 from credit_jax.config import not_available
 from credit_jax.config.data import DataConfig
 from credit_jax.data.clock import probe_times
-from credit_jax.data.sources.levels import common_count, level_positions
+from credit_jax.data.sources.file_variable import common_count, level_positions
 from credit_jax.data.sources.registry import SourceEntry
 from credit_jax.data.sources.source import (
     BadSampleError,

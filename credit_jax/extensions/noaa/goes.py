@@ -1,7 +1,6 @@
 """The `goes` source: images of GOES-R's imager on the grid of the satellite."""
 
 import dataclasses
-import functools
 import glob
 import json
 import os
@@ -16,7 +15,6 @@ from credit_jax.data.clock import probe_times
 from credit_jax.data.sources.file_source import FileSource, open_files_source
 from credit_jax.data.sources.file_variable import FileConventions
 from credit_jax.data.sources.files import Files
-from credit_jax.data.sources.reader import OpenFile
 from credit_jax.data.sources.registry import SourceEntry
 from credit_jax.extensions.noaa.sections import Corners, GoesConfig
 from credit_jax.io.open_files import OpenFiles
@@ -74,19 +72,14 @@ def open_goes(
         kind: shared or _from_folders(str(field.path), config, times)
         for kind, field in config.variables.by_type.items()
     }
-    part = None
+    area = None
     if config.extent is not None:
         area = _area(config, open_files or OpenFiles())
-        part = functools.partial(_constant, area)
+    part = None if area is None else lambda _: area
     conventions = FileConventions(static_time="same", one_time=True, extent=part)
     return open_files_source(
         name, config, lambda kind, *_: images[kind], conventions, open_files
     )
-
-
-def _constant(area: tuple[slice, slice], opened: OpenFile) -> tuple[slice, slice]:
-    """The same rows and columns of every file."""
-    return area
 
 
 def _from_folders(

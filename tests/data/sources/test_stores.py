@@ -146,10 +146,12 @@ def test_levels_by_default_and_grids_without_their_shape(tmp_path):
     assert source.grid.shape == (5, 8)
 
 
-def test_reduced_grids_are_points(tmp_path):
-    """Rows of 4, 6 and 2 cells."""
-    latitude = np.repeat([60.0, 0.0, -60.0], [4, 6, 2])
-    data = make(tmp_path, points=(latitude, np.arange(12) * 30.0), field_shape=[12])
+@pytest.mark.parametrize("last", [2, 3])
+def test_reduced_grids_are_points(tmp_path, last):
+    """Rows of 4, 6 and few cells, of which the first could make a grid, or not."""
+    latitude = np.repeat([60.0, 0.0, -60.0], [4, 6, last])
+    points = latitude, np.arange(10.0 + last) * 25
+    data = make(tmp_path, points=points, field_shape=[10 + last])
     field = opened(tmp_path)[0].input["era"]["era/prognostic/3d/t"]
     np.testing.assert_array_equal(field[:, 0], data[0, 4:6, 0])
     text = write_store(config_of(anemoi(tmp_path)), tmp_path / "store")
