@@ -231,16 +231,13 @@ def open_data(
 ) -> OpenedData:
     """Opens all sources of a data section, without reading fields."""
     opened = {name: open_source(name, data, open_files) for name in data.source}
-    x = {
-        name: source
-        for name, source in opened.items()
-        if source.config.input == MAIN_INPUT
-    }
     # Preblocks that regrid allow sources of x with grids of their own, as further
     # inputs have.
     grid = GridCoordinates() if like is None or not shared_grid else like.grid
     sources, clocks = dict[str, Source](), dict[str, SourceClock]()
-    for name, source in (x | opened).items():
+    # Those of x first.
+    for name in sorted(opened, key=lambda n: opened[n].config.input != MAIN_INPUT):
+        source = opened[name]
         if like is not None and isinstance(source, FileSource):
             source = replace(source, of_run=like.units, read_in={})
         known = {} if like is None else like.sources
@@ -250,7 +247,7 @@ def open_data(
             source = source.at(levels)
             _check_level_values(source, expected)
         axes = source.axes()
-        if shared_grid and name in x:
+        if shared_grid and source.config.input == MAIN_INPUT:
             grid = grid.over(axes.grid)
             first, other = (grid, levels) if levels.levels is None else (levels, grid)
             expected = first.over(other)
