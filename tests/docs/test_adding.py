@@ -30,12 +30,12 @@ from credit_jax.transforms import Phase, build_pipeline
 from credit_torch_bridge.compare.credit_side import new_credit_model, register_models
 from credit_torch_bridge.compare.jax_side import import_credit
 from tests.data.world import raw_config
-from tests.models.mesh_parity import assert_equals_one_device
 from tests.models.parity import (
     assert_equals_credit,
+    assert_equals_one_device,
+    assert_round_trip,
     assert_training_forward_equals_credit,
 )
-from tests.state_dict.round_trip import assert_round_trip
 from tests.support import assert_close
 from tests.support.code_blocks import code_blocks
 from tests.support.custom_objects import no_objects_left

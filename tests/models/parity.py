@@ -1,13 +1,20 @@
-"""Comparison of a credit_jax model that has CREDIT's weights with serial CREDIT."""
+"""Comparison of models: with serial CREDIT by its weights, and meshes with one device.
+
+A model is given by its `model:` section. Each section, mesh and kind of arithmetic is
+one program for all tests of a session.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from unittest import mock
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,34 +23,221 @@ from jax.sharding import PartitionSpec
 from credit_jax.kernels import use_implementation
 from credit_jax.models.conversion import from_state_dict, key_map_for, to_state_dict
 from credit_jax.models.diffusion.process import LARGEST_SIGMA, SMALLEST_SIGMA
-from credit_jax.models.parallel_model import build_parallel_model
+from credit_jax.models.model_def import ModelDef
+from credit_jax.models.parallel_model import build_parallel_model, place_weights
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context, Noise
 from credit_jax.nn.parameters import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.ops.compensated import joint_error
-from credit_jax.parallel.params.precision import Precision
-from tests.support import assert_close, assert_trees_close, make_mesh
+from credit_jax.parallel.params.precision import Float8, Precision
+from credit_jax.parallel.placement import batch_spec, place_batch
+from credit_jax.training.state import init_state
+from credit_jax.training.step import make_train_step
+from tests.support import assert_close, assert_trees_close, dealt, make_mesh
+from tests.training.toy_runs import mse
 
-FORWARD, GRADIENT, FLOAT64 = 1e-5, 1e-4, 1e-9
+# Bounds; in float64 those of CREDIT and of one device.
+FORWARD, GRADIENT, FLOAT64, ONE_DEVICE = 1e-5, 1e-4, 1e-9, 1e-11
+# Convolutions in float64 are slow on CPU, as each sample is computed separately.
+BATCH = 4
+KEY = jax.random.key(0)
 
+Section = dict[str, Any]
 Tree = dict[str, np.ndarray]
+
+# dp, tp, domain
+MESHES = {
+    **{"one": (1, 1, 1), "dp2": (2, 1, 1), "dp8": (8, 1, 1), "tp2": (1, 2, 1)},
+    **{f"domain{n}": (1, 1, n) for n in (2, 3, 4, 5, 8)},
+    **{"tp2-domain3": (1, 2, 3), "dp2-domain3": (2, 1, 3), "2x2x2": (2, 2, 2)},
+}
+
+
+def mesh_of(name: str) -> Any:
+    """Returns the mesh of a name in `MESHES`."""
+    return make_mesh(**dict(zip(("dp", "tp", "domain"), MESHES[name], strict=True)))
+
+
+def _key(block: Mapping[str, Any]) -> str:
+    return json.dumps(block, sort_keys=True)
+
+
+@cache
+def _program(
+    key: str,
+    mesh: str,
+    dtype: str,
+    implementation: str,
+    float8: Float8 | None,
+    remat: str,
+) -> tuple[Any, Any]:
+    """Returns a model on a mesh, and its jitted training forward with gradient."""
+    precision = Precision.of(dtype)
+    if float8 is not None:
+        precision = precision.with_float8(float8)
+    small: dict[str, Any] = {} if remat == "none" else {"min_shard_size": 1}
+    model = build_parallel_model(
+        json.loads(key), mesh_of(mesh), ac_mode=remat, mp_policy=precision, **small
+    )
+    model_def, axes = model.model_def, model.axes
+
+    def step(params: Any, model_state: Any, batch: Any) -> Any:
+        iterated = model.local_iterate(params, model_state)
+        inputs = {name: batch[name] for name in model_def.network_inputs}
+
+        def loss(params: Any) -> Any:
+            y, after = model.local_training_forward(params, iterated, inputs, KEY)
+            return model.reducer.mean((y - batch["y"]) ** 2), (y, after)
+
+        (value, (y, after)), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        return y, value, grads, after
+
+    spec = batch_spec(axes)
+    inputs = {k: s.partition_spec(axes) for k, s in model_def.network_inputs.items()}
+    body = model.shard_map(
+        step,
+        batch_specs={**inputs, "y": spec},
+        out_specs=(spec, PartitionSpec(), model.specs, model.model_state_specs),
+    )
+    return model, jax.jit(body)
+
+
+def run(
+    block: Mapping[str, Any],
+    mesh: str = "one",
+    dtype: str = "float32",
+    implementation: str = "xla",
+    *,
+    float8: Float8 | None = None,
+    remat: str = "none",
+    batch: int = BATCH,
+    weights: Any = None,
+    arrays: Any = None,
+) -> Any:
+    """Returns (prediction, loss, gradients, state) of a training forward, all whole.
+
+    The state contains the vectors of spectral norm after one power iteration, and the
+    running statistics of batch norms after the forward. `weights` (parameters and
+    state) and `arrays` (inputs and "y") are random ones, equal for every mesh, by
+    default. With `remat` parameters of every size are split.
+    """
+    model, program = _program(_key(block), mesh, dtype, implementation, float8, remat)
+    params, model_state = weights or _weights(_key(block), dtype)
+    order = dealt(batch, MESHES[mesh][0])
+    arrays = arrays or _data(model.model_def, dtype, batch)
+    data = place_batch({k: x[order] for k, x in arrays.items()}, model.mesh)
+    with use_implementation(implementation):
+        numbers = program(params, model_state, data)
+    y, value, grads, after = jax.device_get(numbers)
+    rows = model.model_def.image_height
+    # Of these rows a gradient of the whole global array is that of one device.
+    assert not y[..., rows:, :].any()
+    return y[np.argsort(order), ..., :rows, :], value, grads, after
+
+
+def _data(model_def: ModelDef, dtype: str, batch: int) -> Tree:
+    rng = np.random.default_rng(5)
+    specs = {**model_def.network_inputs, "y": model_def.output}
+    wide = np.float64 if dtype == "float64" else np.float32
+    return {k: rng.normal(size=s.shape(batch)).astype(wide) for k, s in specs.items()}
+
+
+@cache
+def _weights(key: str, dtype: str) -> Any:
+    """Returns random weights, equal for every mesh; none is at its initial 0 or 1."""
+    params, model_state = _initial(key)
+    rng = np.random.default_rng(1)
+    spread = {p: 0.05 * rng.normal(size=w.shape) for p, w in params.items()}
+    params = {p: np.asarray(w) + spread[p] for p, w in params.items()}
+    wide = np.float64 if dtype == "float64" else np.float32
+
+    def widened(array: Any) -> np.ndarray:
+        integer = np.issubdtype(array.dtype, np.integer)
+        return np.asarray(array, array.dtype if integer else wide)
+
+    return jax.tree.map(widened, (params, model_state))
+
+
+@cache
+def _initial(key: str) -> Any:
+    """Returns initial parameters and state, made by one program for all dtypes."""
+    model_def = build(json.loads(key))
+
+    def drawn(key: Any) -> Any:
+        params = model_def.init(key)
+        return params, model_def.init_model_state(key, params)
+
+    with jax.enable_x64(False):
+        return jax.device_get(jax.jit(drawn)(KEY))
+
+
+def one_device(
+    block: Mapping[str, Any], dtype: str = "float32", batch: int = BATCH
+) -> Any:
+    """Returns the cached result of `run` on one device."""
+    return _one_device(_key(block), dtype, batch)
+
+
+@cache
+def _one_device(key: str, dtype: str, batch: int) -> Any:
+    return run(json.loads(key), dtype=dtype, batch=batch)
+
+
+def assert_equals_one_device(
+    block: Mapping[str, Any],
+    mesh: str,
+    name: str,
+    *,
+    dtype: str = "float32",
+    **options: Any,
+) -> None:
+    """Asserts equal prediction, loss, gradient and state, by `run(**options)`.
+
+    In float64, each array of the gradient; in float32, all parameters together.
+    """
+    with jax.enable_x64(dtype == "float64"):
+        actual = run(block, mesh, dtype, **options)
+        expected = one_device(block, dtype, options.get("batch", BATCH))
+    assert actual[0].dtype == dtype, f"the forward ran in {actual[0].dtype}"
+    compare(actual, expected, f"{name} on {mesh}, {dtype}")
+
+
+def compare(actual: Any, expected: Any, what: str) -> None:
+    """Compares the results of `run` on a mesh and on one device."""
+    is_wide = expected[0].dtype == np.float64
+    forward, gradient = (ONE_DEVICE,) * 2 if is_wide else (FORWARD, GRADIENT)
+    assert_close(actual[0], expected[0], forward, f"{what}: forward")
+    assert_close(actual[1], expected[1], forward, f"{what}: loss")
+    assert_joint(actual[2], expected[2], gradient, what)
+    if is_wide:
+        assert_trees_close(actual[2], expected[2], ONE_DEVICE, f"{what}: each gradient")
+    assert_same_state(actual[3], expected[3], forward, f"{what}: the forward")
+
+
+def assert_joint(actual: Any, expected: Any, bound: float, what: str) -> None:
+    """Asserts that the arrays of two dicts are equal as one vector."""
+    error = joint_error(actual, expected)
+    print(f"{what}: gradient, all: relative error {error:.2e}")
+    assert error <= bound, f"{what}: gradient, all: {error:.3e} > {bound:.0e}"
+
+
+def assert_same_state(actual: Any, expected: Any, bound: float, what: str) -> None:
+    """Asserts equal vectors and statistics of the same norms, each kind together."""
+    ours, theirs = (s[SPECTRAL_NORM] | s[BATCH_STATS] for s in (actual, expected))
+    assert ours.keys() == theirs.keys(), f"{what}: another state"
+    for name in sorted({name for arrays in theirs.values() for name in arrays}):
+        of_name = (
+            {path: arrays[name] for path, arrays in state.items() if name in arrays}
+            for state in (ours, theirs)
+        )
+        assert_trees_close(*of_name, bound, f"{name} after {what}")
 
 
 def run_with_credits_weights(
-    block: dict[str, Any],
-    case: Any,
-    implementation: str = "cpu",
-    noise: Noise | None = None,
+    block: Section, case: Any, implementation: str = "cpu", noise: Noise | None = None
 ) -> tuple[Any, Any, Tree, Tree]:
-    """Returns our prediction, loss, gradients by inputs and by CREDIT's parameters.
-
-    Args:
-        block: the `model` section.
-        case: the `CreditCase` of the section.
-        implementation: of the operations, as for `kernels.use_implementation`.
-        noise: noise of models that draw noise.
-    """
+    """Returns our prediction, loss, gradients by inputs and by CREDIT's parameters."""
     model_def = build(block)
     params, model_state = jax.device_put(from_state_dict(model_def, case.state))
     context = Context(precision=Precision.of(str(case.y.dtype)), noise=noise)
@@ -67,39 +261,32 @@ def run_with_credits_weights(
 
 def assert_equals_credit(
     credit: Any,
-    block: dict[str, Any],
+    block: Section,
     name: str,
     implementation: str = "cpu",
     *,
     dtype: str = "float32",
-    seed: int = 3,
+    **options: Any,
 ) -> tuple[Tree, Tree]:
     """Asserts equal forward, loss and gradients by inputs and parameters.
 
-    In float64, each array of the gradient; in float32, all parameters together.
-
-    Args:
-        credit, block, name: the reference, the `model` section and its name.
-        implementation: as for `run_with_credits_weights`.
-        dtype: of both sides.
-        seed: of CREDIT's parameters and the input.
-
-    Returns:
-        Our gradients and CREDIT's, by CREDIT's names.
+    In float64, each array of the gradient; in float32, all parameters together. Options
+    are those of `credit_case`, and `theirs`, CREDIT's section, where it differs.
+    Returns our gradients and CREDIT's, by CREDIT's names.
     """
     import torch
 
     from credit_torch_bridge.compare.credit_side import recorded_noise
 
-    wide = getattr(torch, dtype)
+    theirs, wide = options.pop("theirs", block), getattr(torch, dtype)
     draw = mock.patch.object(torch, "randn", partial(torch.randn, dtype=wide))
     with draw, recorded_noise() as drawn:
-        case = credit.credit_case(block, seed=seed, dtype=wide)
+        case = credit.credit_case(theirs, **{"seed": 3, "dtype": wide} | options)
     with jax.enable_x64(dtype == "float64"):
         # What CREDIT draws last is the noise of the forward pass.
         sites = _noise_sites(build(block).config)
         arrays = dict(zip(sites, drawn[len(drawn) - len(sites) :], strict=True))
-        noise = Noise(jax.random.key(0), jax.tree.map(jnp.asarray, arrays))
+        noise = Noise(KEY, jax.tree.map(jnp.asarray, arrays))
         y, value, by_input, named = run_with_credits_weights(
             block, case, implementation, noise if sites else None
         )
@@ -117,9 +304,7 @@ def assert_equals_credit(
     ours = {key: named[key] for key in case.gradients}
     if is_wide:
         assert_trees_close(ours, case.gradients, gradient, f"{name}: gradients")
-    error = joint_error(ours, case.gradients)
-    print(f"{name}: gradient, all: relative error {error:.2e}")
-    assert error <= gradient, f"{name}: gradient, all: {error:.3e} > {gradient:.0e}"
+    assert_joint(ours, case.gradients, gradient, name)
     return ours, case.gradients
 
 
@@ -135,90 +320,59 @@ def _noise_sites(config: Any) -> list[str]:
 
 
 def assert_training_forward_equals_credit(
-    credit: Any, block: dict[str, Any], *, output: bool = True
+    credit: Any,
+    block: Section,
+    mesh: str = "one",
+    *,
+    output: bool = True,
+    prepare: Callable[[Any], None] = lambda model: None,
 ) -> Any:
-    """Asserts equal output and model state of one training-mode forward.
+    """Asserts equal output, gradient and model state of one training-mode forward.
 
-    Args:
-        credit, block: the reference and the `model` section.
-        output: whether the output is compared, too.
-
-    Returns:
-        CREDIT's case.
+    The gradient is not compared of models with batch norms, which amplify rounding.
+    `prepare` changes CREDIT's model before. Returns CREDIT's case.
     """
-    case = credit.credit_case(block, seed=1, mode="train")
+    case = credit.credit_case(block, seed=1, mode="train", batch=BATCH, prepare=prepare)
     model_def = build(block)
-    params, before = jax.device_put(from_state_dict(model_def, case.state))
-    _, after = from_state_dict(model_def, case.state_after)
-    mesh = make_mesh()
-    model = build_parallel_model(model_def, mesh)
-
-    @jax.jit
-    @partial(
-        jax.shard_map, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec()
+    before, after = (
+        from_state_dict(model_def, state) for state in (case.state, case.state_after)
     )
-    def forward(params: Any, model_state: Any, inputs: Any) -> Any:
-        model_state = model.local_iterate(params, model_state)
-        return model.local_training_forward(
-            params, model_state, inputs, jax.random.key(0)
-        )
-
-    y, new = forward(params, before, jax.tree.map(jnp.asarray, case.inputs))
-    new, after, before = (
-        new[SPECTRAL_NORM] | new[BATCH_STATS],
-        after[SPECTRAL_NORM] | after[BATCH_STATS],
-        before[SPECTRAL_NORM] | before[BATCH_STATS],
-    )
-    assert_same_state(new, after, FORWARD, "the forward")
+    arrays = {**case.inputs, "y": np.zeros_like(case.y)}
+    remat = "none" if mesh == "one" else "full"
+    y, _, grads, new = run(block, mesh, weights=before, arrays=arrays, remat=remat)
+    assert_same_state(new, after[1], FORWARD, "the forward")
     moved = [
-        float(np.abs(pair[name] - before[path][name]).max())
-        for path, pair in after.items()
+        float(np.abs(pair[name] - before[1][kind][path][name]).max())
+        for kind in (SPECTRAL_NORM, BATCH_STATS)
+        for path, pair in after[1][kind].items()
         for name in pair
     ]
     # Without norms there is no state to compare.
     assert not moved or max(moved) > 1e-5, "the forward must move the state"
     if output:
-        assert_close(np.asarray(y), case.y, FORWARD, "training forward")
+        assert_close(y, case.y, FORWARD, "training forward")
+    if output and not model_def.batch_stats:
+        named = to_state_dict(model_def, grads, before[1])
+        ours = {key: named[key] for key in case.gradients}
+        assert_joint(ours, case.gradients, GRADIENT, f"training on {mesh}")
     return case
-
-
-def assert_same_state(actual: Any, expected: Any, bound: float, what: str) -> None:
-    """Asserts equal vectors and statistics of the same norms, each kind together."""
-    assert actual.keys() == expected.keys(), f"{what}: another state"
-    for name in sorted({name for arrays in expected.values() for name in arrays}):
-        assert_trees_close(
-            {path: arrays[name] for path, arrays in actual.items() if name in arrays},
-            {path: arrays[name] for path, arrays in expected.items() if name in arrays},
-            bound,
-            f"{name} after {what}",
-        )
 
 
 @contextmanager
 def same_noise(model: Any, arrays: Tree) -> Iterator[Noise]:
-    """Makes CREDIT's process draw "start" once and then "step", as ours does.
-
-    Args:
-        model: CREDIT's process.
-        arrays: NHWC by call site.
-    """
+    """Makes CREDIT's process draw "start" once and then "step" (NHWC), as ours does."""
     import torch
-
-    kept = model.randn_like_fn
 
     def draw(shape: Any = None, tensor: Any = None, device: Any = None) -> Any:
         array = arrays["step"] if shape is None else arrays["start"]
         return torch.from_numpy(array).permute(0, 3, 1, 2)[:, :, None].clone()
 
-    model.randn_like_fn = draw
-    try:
-        yield Noise(jax.random.key(0), jax.tree.map(jnp.asarray, arrays))
-    finally:
-        model.randn_like_fn = kept
+    with mock.patch.object(model, "randn_like_fn", draw):
+        yield Noise(KEY, jax.tree.map(jnp.asarray, arrays))
 
 
 def assert_samples_equal_credit(
-    credit: Any, block: dict[str, Any], name: str, dtype: str, tolerance: float
+    credit: Any, block: Section, name: str, dtype: str, tolerance: float
 ) -> None:
     """Asserts equal samples by all sampler steps, with the same noise at each step."""
     import torch
@@ -240,25 +394,80 @@ def assert_samples_equal_credit(
         floats_of(wide),
     ):
         x = torch.from_numpy(case.x)
-        wanted = made[0].eval().sample(x, batch_size=batch).numpy()
+        expected = made[0].eval().sample(x, batch_size=batch).numpy()
         policy = Precision.of(dtype)
         model = build_parallel_model(model_def, make_mesh(), mp_policy=policy)
         params, state = jax.device_put(from_state_dict(model_def, case.state_after))
         ours = np.asarray(model.apply(params, state, {"x": jnp.asarray(case.x)}, noise))
-    assert ours.shape == wanted.shape
-    assert_close(ours, wanted, tolerance, f"{name}: sample")
+    assert ours.shape == expected.shape
+    assert_close(ours, expected, tolerance, f"{name}: sample")
+
+
+def assert_round_trip(
+    credit: Any, block: Section, theirs: Section | None = None
+) -> None:
+    """Asserts a bitwise round trip of a CREDIT model, in values, shapes, key order."""
+    import torch
+
+    model_def = build(block)
+    model = credit.build_credit(theirs or block, seed=1)
+    state = {key: value.numpy() for key, value in model.state_dict().items()}
+    params, model_state = from_state_dict(model_def, state)
+    shapes = {path: array.shape for path, array in params.items()}
+    assert shapes == {k: tuple(d.shape) for k, d in model_def.param_specs.items()}
+    assert sum(p.numel() for p in model.parameters()) == model_def.num_parameters
+    assert set(model_state[BATCH_STATS]) == set(model_def.batch_stats)
+    vectors = jax.tree.map(np.shape, model_state[SPECTRAL_NORM])
+    assert vectors == {
+        path: spectral_norm.spectral_norm_shapes(spec)
+        for path, spec in model_def.matrices.items()
+    }
+    back = to_state_dict(model_def, params, model_state)
+    assert list(back) == list(state), "the keys, or their order, differ"
+    chex.assert_trees_all_equal(back, state, strict=True)
+    names = [name for name, _ in model.named_parameters()]
+    assert key_map_for(model_def).parameters.keys == names
+    model.load_state_dict({key: torch.from_numpy(v) for key, v in back.items()})
+
+
+def train(
+    model: Any,
+    optimizer: Any,
+    steps: int,
+    *,
+    loss: Any = mse,
+    batch: int = BATCH,
+    weights: Any = None,
+    **options: Any,
+) -> tuple[Any, Any, list[Any]]:
+    """Returns the states before and after some steps, and the report of each.
+
+    Batches are equal on every mesh; all is on the host. `weights` are parameters and
+    state on the host, by default those of `init`; options are those of the step.
+    """
+    step = make_train_step(model, optimizer, loss, **options)
+    placed = place_weights(model, *weights) if weights else None
+    ema = "ema_decay" in options
+    state = init_state(model, optimizer, KEY, weights=placed, ema=ema)
+    before, infos = jax.device_get(state), []
+    rng, order = np.random.default_rng(0), dealt(batch, model.axes.num_data)
+    specs = {**model.model_def.inputs, "y": model.model_def.output}
+    for _ in range(steps):
+        fields = {
+            name: rng.normal(size=(options.get("accumulate", 1), *spec.shape(batch)))
+            for name, spec in specs.items()
+        }
+        dealt_out = {name: x[:, order].astype("f4") for name, x in fields.items()}
+        state, info = step(state, place_batch(dealt_out, model.mesh))
+        infos.append(jax.device_get(info))
+    return before, jax.device_get(state), infos
 
 
 def credits_parameters(where: str) -> dict[str, Any]:
     """Returns the defaults, or `empty`, of the constructor of a "module.Class"."""
-    import inspect
-
     from tests.support.credit_modules import credit_attribute
 
     module, _, name = where.rpartition(".")
     parameters = inspect.signature(credit_attribute(module, name).__init__).parameters
-    return {
-        key: parameter.default
-        for key, parameter in parameters.items()
-        if key not in ("self", "args", "kwargs")
-    }
+    hidden = ("self", "args", "kwargs")
+    return {k: p.default for k, p in parameters.items() if k not in hidden}

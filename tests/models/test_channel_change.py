@@ -16,7 +16,6 @@ from credit_jax.models.channel_change import (
     change_channels,
     change_moments,
     frozen_layers,
-    other_shapes,
 )
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import build_parallel_model, place_weights
@@ -24,36 +23,24 @@ from credit_jax.models.registry import build
 from credit_jax.nn.low_rank import LowRank
 from credit_jax.nn.parameters import SPECTRAL_NORM
 from tests.support import assert_close, make_mesh
+from tests.support.gradients import draw
 
-GRID = {"image_height": 32, "image_width": 64, "frames": 1}
-CHANNELS = {
-    "channels": 2,
-    "levels": 2,
-    "surface_channels": 1,
-    "input_only_channels": 2,
-    "output_only_channels": 1,
-}
-STAGES = {
-    "dim": [8, 16, 32, 64],
-    "depth": [1, 0, 0, 0],
-    "dim_head": 4,
-    "global_window_size": 1,
-    "local_window_size": 1,
-}
+CHANNELS = {"channels": 2, "levels": 2, "surface_channels": 1}
+CHANNELS |= {"input_only_channels": 2, "output_only_channels": 1}
+MORE = CHANNELS | {"input_only_channels": 4, "output_only_channels": 3}
+STAGES = {"dim": [8, 16, 32, 64], "depth": [1, 0, 0, 0], "dim_head": 4}
+STAGES |= {"global_window_size": 1, "local_window_size": 1}
 SWIN = {"dim": 8, "num_groups": 2, "num_heads": 2, "window_size": 2, "depth": 1}
+SWIN |= {"patch_height": 4, "patch_width": 4, "frame_patch_size": 1}
 SECTIONS: dict[str, dict[str, Any]] = {
-    "wxformer": STAGES,
-    "crossformer": STAGES,
-    "camulator": STAGES | {"frames": 2},
-    "fuxi": SWIN | {"patch_height": 4, "patch_width": 4, "frame_patch_size": 1},
+    **{"wxformer": STAGES, "crossformer": STAGES},
+    **{"camulator": STAGES | {"frames": 2}, "fuxi": SWIN},
 }
-SMALL_UNET = {"name": "unet", "encoder_weights": None}
-MODELS = pytest.mark.parametrize("kind", [*SECTIONS])
 
 
 def definition(kind: str, channels: dict[str, int]) -> ModelDef:
-    section = {"type": kind, **GRID, **SECTIONS[kind], **channels}
-    return build(section)
+    grid = {"image_height": 32, "image_width": 64, "frames": 1}
+    return build({"type": kind, **grid, **SECTIONS[kind], **channels})
 
 
 @cache
@@ -71,20 +58,12 @@ def forecast(model_def: ModelDef, weights: Any, x: np.ndarray) -> tuple[Any, Any
     return y, jax.device_get(fused[0])
 
 
-def draw(model_def: ModelDef) -> np.ndarray:
-    shape = model_def.inputs["x"].shape(1)
-    return np.random.default_rng(3).normal(size=shape).astype(np.float32)
-
-
 @pytest.mark.slow(but=["fuxi-mean"])
 @pytest.mark.parametrize(
     ("kind", "fill"),
     [
-        ("wxformer", "copy"),
-        ("crossformer", "zero"),
-        ("camulator", "mean"),
-        ("fuxi", "copy"),
-        ("fuxi", "mean"),
+        *(("wxformer", "copy"), ("crossformer", "zero"), ("camulator", "mean")),
+        *(("fuxi", "copy"), ("fuxi", "mean")),
     ],
 )
 def test_new_channels_leave_the_function_of_the_others(kind: str, fill: Any) -> None:
@@ -95,24 +74,32 @@ def test_new_channels_leave_the_function_of_the_others(kind: str, fill: Any) -> 
     """
     base_def, weights = base(kind)
     assert (base_def.input_channels, base_def.output_channels) == (7, 6)
-    more = CHANNELS | {"input_only_channels": 4, "output_only_channels": 3}
-    model_def = definition(kind, more)
+    model_def = definition(kind, MORE)
     inputs = (1, 0, None, 2, 4, 6, None, 5, 3)
     outputs = (None, 1, 0, 2, None, 4, 5, 3)
     copied = {4: 2} if fill == "copy" else {}
     change = ChannelChange(inputs, outputs, 7, 6, fill, copied)
     changed = change_channels(weights, base_def, model_def, change)
-    x = draw(base_def)
+    x = draw(base_def.inputs["x"].shape(1), 3)
     expected, before = forecast(base_def, weights, x)
-    rng = np.random.default_rng(4)
-    new_x = rng.normal(size=model_def.inputs["x"].shape(1)).astype(np.float32)
-    kept = [channel for channel, place in enumerate(inputs) if place is not None]
-    new_x[:, kept] = x[:, [place for place in inputs if place is not None]]
+    new_x = draw(model_def.inputs["x"].shape(1), 4)
+    new, old = np.transpose([(n, o) for n, o in enumerate(inputs) if o is not None])
+    new_x[:, new] = x[:, old]
     actual, after = forecast(model_def, changed, new_x)
-    kept = [channel for channel, place in enumerate(outputs) if place is not None]
-    places = [place for place in outputs if place is not None]
-    assert_close(actual[:, kept], expected[:, places], 2e-6, f"{kind}: forecast")
-    _assert_same_weights(base_def, model_def, before, after, inputs)
+    first = "stages/0/embed/convs/0/kernel"
+    first = first if first in after else "cube_embedding/proj/kernel"
+    for path, spec in model_def.param_specs.items():
+        if spec.shape == base_def.param_specs[path].shape:
+            assert np.array_equal(before[path], after[path]), path
+    channels = (
+        np.split(weights[first], len(places), axis=-2)
+        for weights, places in ((before, range(7)), (after, inputs))
+    )
+    was, now = map(np.stack, channels)
+    assert np.array_equal(now[new], was[old])
+    assert not np.delete(now, new, axis=0).any()
+    new, old = np.transpose([(n, o) for n, o in enumerate(outputs) if o is not None])
+    assert_close(actual[:, new], expected[:, old], 2e-6, f"{kind}: forecast")
     if fill == "copy":
         assert_close(actual[:, 4], expected[:, 2], 2e-6, "the copy")
     if fill == "mean":
@@ -122,10 +109,9 @@ def test_new_channels_leave_the_function_of_the_others(kind: str, fill: Any) -> 
 
 
 @pytest.mark.slow(but=["fuxi"])
-@MODELS
+@pytest.mark.parametrize("kind", [*SECTIONS])
 def test_frozen_layers_of_new_channels(kind: str) -> None:
-    more = CHANNELS | {"input_only_channels": 4, "output_only_channels": 3}
-    plain = definition(kind, more)
+    plain = definition(kind, MORE)
     every = frozenset(plain.param_specs)
     change = ChannelChange((*range(7), None, None), (*range(6), None, None), 7, 6)
     assert not frozen_layers(plain, change)
@@ -141,31 +127,8 @@ def test_frozen_layers_of_new_channels(kind: str) -> None:
     assert not frozen_layers(replace(plain, frozen=every), same)
 
 
-def _assert_same_weights(
-    base_def: ModelDef,
-    model_def: ModelDef,
-    before: Any,
-    after: Any,
-    inputs: tuple[int | None, ...],
-) -> None:
-    """Asserts that what layers multiply with is that of the base, bit for bit."""
-    for path, spec in model_def.param_specs.items():
-        if spec.shape == base_def.param_specs[path].shape:
-            assert np.array_equal(before[path], after[path]), path
-    first = "stages/0/embed/convs/0/kernel"
-    first = first if first in after else "cube_embedding/proj/kernel"
-    frames = after[first].shape[-2] // len(inputs)
-    for channel, place in enumerate(inputs):
-        part = after[first][..., channel * frames : (channel + 1) * frames, :]
-        if place is None:
-            assert not part.any()
-        else:
-            rows = slice(place * frames, (place + 1) * frames)
-            assert np.array_equal(part, before[first][..., rows, :])
-
-
 @pytest.mark.slow(but=["crossformer", "fuxi"])
-@MODELS
+@pytest.mark.parametrize("kind", [*SECTIONS])
 def test_removed_channels_leave_sigma_that_of_what_is_left(kind: str) -> None:
     base_def, weights = base(kind)
     fewer = CHANNELS | {"input_only_channels": 1, "output_only_channels": 0}
@@ -218,7 +181,7 @@ def test_the_gradient_reaches_all_that_is_new() -> None:
     params, state = change_channels(weights, base_def, model_def, change)
     model = build_parallel_model(model_def, make_mesh())
     params, state = place_weights(model, params, state)
-    x = jnp.asarray(draw(model_def))
+    x = jnp.asarray(draw(model_def.inputs["x"].shape(1), 3))
 
     def loss(params: Any) -> Any:
         return ((model.apply(params, state, {"x": x}) - 1.0) ** 2).mean()
@@ -227,12 +190,3 @@ def test_the_gradient_reaches_all_that_is_new() -> None:
     # Of the new output by all hidden channels, and of all outputs by the new one.
     assert np.abs(grads["head/out/kernel"][..., 6]).max((0, 1)).all()
     assert np.abs(grads["head/out/kernel"][:, :, 6]).max((0, 1)).all()
-
-
-def test_other_models_and_sizes_are_refused() -> None:
-    one = definition("wxformer", CHANNELS)
-    wider = build({**one.config.model_dump(), "dim_head": 8})
-    assert any(line.startswith("shape: ") for line in other_shapes(wider, one))
-    unet = build({"type": "unet", **GRID, **CHANNELS, "architecture": SMALL_UNET})
-    with pytest.raises(ValueError, match="are available for camulator, crossformer"):
-        other_shapes(unet, unet)

@@ -11,11 +11,12 @@ from tests.models.cases import CASES, checks
 from tests.models.parity import (
     FLOAT64,
     GRADIENT,
+    MESHES,
     assert_equals_credit,
+    assert_round_trip,
     assert_samples_equal_credit,
     assert_training_forward_equals_credit,
 )
-from tests.state_dict.round_trip import assert_round_trip
 from tests.support import assert_close
 
 pytestmark = [
@@ -27,16 +28,12 @@ pytestmark = [
 
 @checks("float32", "float64")
 def test_equals_credit(credit: Any, block: dict[str, Any], name: str, check: str):
-    """Forward, and the gradients by every parameter and every input.
-
-    Each check is one program: in float64, where every array is compared, or in float32,
-    with the implementations for CPU or GPU, or the plain ones that accelerators run.
-    """
+    """Forward, and the gradients by every parameter and input; each is one program."""
     dtype, _, implementation = check.partition("_")
-    given = implementation or "cpu"
-    seed = CASES[name].seed
     ours, theirs = assert_equals_credit(
-        credit, block, name, given, dtype=dtype, seed=seed
+        *(credit, block, name, implementation or "cpu"),
+        dtype=dtype,
+        seed=CASES[name].seed,
     )
     gates = [key for key in theirs if ".attention." in key]
     if block["type"] == "crossformer":
@@ -45,12 +42,22 @@ def test_equals_credit(credit: Any, block: dict[str, Any], name: str, check: str
             assert_close(ours[key], theirs[key], GRADIENT, f"{name}: gradient of {key}")
 
 
+def _draw_vectors(model: Any) -> None:
+    for key, vector in model.named_buffers():
+        if key.endswith("weight_u"):
+            vector.normal_()
+            vector /= vector.norm()
+
+
 @checks("training")
 def test_a_training_forward_moves_the_state_like_credit(
     credit: Any, block: dict[str, Any], check: str
 ):
-    """Vectors of spectral norm, by one iteration a call, and running statistics."""
-    assert_training_forward_equals_credit(credit, block)
+    """Vectors of spectral norm, also as drawn, and running statistics; meshes, too."""
+    words = check.split("_")
+    options = {"prepare": _draw_vectors} if "drawn" in words else {}
+    mesh = words[-1] if words[-1] in MESHES else "one"
+    assert_training_forward_equals_credit(credit, block, mesh, **options)
 
 
 @checks("samples")
@@ -68,5 +75,22 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(
     assert_round_trip(credit, block)
 
 
-def test_every_model_is_in_the_table():
+def test_every_model_and_check_is_in_the_table():
     assert {case.block["type"] for case in CASES.values()} == MODELS.keys()
+    tests = {"float32", "float64", "training", "samples", "keys", *MESHES, "|"}
+    checked = {check for case in CASES.values() for check in case.checks.split()}
+    assert {check.partition("_")[0] for check in checked} <= tests
+
+
+# Families whose network is that of another one, with other ends.
+SHARED = {"strips", "camulator", "crossformer_downscaling", "diffusion"}
+
+
+def test_every_commit_has_each_architecture_beside_credit_and_on_a_mesh() -> None:
+    quick: dict[str, str] = {}
+    for name, case in CASES.items():
+        family, text = name.split()[0], case.checks.partition("|")[0]
+        quick[family] = f"{quick.get(family, '')} {text}"
+    for family in quick.keys() - SHARED:
+        assert " float" in quick[family], family
+        assert " 2x2x2" in quick[family], family

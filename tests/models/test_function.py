@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from pathlib import Path
 
@@ -24,17 +23,30 @@ from credit_jax.nn.low_rank import LowRank
 from credit_jax.ops.compensated import joint_error
 from credit_jax.parallel.mesh.dims import ParallelDims
 from tests.data.world import NUM_LAT, NUM_LON, raw_config, write_world
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
+from tests.support.code_blocks import code_blocks
 from tests.support.custom_objects import no_objects_left
 from tests.support.meshes import dealt
+from tests.training.toy_runs import mse
 
 __all__ = ["no_objects_left"]
+pytestmark = pytest.mark.usefixtures("no_objects_left")
+CASES = Cases("function")
+ONE = ParallelDims()
 
 X, Y = (3, 1, 6, 16), (2, 1, 6, 16)
 WIDTH, SAMPLES, UPDATES = 64, 8, 20
+
+
+def fsdp(ranks):
+    return ParallelDims(dp_shard=ranks, world_size=ranks)
+
+
 MESHES = {
     "dp8": (ParallelDims(dp_replicate=8, world_size=8), 1),
-    "fsdp8": (ParallelDims(dp_shard=8, world_size=8), 1),
-    "fsdp4 twice": (ParallelDims(dp_shard=4, world_size=4), 2),
+    "fsdp8": (fsdp(8), 1),
+    "fsdp4 twice": (fsdp(4), 2),
 }
 
 
@@ -47,18 +59,18 @@ def channels_first(y):
 
 
 def plain():
-    keys = jax.random.split(jax.random.key(0), 3)
-    sizes = (3, WIDTH), (WIDTH, WIDTH), (WIDTH, 2)
+    """Two layers."""
+    keys = jax.random.split(jax.random.key(0))
+    sizes = (3, WIDTH), (WIDTH, 2)
     params = [
         {"w": 0.3 * jax.random.normal(key, size), "b": jnp.zeros(size[1])}
         for key, size in zip(keys, sizes, strict=True)
     ]
 
     def apply(params, x):
-        h = channels_last(x)
-        for layer in params[:-1]:
-            h = jax.nn.gelu(h @ layer["w"] + layer["b"][None, None, None])
-        return channels_first(h @ params[-1]["w"] + params[-1]["b"][None, None, None])
+        h, (first, last) = channels_last(x), params
+        h = jax.nn.gelu(h @ first["w"] + first["b"][None, None, None])
+        return channels_first(h @ last["w"] + last["b"][None, None, None])
 
     return apply, params
 
@@ -109,61 +121,30 @@ def of_equinox():
     return apply, mlp
 
 
-def of_haiku():
-    hk = pytest.importorskip("haiku")
-
-    def forward(x):
-        h = jax.nn.gelu(hk.Conv2D(WIDTH, 3)(x))
-        return hk.Linear(2)(hk.LayerNorm(-1, True, True)(h))
-
-    model = hk.without_apply_rng(hk.transform(forward))
-    params = model.init(jax.random.key(0), jnp.zeros((1, 6, 16, 3)))
-
-    def apply(params, x):
-        return channels_first(model.apply(params, channels_last(x)))
-
-    return apply, params
-
-
 def of_jraph():
-    """Encoder, processor and decoder on a coarser mesh, as of GraphCast."""
+    """Messages along rows and columns, by networks of Haiku."""
     hk, jraph = pytest.importorskip("haiku"), pytest.importorskip("jraph")
-    lat, lon = np.meshgrid(np.linspace(-75, 75, 6), np.arange(16) * 22.5, indexing="ij")
-    grid = np.stack([lat.ravel(), lon.ravel()], 1)
-    mesh = grid[::7]
-    distance = np.abs(grid[:, None] - mesh)
-    distance[..., 1] = np.minimum(distance[..., 1], 360 - distance[..., 1])
-    to_mesh = np.stack([np.arange(len(grid)), distance.sum(-1).argmin(1)])
-    of_mesh = np.stack(np.nonzero(distance.sum(-1)[::7] < 80))
-    num = len(grid) + len(mesh)
+    points = np.arange(6 * 16).reshape(6, 16)
+    ends = [
+        (np.roll(points, shift, axis), points) for shift in (-1, 1) for axis in (0, 1)
+    ]
+    senders, receivers = (np.stack(x).ravel() for x in zip(*ends, strict=True))
 
     def mlp(*parts):
         h = jnp.concatenate([part for part in parts if part is not None], -1)
         return hk.LayerNorm(-1, True, True)(hk.nets.MLP([16, 16])(h))
 
-    def network(nodes, edges):
+    def forward(x):
+        nodes = hk.Linear(16)(x.reshape(3, -1).T)
+        edges, sizes = jnp.ones((len(senders), 1)), jnp.array([points.size])
         graph = jraph.GraphsTuple(
-            nodes=nodes,
-            edges=jnp.ones((edges.shape[1], 1)),
-            senders=edges[0],
-            receivers=edges[1],
-            n_node=jnp.array([num]),
-            n_edge=jnp.array([edges.shape[1]]),
-            globals=None,
+            *(nodes, edges, receivers, senders, None, sizes, jnp.array([len(senders)]))
         )
-        return jraph.GraphNetwork(
+        network = jraph.GraphNetwork(
             update_edge_fn=lambda edge, sent, received, _: mlp(edge, sent, received),
             update_node_fn=lambda node, _, received, __: node + mlp(node, received),
-        )(graph).nodes
-
-    def forward(x):
-        h = hk.Linear(16)(x.reshape(3, -1).T)
-        h = jnp.concatenate([h, jnp.zeros((len(mesh), 16))])
-        h = network(h, to_mesh + np.array([[0], [len(grid)]]))
-        for _ in range(2):
-            h = network(h, of_mesh + len(grid))
-        h = network(h, to_mesh[::-1] + np.array([[len(grid)], [0]]))
-        return hk.Linear(2)(h[: len(grid)]).T.reshape(Y)
+        )
+        return hk.Linear(2)(network(graph).nodes).T.reshape(Y)
 
     model = hk.without_apply_rng(hk.transform(forward))
     params = model.init(jax.random.key(0), jnp.zeros(X))
@@ -171,17 +152,9 @@ def of_jraph():
 
 
 LIBRARIES = {
-    "plain": plain,
-    "nnx": of_nnx,
-    "linen": of_linen,
-    "equinox": of_equinox,
-    "haiku": of_haiku,
-    "jraph": of_jraph,
+    **{"plain": plain, "nnx": of_nnx, "linen": of_linen, "equinox": of_equinox},
+    "haiku and jraph": of_jraph,
 }
-
-
-def mse(tree, context):
-    return context.mean(jnp.square(tree["y_pred"] - tree["y"]))
 
 
 def batches(num, accumulate=1, ranks=1):
@@ -224,11 +197,11 @@ def of_library(library):
 
 @cache
 def on_one_device(library):
-    return trained(of_library(library), ParallelDims())
+    return trained(of_library(library), ONE)
 
 
 ONE_OF_EACH = ("plain-dp8", "nnx-fsdp8", "linen-fsdp4 twice", "equinox-fsdp8")
-ONE_OF_EACH += ("haiku-dp8", "jraph-fsdp8")
+ONE_OF_EACH += ("haiku and jraph-fsdp8",)
 
 
 @pytest.mark.slow(but=[*ONE_OF_EACH])
@@ -246,8 +219,7 @@ def test_updates_equal_those_of_one_device(library, mesh):
 def test_the_function_and_its_gradient_are_those_without_a_mesh():
     apply, params = of_nnx()
     wrapped = credit_jax.wrap(apply, params, X, Y)
-    dims = ParallelDims(dp_shard=8, world_size=8)
-    model = credit_jax.build_parallel_model(wrapped, dims)
+    model = credit_jax.build_parallel_model(wrapped, fsdp(8))
     weights, state = model.init(jax.random.key(1))
     assert wrapped.tree(weights).keys() == params.keys()
     batch = {name: x[0] for name, x in next(batches(1)).items()}
@@ -276,10 +248,7 @@ def test_the_state_of_the_optimizer_is_split_over_devices():
         return channels_first(jnp.tanh(channels_last(x) @ params[0]) @ params[1])
 
     wrapped = credit_jax.wrap(apply, params, X, Y)
-    whole, split = (
-        trained(wrapped, ParallelDims(dp_shard=n, world_size=n), updates=1)[2]
-        for n in (1, 8)
-    )
+    whole, split = (trained(wrapped, fsdp(n), updates=1)[2] for n in (1, 8))
     assert split < 1.01 * whole / 8
 
 
@@ -296,18 +265,15 @@ def test_draws_are_equal_on_every_mesh():
 
     params = jnp.ones((3, 2)) / 3
     wrapped = credit_jax.wrap(apply, params, X, Y)
-    losses = [
-        trained(wrapped, ParallelDims(dp_replicate=n, world_size=n), updates=3)[0]
-        for n in (1, 4)
-    ]
+    losses = [trained(wrapped, fsdp(n), updates=3)[0] for n in (1, 4)]
     np.testing.assert_allclose(*losses, rtol=1e-6)
-    model = credit_jax.build_parallel_model(wrapped, ParallelDims())
+    model = credit_jax.build_parallel_model(wrapped, ONE)
     x = next(batches(1))["x"][0]
     y = model.apply(*model.init(jax.random.key(0)), {"x": x})
     assert keys[-1] is None
     np.testing.assert_allclose(y, apply(params, x, None), rtol=1e-6)
     noisy = credit_jax.wrap(apply, params, X, Y, noise=True)
-    model = credit_jax.build_parallel_model(noisy, ParallelDims())
+    model = credit_jax.build_parallel_model(noisy, ONE)
     weights = model.init(jax.random.key(0))
     members = [
         model.apply(*weights, {"x": x}, Noise(jax.random.key(i))) for i in (1, 2)
@@ -326,16 +292,14 @@ def test_a_loss_of_the_model_takes_the_place_of_that_of_the_step(ranks):
         noise = jax.random.normal(rng, x.shape)
         return 2 * loss(params, x + noise, y)
 
-    dims = ParallelDims(dp_shard=ranks, world_size=ranks)
-    losses, weights, _ = trained(
-        credit_jax.wrap(apply, params, X, Y, loss=loss), dims, updates=3
-    )
+    dims, wrapped = fsdp(ranks), credit_jax.wrap(apply, params, X, Y, loss=loss)
+    losses, weights, _ = trained(wrapped, dims, updates=3)
     expected, expected_weights, _ = trained(of_library("plain"), dims, updates=3)
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
     assert joint_error(weights, expected_weights) < 1e-6
     wrapped = credit_jax.wrap(apply, params, X, Y, loss=denoising)
     losses, weights, _ = trained(wrapped, dims, updates=3)
-    of_one, weights_of_one, _ = trained(wrapped, ParallelDims(), updates=3)
+    of_one, weights_of_one, _ = trained(wrapped, ONE, updates=3)
     np.testing.assert_allclose(losses, of_one, rtol=1e-6)
     assert joint_error(weights, weights_of_one) < 1e-5
     assert losses[0] > 2 * expected[0]
@@ -353,7 +317,7 @@ def test_tied_arrays_are_one_parameter_and_other_leaves_constants():
 
     wrapped = credit_jax.wrap(apply, params, X, Y)
     assert list(wrapped.param_specs) == ["a"]
-    _, weights, _ = trained(wrapped, ParallelDims(), updates=2)
+    _, weights, _ = trained(wrapped, ONE, updates=2)
     tree = wrapped.tree(weights)
     assert tree["a"] is tree["b"]
     assert np.abs(tree["a"] - matrix).max() > 1e-3
@@ -372,7 +336,7 @@ def test_activation_checkpointing_recomputes_all_but_saved_values():
     gradients = []
     for mode, saved in (("none", ()), ("full", ()), ("full", ("hidden",))):
         wrapped = credit_jax.wrap(apply, params, X, Y, saved=saved)
-        model = credit_jax.build_parallel_model(wrapped, ParallelDims(), ac_mode=mode)
+        model = credit_jax.build_parallel_model(wrapped, ONE, ac_mode=mode)
         weights, state = model.init(jax.random.key(0))
         x = jnp.asarray(next(batches(1))["x"][0])
 
@@ -394,7 +358,7 @@ def test_adapters_leave_the_matrices():
     adapted = credit_jax.ModelDef(
         wrapped.config, wrapped.make, frozen=others | {"1/w"}, low_rank=low_rank
     )
-    _, weights, _ = trained(adapted, ParallelDims(dp_shard=2, world_size=2), updates=2)
+    _, weights, _ = trained(adapted, fsdp(2), updates=2)
     for path, value in wrapped.initial.items():
         np.testing.assert_array_equal(weights[path], value)
     assert np.abs(weights["1/w/lora_b"]).max() > 0
@@ -404,17 +368,42 @@ def zeros(params, x):
     return jnp.zeros((len(x), *Y))
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"params": 1.0, "batch_stats": {"mean": np.ones(2)}}, "of batch_stats: a fun"),
-        ({"n": nnx.BatchStat(jnp.ones(2))}, "params has n, of BatchStat"),
-        ({"a/b": np.ones(2), "a": {"b": np.ones(2)}}, "two leaves have the path 'a/b'"),
-    ],
+CASES.rows(
+    lambda params: credit_jax.wrap(zeros, params, X, Y),
+    {"params": {"params": 1.0, "batch_stats": {"mean": 2.0}}},
+    {"params": {"a/b": 2.0, "a": {"b": 2.0}}},
+    name="wrap",
 )
-def test_params_that_a_function_cannot_have(params, message):
-    with pytest.raises(ValueError, match=message):
-        credit_jax.wrap(zeros, params, X, Y)
+
+
+@CASES.case
+def wrap_statistics_of_nnx():
+    credit_jax.wrap(zeros, {"n": nnx.BatchStat(jnp.ones(2))}, X, Y)
+
+
+@CASES.case
+def shapes_that_are_not_those_of_samples():
+    credit_jax.wrap(zeros, {"w": jnp.ones(2)}, (3, 6, 16), Y)
+
+
+def split_samples_or_layers(axis):
+    dims = ParallelDims(**{axis: 2}, world_size=2)
+    credit_jax.build_parallel_model(of_library("plain"), dims)
+
+
+CASES.rows(split_samples_or_layers, "tp", "domain")
+
+
+@CASES.case
+def a_loss_that_is_not_of_samples():
+    wrapped = credit_jax.wrap(*plain(), X, Y, loss=lambda p, x, y: jnp.sum(y))
+    credit_jax.build_parallel_model(wrapped, ONE)
+
+
+@CASES.case
+def an_output_of_another_shape():
+    wrapped = credit_jax.wrap(lambda params, x: x, {"w": jnp.ones(2)}, X, Y)
+    credit_jax.build_parallel_model(wrapped, ONE)
 
 
 @pytest.mark.parametrize("of_batch", [False, True])
@@ -428,154 +417,87 @@ def test_the_certificate_finds_a_mean_over_the_samples_of_a_shard(of_batch):
     assert credit_jax.certify_model(wrapped, meshes=["ddp2"]).passed is not of_batch
 
 
-def test_shapes_that_are_not_those_of_samples():
-    with pytest.raises(ValueError, match=r"x and y are \(3, 6, 16\).*expected shapes"):
-        credit_jax.wrap(zeros, {"w": jnp.ones(2)}, (3, 6, 16), Y)
+def blocks_of_the_page():
+    page = Path(__file__).parents[2] / "docs" / "any_model.md"
+    return code_blocks(page.read_text(), "python")
 
 
-@pytest.mark.parametrize("axis", ["tp", "domain"])
-def test_meshes_that_split_samples_or_layers(axis):
-    dims = ParallelDims(**{axis: 2}, world_size=2)
-    with pytest.raises(ValueError, match=rf"samples: got {axis} 2, expected 1"):
-        credit_jax.build_parallel_model(of_library("plain"), dims)
+def test_the_factory_of_the_page(tmp_path, monkeypatch):
+    """Trained, killed at an epoch and resumed, forecast; channels are of the data."""
+    monkeypatch.chdir(tmp_path)
+    write_world(tmp_path)
+    Path("my_model.py").write_text(blocks_of_the_page()[0])
+    section = {"type": "my_model.py:make", "args": {"width": 16}}
+    section |= {"image_height": NUM_LAT, "image_width": NUM_LON}
+    config = raw_config(tmp_path, model=section)
+    config["postblocks"] = {"per_step": {"named": {"type": "reconstruct"}}}
+    trainer = {"epochs": 2, "batches_per_epoch": 2, "skip_validation": True}
+    config["trainer"] |= trainer | {"num_devices": 2}
+    config["trainer"]["parallelism"] |= {"data": "fsdp2"}
+
+    def trained(run, *options):
+        path = Path(f"{run}.yml")
+        config["save_loc"] = str(tmp_path / run)
+        path.write_text(yaml.safe_dump(config, sort_keys=False))
+        assert train(["--config", str(path), *options]) == 0
+        return credit_jax.restore(config["save_loc"], ONE, weights="last")[1]
+
+    base = trained("one")
+    trained("two", "--set", "trainer.num_epoch=1")
+    jax.tree.map(np.testing.assert_array_equal, base, trained("two", "--resume"))
+    # Adapters alone, over a stage of single steps and one of forecasts.
+    lora = {"rank": 2, "alpha": 2, "targets": ["in"]}
+    finetune = {"from": str(tmp_path / "one"), "weights": "last", "lora": lora}
+    stages = [{"until": "1 epochs"}, {"forecast_len": 2}]
+    config["trainer"] |= {"finetune": finetune, "curriculum": stages}
+    tuned = trained("tuned")
+    np.testing.assert_array_equal(tuned["out"], base["out"])
+    assert np.linalg.matrix_rank(tuned["in"] - base["in"], 1e-6) == 2
+    written = load_config(Path("one/model.yml")).model
+    assert (written["input_channels"], written["output_channels"]) == (7, 6)
+    arguments = ["--config", "one/model.yml", "--checkpoint", "one", "--out", "out"]
+    arguments += ["--init-time", "2000-01-01", "--steps", "1", "--format", "zarr"]
+    assert forecast(arguments) == 0
+    assert list(Path("out").iterdir())
 
 
-def test_a_loss_that_is_not_of_samples():
-    apply, params = plain()
-    wrapped = credit_jax.wrap(apply, params, X, Y, loss=lambda p, x, y: jnp.sum(y))
-    with pytest.raises(ValueError, match=r"loss returns \(\) .*expected \(1,\)"):
-        credit_jax.build_parallel_model(wrapped, ParallelDims())
+def test_the_lines_of_the_page():
+    names = {}
+    exec(blocks_of_the_page()[1], names)
+    assert names["params_as_given"]["mix"].shape == (4, 4)
 
 
-def test_an_output_of_another_shape():
-    wrapped = credit_jax.wrap(lambda params, x: x, {"w": jnp.ones(2)}, X, Y)
-    with pytest.raises(ValueError, match=r"returns \(1, 3, 1.*expected \(1, 2"):
-        credit_jax.build_parallel_model(wrapped, ParallelDims())
-
-
-# (state, forcing) -> state by modal coefficients, with encoder and decoder.
-FILE = """
-import jax
-import jax.numpy as jnp
-
-NUM_STATE = 5  # U, T, SP; then come forcings
+HEAD = """import jax.numpy as jnp
 
 
 def make(x, y, width=8):
-    keys = jax.random.split(jax.random.key(0))
-    shapes = {"in": (x.shape[0], width), "out": (width, y.shape[0])}
-    params = {n: jax.random.normal(k, shapes[n]) for n, k in zip(shapes, keys)}
-
-    def apply(params, x):
-        modes = jnp.fft.rfft(jnp.moveaxis(x, 1, -1), axis=3)
-        state, forcing = modes[..., :NUM_STATE], modes[..., NUM_STATE:]
-        h = state @ params["in"][:NUM_STATE] + forcing @ params["in"][NUM_STATE:]
-        h = jnp.fft.rfft(jnp.tanh(jnp.fft.irfft(h, x.shape[-1], axis=3)), axis=3)
-        h = jnp.fft.irfft(h @ params["out"], x.shape[-1], axis=3)
-        return jnp.moveaxis(h, -1, 1)
-
-    return apply, params
-"""
+    params = {'w': jnp.ones(2)}
+    apply = lambda p, x: x[:, :2] * p['w'][0]
+    """
 
 
-@pytest.mark.usefixtures("no_objects_left")
-def test_a_factory_that_a_config_names(tmp_path):
-    """Trained, killed at an epoch and resumed, forecast; channels are of the data."""
-    write_world(tmp_path)
-    (tmp_path / "mine.py").write_text(FILE)
-    section = {"type": f"{tmp_path}/mine.py:make", "args": {"width": 16}}
-    section |= {"image_height": NUM_LAT, "image_width": NUM_LON}
-    trainer = {"epochs": 2, "batches_per_epoch": 2, "skip_validation": True}
-    config = raw_config(tmp_path, model=section)
-    config["postblocks"] = {"per_step": {"named": {"type": "reconstruct"}}}
-    config["trainer"] |= trainer | {"num_devices": 2}
-    config["trainer"]["parallelism"] |= {"data": "fsdp2"}
-    runs = []
-    for name, options in {"one": [], "two": ["--set", "trainer.num_epoch=1"]}.items():
-        run, path = tmp_path / name, tmp_path / f"{name}.yml"
-        path.write_text(
-            yaml.safe_dump({**config, "save_loc": str(run)}, sort_keys=False)
-        )
-        assert train(["--config", str(path), *options]) == 0
-        if options:
-            assert train(["--config", str(path), "--resume"]) == 0
-        runs.append(credit_jax.restore(str(run), ParallelDims(), weights="last")[1])
-    jax.tree.map(np.testing.assert_array_equal, *runs)
-    # Adapters alone, over a stage of single steps and one of forecasts.
-    stages = [{"until": "1 epochs"}, {"forecast_len": 2}]
-    lora = {"rank": 2, "alpha": 2, "targets": ["in"]}
-    config["trainer"] |= {
-        "finetune": {"from": str(tmp_path / "one"), "weights": "last", "lora": lora},
-        "curriculum": stages,
-    }
-    config["save_loc"] = str(tmp_path / "tuned")
-    (tmp_path / "tuned.yml").write_text(yaml.safe_dump(config, sort_keys=False))
-    assert train(["--config", str(tmp_path / "tuned.yml")]) == 0
-    _, tuned, _ = credit_jax.restore(config["save_loc"], ParallelDims(), weights="last")
-    np.testing.assert_array_equal(tuned["out"], runs[0]["out"])
-    assert np.linalg.matrix_rank(tuned["in"] - runs[0]["in"], 1e-6) == 2
-    written = load_config(tmp_path / "one" / "model.yml").model
-    assert (written["input_channels"], written["output_channels"]) == (7, 6)
-    out = tmp_path / "forecast"
-    arguments = ["--checkpoint", str(tmp_path / "one"), "--out", str(out)]
-    arguments += ["--init-time", "2000-01-01", "--steps", "1", "--format", "zarr"]
-    assert forecast(["--config", str(tmp_path / "one/model.yml"), *arguments]) == 0
-    assert list(out.iterdir())
-
-
-WRONG = {
-    "return apply": r"the factory returns a function; expected \(apply, params\)",
-    "return {}, apply": r"apply is a dict; expected a function",
-    "raise KeyError('file')": r"make\(x, y, width=8\) of .*KeyError: 'file' \(.*line 7",
-    "return lambda p, x: p['no'], params": r"<lambda> of .*KeyError: 'no' \(.*line 7",
-    "return lambda p, x: x, params": r"apply returns \(1, 3, .*expected \(1, 2",
-    "return apply, params, lambda p, x, y: jnp.sum(x)": r"loss returns \(\) ",
-    "return apply, {'~/mean_ema': params['w']}": r"of mean_ema: a function cannot",
-}
-
-
-@pytest.mark.usefixtures("no_objects_left")
-@pytest.mark.parametrize("line", WRONG)
-def test_a_wrong_function_is_a_problem_of_the_config(tmp_path, line):
-    """Before data are read, with the line of the file."""
-    head = "import jax.numpy as jnp\n\n\ndef make(x, y, width=8):\n"
-    head += "    params = {'w': jnp.ones(2)}\n"
-    head += "    apply = lambda p, x: x[:, :2] * p['w'][0]\n"
-    (tmp_path / "wrong.py").write_text(f"{head}    {line}\n")
-    keys = {"object_type": "model", "module_path": str(tmp_path / "wrong.py")}
-    register_objects({"custom_objects": {"wrong": keys | {"module_name": "make"}}})
+def make(line, tmp_path, **keys):
+    """A wrong function is a problem of the config, before data are read."""
+    path = tmp_path / "wrong.py"
+    path.write_text(f"{HEAD}{line}\n")
+    names = {"object_type": "model", "module_path": str(path), "module_name": "make"}
+    register_objects({"custom_objects": {"mine": names}})
     sizes = {"image_height": 6, "image_width": 16, "input_channels": 3}
-    model = {"type": "wrong", **sizes, "output_channels": 2}
-    with pytest.raises(ValueError, match=WRONG[line]):
-        credit_jax.build_parallel_model(model, ParallelDims())
-    if line == "return apply":
-        with pytest.raises(ValueError, match=r"unexpected keyword argument 'wide'"):
-            credit_jax.build_parallel_model(
-                model | {"args": {"wide": 3}}, ParallelDims()
-            )
+    section = {"type": "mine", **sizes, "output_channels": 2} | keys
+    return lambda: credit_jax.build_parallel_model(section, ONE)
 
 
-def blocks_of_the_page():
-    page = (Path(__file__).parents[2] / "docs" / "any_model.md").read_text()
-    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-
-
-@pytest.mark.usefixtures("no_objects_left")
-def test_the_page_of_docs(tmp_path, monkeypatch):
-    """Its file is a factory; its lines of Python run."""
-    monkeypatch.chdir(tmp_path)
-    file, lines, _ = blocks_of_the_page()
-    (tmp_path / "my_model.py").write_text(file)
-    keys = {"object_type": "model", "module_path": "my_model.py", "module_name": "make"}
-    register_objects({"custom_objects": {"mine": keys}})
-    sizes = {"image_height": 6, "image_width": 16, "input_channels": 3}
-    sizes |= {"output_channels": 2, "args": {"width": 4}}
-    model = credit_jax.build_parallel_model({"type": "mine", **sizes}, ParallelDims())
-    weights = model.init(jax.random.key(0))
-    assert model.apply(*weights, {"x": jnp.ones((2, *X))}).shape == (2, *Y)
-    names = {}
-    exec(lines, names)
-    assert names["params_as_given"]["mix"].shape == (4, 4)
+CASES.rows(
+    make,
+    "return apply",
+    "return {}, apply",
+    "raise KeyError('file')",
+    "return lambda p, x: p['no'], params",
+    "return lambda p, x: x, params",
+    "return apply, params, lambda p, x, y: jnp.sum(x)",
+    "return apply, {'~/mean_ema': params['w']}",
+)
+CASES.rows(make, {"line": "return apply", "args": {"wide": 3}})
 
 
 @pytest.mark.slow
@@ -604,19 +526,18 @@ def test_neuralgcm_is_fine_tuned_on_four_devices_as_on_one():
         batch = {"x": x, "y": x[:, :num_y]}
         made = names["make"](None, None)
         wrapped = credit_jax.wrap(*made, x.shape[1:], (num_y, *x.shape[2:]), noise=True)
-        losses, weights = [], []
+        results = []
         for ranks in (1, 4):
-            dims = ParallelDims(dp_shard=ranks, world_size=ranks)
-            model = credit_jax.build_parallel_model(wrapped, dims)
+            model = credit_jax.build_parallel_model(wrapped, fsdp(ranks))
             step = credit_jax.make_train_step(model, optax.adam(1e-4), mse)
             state = credit_jax.init_state(model, optax.adam(1e-4), jax.random.key(0))
             placed = credit_jax.place_batch(batch, model.mesh)
+            placed, losses = {n: field[None] for n, field in placed.items()}, []
             for _ in range(2):
-                state, info = step(
-                    state, {n: field[None] for n, field in placed.items()}
-                )
+                state, info = step(state, placed)
                 losses.append(float(info["loss"][0]))
-            weights.append(jax.tree.map(np.asarray, state.params))
-    np.testing.assert_allclose(losses[2:], losses[:2], rtol=1e-6)
+            results.append((losses, jax.tree.map(np.asarray, state.params)))
+    (losses, weights), (on_four, weights_of_four) = results
+    np.testing.assert_allclose(on_four, losses, rtol=1e-6)
     assert losses[1] < losses[0]
-    assert joint_error(*weights) < 1e-5
+    assert joint_error(weights_of_four, weights) < 1e-5

@@ -15,7 +15,7 @@ import pytest
 
 from credit_jax.parallel.params.precision import Float8
 from tests.models.cases import CASES, checks
-from tests.models.mesh_parity import (
+from tests.models.parity import (
     MESHES,
     assert_equals_one_device,
     compare,
@@ -42,8 +42,9 @@ def test_float8_rounds_alike_on_every_mesh() -> None:
     """Scales are powers of two from maxima, so that all meshes round equally."""
     block, float8 = CASES["wxformer earth"].block, Float8(min_channels=16)
     with jax.enable_x64(True):
-        actual = run(block, (2, 2, 2), "float64", float8=float8)
-        expected = run(block, (1, 1, 1), "float64", float8=float8)
+        actual, expected = (
+            run(block, mesh, "float64", float8=float8) for mesh in ("2x2x2", "one")
+        )
         wide = one_device(block, "float64")
     compare(actual, expected, "float8")
     error = assert_close(actual[0], wide[0], 0.1, "float8 against float64")
@@ -54,29 +55,7 @@ def test_float8_rounds_alike_on_every_mesh() -> None:
 def test_bfloat16_stays_near_float32() -> None:
     """bfloat16 compute with float32 parameters, statistics and sums."""
     block = CASES["wxformer plain"].block
-    wide = one_device(block, "float32")
-    narrow = run(block, (1, 1, 2), "bfloat16")
+    wide, narrow = one_device(block), run(block, "domain2", "bfloat16")
     assert narrow[2]["head/out/kernel"].dtype == np.float32
     assert_close(narrow[1], wide[1], 2e-2, "bfloat16 loss against float32")
     assert_close(narrow[0], wide[0], 5e-2, "bfloat16 prediction against float32")
-
-
-def test_every_check_is_made() -> None:
-    """A check that no test knows would never run."""
-    known = {"float32", "float64", "training", "samples", "keys", *MESHES}
-    checked = {check for case in CASES.values() for check in case.checks.split()}
-    assert {check.partition("_")[0] for check in checked} - {"|"} <= known
-
-
-# Families whose network is that of another one, with other ends.
-SHARED = {"strips", "camulator", "crossformer_downscaling", "diffusion"}
-
-
-def test_every_commit_has_each_architecture_beside_credit_and_on_a_mesh() -> None:
-    quick: dict[str, str] = {}
-    for name, case in CASES.items():
-        family, text = name.split()[0], case.checks.partition("|")[0]
-        quick[family] = f"{quick.get(family, '')} {text}"
-    for family in quick.keys() - SHARED:
-        assert " float" in quick[family], family
-        assert " 2x2x2" in quick[family], family

@@ -2,272 +2,162 @@
 
 from __future__ import annotations
 
+import math
+from ast import literal_eval
 from collections.abc import Mapping
+from functools import partial
 from inspect import Parameter
+from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax import lax
 
+from credit_jax.config.load import FRAMES_OF_DATA
+from credit_jax.models.channel_change import other_shapes
+from credit_jax.models.conversion import credit_key
 from credit_jax.models.diffusion.process import DiffusionConfig
+from credit_jax.models.flops import count_flops
+from credit_jax.models.graph.graph import read_edges
+from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import MODELS, build, parse_model
+from credit_jax.models.unet.unet import UNetKeys
+from credit_jax.nn.context import Context
+from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.parallel.mesh.model_fit import model_problems
+from credit_jax.parallel.params.precision import default_mp_policy
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases
+from tests.models import cases
 from tests.models.cases import Section
 from tests.models.conftest import section_of
 from tests.models.parity import credits_parameters
+from tests.models.toy import TOY, toy_batch
+from tests.support import make_mesh
 
-# In place of a value: the key is absent.
-ABSENT = "ABSENT"
 CASES = Cases("models")
-
-Rows = Mapping[str, list[Section]]
 
 
 def changed(section: Section, changes: Section) -> Section:
-    """Returns a section with other values; "a.b" is a key of its section a."""
+    """Returns a section with other values, or without them ("ABSENT").
+
+    "a.b" is a key of its section a.
+    """
     new = dict(section)
     for key, value in changes.items():
         first, _, rest = key.partition(".")
         new[first] = changed(new[first], {rest: value}) if rest else value
-    return {key: value for key, value in new.items() if value is not ABSENT}
-
-
-_BELOW_STRIDE = {"cross_embed_kernel_sizes": [[1, 4], [2, 4], [2, 4], [2, 4]]}
-_WINDOW = {"local_window_size": 3}
-_NO_OUTPUT = {"channels": 0, "surface_channels": 0, "output_only_channels": 0}
-
-
-def _norm(value: Any) -> Section:
-    return {"architecture.decoder_use_norm": value}
-
-
-# By case: changes of the section.
-WRONG: Rows = {
-    "crossformer mirror": [
-        _BELOW_STRIDE,
-        {"cross_embed_kernel_sizes": [[4, 5], [2, 4], [2, 4], [2, 4]]},
-        {
-            "interp": False,
-            "cross_embed_strides": [4, 2, 2, 2],
-            "cross_embed_kernel_sizes": [[4, 8], [2, 4], [2, 4], [2, 4]],
-            "depth": [0, 0, 0, 0],
-        },
-        {"cross_embed_kernel_sizes": [[], [2, 4], [2, 4], [2, 4]]},
-        {"padding_conf": None, "pad_lat": 80, "pad_lon": 40},
-        {"attention_type": "scse"},
-        {"diffusion": True},
-        {"upsample_conv": True},
-    ],
-    "camulator two frames": [
-        {"frames": 4},
-        _BELOW_STRIDE,
-        {"patch_height": 2},
-        _WINDOW,
-        {"frame": 2},
-    ],
-    "crossformer_downscaling mirror": [
-        {"frames": 4},
-        {"channels": 4},
-        {"channels.diagnostic": ABSENT},
-        {"channels.prognostic": 0, "channels.diagnostic": 0},
-        _BELOW_STRIDE,
-    ],
-    "nextgen levels": [
-        {"col_attn_heads": 3},
-        {"col_attn_stride": 33},
-        {"channels": 0},
-        _WINDOW,
-        {"dim": [12, 16, 32, 64]},
-        {"cross_embed_kernel_sizes": [[2, 4], [2, 4]]},
-        {"num_nodes": 2},
-    ],
-    "ensemble frozen": [
-        {"frames": 2},
-        {"output_frames": 2},
-        {"patch_height": 2, "patch_width": 2} | {"image_height": 64, "image_width": 64},
-        {"dim": [8, 16, 16, 64]},
-        {"noise_dim": 3},
-    ],
-    "diffusion noise": [
-        {"patch_height": 2, "patch_width": 2},
-    ],
-    "diffusion v": [
-        {"frames": 2},
-        {"diffusion.image_size": [32, 30]},
-        {"diffusion.sampling_timesteps": -1},
-        {"diffusion.sampling_timesteps": 51},
-        {"diffusion.beta_schedule": "linear", "diffusion.timesteps": 20},
-        {"diffusion.condition": False},
-        {"diffusion.self_condition": True},
-        {"diffusion.immiscible": True},
-        {"diffusion.ddim_sampling_eta": 2},
-        {"diffusion.schedule_fn_kwargs": {"s": 1}},
-        {"diffusion.steps": 3},
-        {"diffusion": ABSENT},
-    ],
-    "fuxi shifted": [
-        {"frames": 4},
-        {"frames": 1},
-        {"num_heads": 3},
-        {"num_groups": [2, 3]},
-        {"window_size": 1},
-        {"window_size": [3, 4]},
-        {"depth": -1},
-        {"patch_width": 4, "padding_conf": None},
-        {"patch_height": 32},
-        {"padding_conf": {"mode": "mirror", "pad_lat": [22, 22], "pad_lon": 2}},
-        {"padding_conf": None, "pad_lat": 80, "pad_lon": 80},
-        {"interp": False, "padding_conf": None}
-        | {"image_height": 24, "image_width": 38},
-        _NO_OUTPUT,
-        {"drop_path": 1.0},
-        {"use_noise": True},
-        {"freeze": True},
-        {"windowsize": 7},
-    ],
-    "swin oblong": [
-        {"patch_size": 5},
-        {"window_size": [5, 8]},
-        {"img_window_ratio": 5},
-        {"img_window_ratio": 40},
-        {"num_heads": [3]},
-        {"depths": [2, 2]},
-        {"frames": 4},
-        {"residual": True, "output_only_channels": 3},
-        {"drop_path_rate": -0.1},
-        {"mlp_ratio": 0},
-        {"padding_conf": {"mode": "earth", "pad_lat": 30, "pad_lon": 0}},
-        {"depth": [2]},
-    ],
-    "region wrf": [
-        {"param_outside.image_height": 12},
-        {"param_outside.dim": 4},
-        {"param_outside.frames": 4},
-        {"param_interior.frames": 1},
-        {"param_outside.channels": 0, "param_outside.surface_channels": 0},
-        {"param_outside": ABSENT},
-    ],
-    "region dscale": [
-        {"num_heads": 3},
-        {"attn_drop": 1.5},
-        {"input_channels": 3},
-    ],
-    "unet two frames": [
-        {"architecture.name": "unet++"},
-        {"architecture.encoder_name": "vgg16"},
-        _norm("LayerNorm"),
-        _norm("rmsnorm"),
-        _norm({"type": "batchnorm", "affine": False}),
-        {"architecture.encoder_depth": 4},
-        {"architecture.decoder_channels": [64, 32, 16, 16, 8]},
-        {"architecture.activation": "softmax"},
-        {"frames": 4},
-        {"rk4_integration": True},
-        {"architecture": None},
-    ],
-    "unet-diffusion padded": [
-        {"frames": 2},
-        {"image_height": 18},
-        {"dim_mults": [1] * 5},
-        {"dim": [7]},
-        {"attn_heads": [1, 2]},
-        {"full_attn": [True]},
-        {"learned_sinusoidal_cond": True},
-        {"dropout": 1.0},
-        _NO_OUTPUT,
-        {"gen1_post_conf": {"activate": False}},
-        {"dimension": 3},
-    ],
-    "graph attributes": [
-        {"history_len": 1},
-        {"dim_head": 3},
-        {"dropout": 1.0},
-        {"n_variables": 0, "n_surface_variables": 0},
-        {"n_blocks": 10**9},
-        {"frames": 2},
-    ],
-    "debugger frames": [
-        _NO_OUTPUT,
-    ],
-}
+    return {key: value for key, value in new.items() if value != "ABSENT"}
 
 
 def build_changed(name: str, change: Section, edge_path: str) -> None:
     build(changed(section_of(name, edge_path), change))
 
 
-def of_rows(rows: Rows) -> list[tuple[str, Section]]:
-    return [(name, change) for name, some in rows.items() for change in some]
+# A case is a line of the file: a name of `cases.CASES`, and changes of its section.
+HEADINGS = [line for line in CASES.blocks() if line.startswith("'")]
+CASES.rows(build_changed, *map(literal_eval, HEADINGS))
 
 
-CASES.rows(build_changed, *of_rows(WRONG))
-
-# Keys that CREDIT accepts without effect, by case.
-IGNORED = {
-    "crossformer mirror": ("frame_patch_size", "static_channels"),
-    "camulator two frames": (
-        *("output_frames", "upsample_v_conv", "attention_type", "frame_patch_size"),
-    ),
-    "crossformer_downscaling mirror": ("output_frames", "upsample_v_conv", "levels"),
-    "nextgen levels": (
-        *("padding_conf", "post_conf", "interp", "attn_dropout", "output_frames"),
-    ),
-    "diffusion v": ("attention_type",),
-    "swin oblong": ("interp", "drop_rate", "in_chans"),
-    "region wrf": ("proj_drop",),
-    "region dscale": ("levels",),
-    "unet two frames": ("padding_conf",),
-    "unet-diffusion padded": ("depth",),
-}
-WARNED: Rows = {
-    "crossformer mirror": [
-        {"pad_lat": 80, "pad_lon": 80},
-    ],
-    "camulator three frames": [
-        {},
-    ],
-    "nextgen levels": [
-        {"output_only_channels": 1},
-    ],
-    "ensemble frozen": [
-        {"pretrained_weights": "x"},
-        {"noise_scheduler": "x"},
-    ],
-    "diffusion v": [
-        {"diffusion.auto_normalize": False},
-    ],
-    "fuxi shifted": [
-        {"output_frames": 1},
-        {"noise_factor": 1},
-        {"frames": 3},
-        {"use_spectral_norm": False, "train_qkv": True},
-        {"pad_lat": 80},
-    ],
-    "swin oblong": [
-        {"frames": 3},
-    ],
-    "unet two frames": [
-        {"architecture": {"name": "unet", "encoder_weights": "imagenet"}},
-    ],
-    "unet-diffusion padded": [
-        {"dim": [8, 3]},
-        {"full_attn": "None"},
-        {"diffusion.sampling_timesteps": 0},
-    ],
-    "debugger frames": [
-        {"use_spectral_norm": True},
-    ],
-}
+def on_mesh(name: str, edge_path: str, *, dims: bool = False, **options: Any) -> None:
+    """Models that a mesh does not fit; with `dims`, of degrees in place of a mesh."""
+    keys = ("dp", "tp", "domain", "ep")
+    degrees = {key: options.pop(key) for key in keys if key in options}
+    if degrees or dims:
+        world = ParallelDims(**degrees, world_size=math.prod(degrees.values()))
+        options["mesh"] = world if dims else world.build_mesh()
+    if count := options.pop("devices", None):
+        options["devices"] = jax.devices()[:count]
+    if dtype := options.pop("dtype", None):
+        options |= {"mp_policy": default_mp_policy(dtype), "mesh": make_mesh()}
+    build_parallel_model(section_of(name, edge_path), **options)
 
 
-def parse_changed(name: str, change: Section, edge_path: str) -> None:
-    parse_model(changed(section_of(name, edge_path), change))
+def of(name: str, **options: Any) -> dict[str, Any]:
+    return {"name": name, **options}
 
 
-CASES.rows(parse_changed, *of_rows(WARNED))
 CASES.rows(
-    parse_changed, *((name, {key: 1}) for name, keys in IGNORED.items() for key in keys)
+    on_mesh,
+    of("wxformer earth", tp=2, dims=True, devices=8),
+    of("wxformer earth", domain=2, dims=True, ulysses_degree=2),
+    of("wxformer earth", domain=2, dims=True, ulysses_degree=1, etp=1),
+    of("wxformer earth", domain=2, devices=2),
+    of("wxformer uneven", domain=4, ulysses_degree=4),
+    of("wxformer uneven", tp=2, domain=4, ulysses_degree=2),
+    of("debugger frames", domain=4, ulysses_degree=2),
+    of("wxformer experts", ep=8),
+    of("wxformer earth", ep=8),
+    of("wxformer experts", tp=2, etp=3),
+    of("wxformer earth", dtype="float16", fp8=True),
+    name="mesh",
+)
+
+
+def degrees(name: str, edge_path: str, **degrees: int) -> Any:
+    return list(model_problems(parse_model(section_of(name, edge_path)), degrees))
+
+
+CASES.rows(degrees, of("fuxi shifted", tp=4), of("swin oblong", tp=4), name="degrees")
+CASES.rows(degrees, of("nextgen levels", tp=3), name="degrees")
+
+
+def forward(name: str) -> None:
+    """Without what it needs beside inputs: noise, or statistics of batch norms."""
+    model_def = build(cases.CASES[name].block)
+    weights = jax.eval_shape(model_def.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct(model_def.inputs["x"].shape(1), "float32")
+    jax.eval_shape(lambda w, x: model_def.apply(w, {"x": x}, Context()), weights, x)
+
+
+CASES.rows(forward, "ensemble frozen", "crossformer coordinates")
+
+
+@CASES.case
+def a_model_that_draws_noise() -> None:
+    model = build_parallel_model(TOY, make_mesh())
+    inputs = {k: jnp.asarray(x) for k, x in toy_batch(4).items() if k != "y"}
+    model.apply(*model.init(jax.random.key(0)), inputs)
+
+
+def key_of(path: str, *, alone: bool = False) -> None:
+    model_def = build(cases.CASES["debugger frames"].block)
+    credit_key(path) if alone else credit_key(path, model_def)
+
+
+CASES.rows(key_of, {"path": "a/b", "alone": True}, {"path": "linear/kernl"})
+
+
+@CASES.case
+def an_edge_file_of_another_grid(edge_path: str) -> None:
+    block = section_of("graph attributes", edge_path)
+    parse_model({**block, "image_height": 8, "image_width": 7}).check_files()
+
+
+@CASES.case
+def a_missing_edge_file(tmp_path: Path) -> None:
+    read_edges(str(tmp_path / "edges.nc"))
+
+
+@CASES.case
+def operations_of_a_loop_of_unknown_length() -> None:
+    loop = partial(lax.while_loop, lambda x: jnp.sum(x) < 9.0, lambda x: x @ x)
+    count_flops(loop, jnp.ones((2, 2)))
+
+
+def channels(section: Section, change: Section) -> Any:
+    """What weights for other channels cannot be taken from."""
+    base = {"image_height": 32, "image_width": 64, **section}
+    return other_shapes(build(base | change), build(base))[:1]
+
+
+CASES.rows(
+    channels,
+    ({"type": "wxformer", "depth": 1, "dim": [8, 16, 32, 64]}, {"dim_head": 8}),
+    ({"type": "unet", "architecture": {"encoder_weights": None}}, {}),
 )
 
 
@@ -283,21 +173,18 @@ def test_what_asks_for_nothing_is_accepted() -> None:
 
 # By type: the class of CREDIT, and its defaults that are not those here: CREDIT fails
 # with them, or they are no key here.
+_WX, _TOLD = "models.wxformer.", {"frames": 2, "self_condition": False}
 DEFAULTS: Mapping[str, tuple[str, Section]] = {
     "crossformer": ("models.crossformer.CrossFormer", {}),
     "camulator": ("models.camulator.Camulator", {}),
     "crossformer_downscaling": (
-        "models.wxformer.crossformer_downscaling.DownscalingCrossFormer",
-        {},
+        *(f"{_WX}crossformer_downscaling.DownscalingCrossFormer", {}),
     ),
-    "nextgen_wxformer": ("models.wxformer.wxformer_next.NextGenWXFormer", {}),
-    "crossformer-ensemble": (
-        "models.wxformer.crossformer_ensemble.CrossFormerWithNoise",
-        {},
-    ),
+    "nextgen_wxformer": (f"{_WX}wxformer_next.NextGenWXFormer", {}),
+    "crossformer-ensemble": (f"{_WX}crossformer_ensemble.CrossFormerWithNoise", {}),
     "crossformer-diffusion": (
-        "models.wxformer.crossformer_diffusion.CrossFormerDiffusion",
-        {"frames": 2, "self_condition": False, "condition": True},
+        *(f"{_WX}crossformer_diffusion.CrossFormerDiffusion",),
+        {**_TOLD, "condition": True},
     ),
     "process": ("diffusion.GaussianDiffusion", {"model": ANY}),
     "fuxi": ("models.fuxi.Fuxi", {}),
@@ -306,12 +193,11 @@ DEFAULTS: Mapping[str, tuple[str, Section]] = {
     "dscale": ("models.dscale_wrf.DscaleTransformer", {}),
     "unet": ("models.unet.SegmentationModel", {"architecture": None}),
     "unet_downscaling": (
-        "models.unet_downscaling.DownscalingSegmentationModel",
+        *("models.unet_downscaling.DownscalingSegmentationModel",),
         {"architecture": None},
     ),
     "unet-diffusion": (
-        "models.unet_diffusion.UnetDiffusion",
-        {"frames": 2, "self_condition": False, "condition": False},
+        *("models.unet_diffusion.UnetDiffusion", {**_TOLD, "condition": False}),
     ),
     "graph": ("models.graph.GraphResTransfGRU", {"edge_path": ANY}),
 }
@@ -334,14 +220,16 @@ def test_the_defaults_are_those_of_credit(credit: Any, kind: str):
             assert name in {*config.ignored, *config.unavailable}
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"type": "dscale"},
-        {"type": "crossformer-diffusion", "diffusion": {"image_size": [640, 1280]}},
-        {"type": "unet-diffusion", "diffusion": {"image_size": [640, 1280]}},
-    ],
-    ids=lambda given: given["type"],
-)
-def test_the_defaults_make_a_model(given: Section):
-    assert not any(parse_model(given).problems())
+def test_the_defaults_make_a_model():
+    diffusion = {"diffusion": {"image_size": [640, 1280]}}
+    for kind in ("dscale", "crossformer-diffusion", "unet-diffusion"):
+        section = {"type": kind} | ({} if kind == "dscale" else diffusion)
+        assert not any(parse_model(section).problems()), kind
+
+
+def test_models_that_take_their_frames_from_the_data():
+    """The layer of configs names them, as it knows no models."""
+    named = {
+        kind for kind, entry in MODELS.items() if issubclass(entry.config, UNetKeys)
+    }
+    assert named == set(FRAMES_OF_DATA)

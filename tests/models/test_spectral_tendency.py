@@ -9,7 +9,7 @@ import pytest
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.models.registry import build
 from credit_jax.parallel.params.spec import Initializer
-from tests.models.mesh_parity import assert_equals_one_device
+from tests.models.parity import assert_equals_one_device
 from tests.support.custom_objects import no_objects_left
 
 __all__ = ["no_objects_left"]
@@ -21,16 +21,10 @@ BLOCK = {
     "image_height": 12,
     "image_width": 24,
     "levels": 2,
-    "channels": 2,
-    "surface_channels": 1,
-    "input_only_channels": 2,
-    "output_only_channels": 1,
-    "dim": 6,
-    "hidden": 8,
-    "depth": 2,
-    "truncation": 7,
-    "scales": [0.1, 0.2, 0.3, 0.4, 0.5],
 }
+BLOCK |= {"channels": 2, "surface_channels": 1, "input_only_channels": 2}
+BLOCK |= {"output_only_channels": 1, "dim": 6, "hidden": 8, "depth": 2}
+BLOCK |= {"truncation": 7, "scales": [0.1, 0.2, 0.3, 0.4, 0.5]}
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from credit_jax.models.common.config import (
-    FieldSpec,
-    InputSpec,
-    ModelConfig,
-    VectorSpec,
-)
+from credit_jax.models.common.config import FieldSpec, ModelConfig, VectorSpec
 from credit_jax.models.model_def import ModelDef
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import BatchNorm, Conv, Linear
@@ -38,7 +33,7 @@ class ToyConfig(ModelConfig):
     use_spectral_norm: bool = True
 
     @property
-    def inputs(self) -> Mapping[str, InputSpec]:
+    def inputs(self) -> Mapping[str, Any]:
         return {
             "x": FieldSpec(3, 1, HEIGHT, WIDTH),
             "region": FieldSpec(2, 1, *REGION),
@@ -118,17 +113,15 @@ class Toy(nnx.Module):
         self.exit = Exit()
 
     def __call__(self, inputs: Mapping[str, Array], context: Context) -> Array:
-        field = _field(inputs["x"], HEIGHT, context)
-        region = _field(inputs["region"], REGION[0], context)
+        field, region = (
+            Field(inputs[name][:, :, 0].transpose(0, 2, 3, 1), context.rows(height))
+            for name, height in (("x", HEIGHT), ("region", REGION[0]))
+        )
         field = run_block(context, self.entry, field, region, inputs["time"])
         field = scan_blocks(context, self.blocks, field, DEPTH)
         data = run_block(context, self.exit, field).data
         batch, rows, lon, _ = data.shape
         return data.reshape(batch, rows, lon, 2, FRAMES_OUT).transpose(0, 3, 4, 1, 2)
-
-
-def _field(x: Array, height: int, context: Context) -> Field:
-    return Field(x[:, :, 0].transpose(0, 2, 3, 1), context.rows(height))
 
 
 TOY = ModelDef(ToyConfig(), Toy)

@@ -47,27 +47,27 @@ def layer() -> nnx.Module:
     return apply_tensor_parallel(made)
 
 
+def _zeros() -> dict[str, Any]:
+    wide = {name: jnp.zeros(EXPERTS) for name in ("load", "probability")}
+    return {**wide, "router_z": jnp.zeros(())}
+
+
 def run(etp: int | None = None, **degrees: int) -> Any:
     """Returns (output, statistics, gradients) of a training forward as whole arrays."""
     with jax.enable_x64(True):
         return _run(etp, tuple(degrees.items()))
 
 
-def _zeros() -> dict[str, Any]:
-    wide = {name: jnp.zeros(EXPERTS) for name in ("load", "probability")}
-    return {**wide, "router_z": jnp.zeros(())}
-
-
 @cache
-def _run(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
-    program, args = _program(etp, given)
+def _run(etp: int | None, degrees: tuple[tuple[str, int], ...]) -> Any:
+    program, args = _program(etp, degrees)
     out, stats, grads = jax.device_get(program(*args))
     return out[:, :ROWS], stats, grads
 
 
-def _program(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
+def _program(etp: int | None, sizes: tuple[tuple[str, int], ...]) -> Any:
     """Returns a training forward with gradient on a mesh, and its arguments."""
-    degrees = dict(given)
+    degrees = dict(sizes)
     count = math.prod(degrees.values())
     dims = ParallelDims(**degrees, etp=etp or degrees.get("tp", 1), world_size=count)
     axes = dims.mesh_axes
@@ -81,13 +81,8 @@ def _program(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
         rank = jnp.int32(0)
         for name in axes.data:
             rank = rank * degrees.get(name, 1) + axis_index(name)
-        context = Context(
-            axes=axes,
-            rules=rules,
-            precision=PRECISION,
-            key=key,
-            first_sample=rank * len(x),
-        )
+        first = {"key": key, "first_sample": rank * len(x)}
+        context = Context(axes=axes, rules=rules, precision=PRECISION, **first)
 
         def loss(params: Any) -> Any:
             spread = pvary_params(params, axes.batch, PRECISION)
@@ -98,11 +93,10 @@ def _program(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
             out = run_block(context, module, reshard(Field(x, blocks), layout))
             out = reshard(out, blocks)
             out = jnp.where(out.mask(), out.data, 0.0)
-            named = named_variables(module, nnx.BatchStat)
-            stats = {path: v[...] for path, v in named}
-            own = balance_loss(stats["load"], stats["probability"]) + stats["router_z"]
-            value = psum(jnp.sum(out * jnp.cos(3 * x)), axes.batch) + own
-            return value, (out, stats)
+            stats = {p: v[...] for p, v in named_variables(module, nnx.BatchStat)}
+            extra = balance_loss(stats["load"], stats["probability"])
+            value = psum(jnp.sum(out * jnp.cos(3 * x)), axes.batch)
+            return value + extra + stats["router_z"], (out, stats)
 
         (_, (out, stats)), grads = jax.value_and_grad(loss, has_aux=True)(params)
         return out, stats, grads
@@ -110,7 +104,7 @@ def _program(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
     spec = P(axes.data or None, axes.domain)
     sharded = jax.shard_map(
         body,
-        mesh=mesh_of_degrees(dims.axis_degrees, jax.devices()[: dims.world_size]),
+        mesh=mesh_of_degrees(dims.axis_degrees, jax.devices()[:count]),
         in_specs=(specs, spec, P()),
         out_specs=(spec, P(), specs),
     )

@@ -1,8 +1,9 @@
-"""Low-rank adapters: the sum before spectral norm, on every mesh as on one device."""
+"""Low-rank adapters: beside torch on CREDIT's own model, and on meshes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -10,32 +11,29 @@ import numpy as np
 import optax
 import pytest
 
-from credit_jax.models.model_def import ModelDef
+from credit_jax.config import parse
+from credit_jax.config.finetune import FinetuneConfig
+from credit_jax.models.conversion import from_state_dict, key_map_for
 from credit_jax.models.parallel_model import build_parallel_model, place_weights
+from credit_jax.models.registry import build
 from credit_jax.nn.low_rank import LowRank, is_adapter, is_matrix, merged
 from credit_jax.nn.parameters import SPECTRAL_NORM
 from credit_jax.parallel.params.spec import ParamSpec
-from credit_jax.training.optimizer import adamw
+from credit_jax.plan.finetune import frozen_parameters, low_rank_of
+from credit_jax.training.optimizer import BETAS, EPSILON, adamw
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
+from tests.models.cases import CASES
+from tests.models.parity import mesh_of, train
 from tests.support import assert_close, assert_trees_close, make_mesh
 from tests.training.toy_runs import MODEL_DEF, mse, toy_batches
 
 TARGETS = frozenset({"dense/up", "dense/down"})
 LOW_RANK = LowRank(2, 2.0, TARGETS)
 ADAPTED = replace(MODEL_DEF, frozen=frozenset(MODEL_DEF.param_specs), low_rank=LOW_RANK)
-MESHES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
-    "one": ({}, {}),
-    "fsdp4": ({"dp": 4}, {}),
-    "tp2": ({"tp": 2}, {}),
-    "domain3": ({"domain": 3}, {}),
-    "fsdp2_domain2_over": ({"dp": 2, "domain": 2}, {"over_domain": True}),
-    "domain2_over": ({"domain": 2}, {"over_domain": True}),
-    "2x2x2": ({"dp": 2, "tp": 2, "domain": 2}, {"ac_mode": "full"}),
-    "2x2x2_over": ({"dp": 2, "tp": 2, "domain": 2}, {"over_domain": True}),
-}
 
 
+@cache
 def start() -> tuple[dict[str, np.ndarray], Any]:
     """Weights and adapters, of which none is 0, and vectors of the sums."""
     model = build_parallel_model(MODEL_DEF, make_mesh())
@@ -46,32 +44,28 @@ def start() -> tuple[dict[str, np.ndarray], Any]:
     return params, state
 
 
-def train(
-    mesh: str, definition: ModelDef, weights: Any, optimizer: Any, steps: int
-) -> Any:
-    degrees, options = MESHES[mesh]
-    model = build_parallel_model(definition, make_mesh(**degrees), **options)
-    placed = place_weights(model, *weights)
-    schedule = optax.constant_schedule(1e-2)
-    step = make_train_step(model, optimizer, mse, schedule=schedule, ema_decay=0.9)
-    key = jax.random.key(1)
-    state = init_state(model, optimizer, key, weights=placed, ema=True)
-    losses = []
-    for batch in toy_batches(model, steps):
-        state, info = step(state, batch)
-        losses.append(float(info["loss"][0]))
-    return jax.device_get((state, losses))
+def gradients(mesh: str, definition: Any, weights: Any, **options: Any) -> Any:
+    """Returns the gradients of one step, its loss, and the state after it."""
+    model = build_parallel_model(definition, mesh_of(mesh), **options)
+    _, state, infos = train(model, optax.trace(decay=0.0), 1, weights=weights)
+    return optax.tree.get(state.opt_state, "trace"), infos[0]["loss"], state
 
 
 @pytest.mark.slow(but=["domain3", "2x2x2"])
-@pytest.mark.parametrize("mesh", [*MESHES])
-def test_gradients_are_those_of_one_device(mesh: str) -> None:
-    keep = optax.trace(decay=0.0)
-    actual, expected = (
-        train(name, ADAPTED, start(), keep, 1) for name in (mesh, "one")
-    )
-    assert_close(actual[1], expected[1], 1e-6, f"{mesh}: loss")
-    grads, one = (optax.tree.get(s.opt_state, "trace") for s, _ in (actual, expected))
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        *((mesh, {}) for mesh in ("dp2", "tp2", "domain3")),
+        ("domain2", {"over_domain": True}),
+        ("2x2x2", {"ac_mode": "full"}),
+        ("2x2x2", {"over_domain": True}),
+    ],
+    ids=["dp2", "tp2", "domain3", "domain2 over", "2x2x2", "2x2x2 over"],
+)
+def test_gradients_are_those_of_one_device(mesh: str, options: Any) -> None:
+    grads, loss, _ = gradients(mesh, ADAPTED, start(), **options)
+    one, expected, _ = gradients("one", ADAPTED, start())
+    assert_close(loss, expected, 1e-6, f"{mesh}: loss")
     assert set(grads) == set(LOW_RANK.param_specs(MODEL_DEF.param_specs))
     assert all(np.any(gradient) for gradient in grads.values())
     assert_trees_close(grads, one, 1e-6, f"{mesh}: gradients")
@@ -80,13 +74,10 @@ def test_gradients_are_those_of_one_device(mesh: str) -> None:
 def test_the_sum_is_the_matrix_of_the_layers() -> None:
     """Loss, gradient and u, v are those of a model that has the sum: dA = dW B'."""
     params, state = start()
-    keep = optax.trace(decay=0.0)
-    (low, low_losses) = train("one", ADAPTED, (params, state), keep, 1)
     sums = merged(params, LOW_RANK, ADAPTED.param_specs)
-    (full, losses) = train("one", MODEL_DEF, (sums, state), keep, 1)
-    assert_close(low_losses, losses, 1e-6, "loss")
-    of_sum = optax.tree.get(full.opt_state, "trace")
-    grads = optax.tree.get(low.opt_state, "trace")
+    grads, low_loss, low = gradients("one", ADAPTED, (params, state))
+    of_sum, loss, full = gradients("one", MODEL_DEF, (sums, state))
+    assert_close(low_loss, loss, 1e-6, "loss")
     for path in TARGETS:
         down, up = (params[p].astype(np.float64) for p in LOW_RANK.adapters(path))
         a, b = (grads[p] for p in LOW_RANK.adapters(path))
@@ -100,40 +91,34 @@ def test_the_sum_is_the_matrix_of_the_layers() -> None:
         assert_trees_close(*vectors, 1e-6, f"{path}: vectors")
 
 
-@pytest.mark.slow(but=["2x2x2"])
-@pytest.mark.parametrize("mesh", ["one", "2x2x2"])
-def test_adapters_alone_are_trained(mesh: str) -> None:
-    params, state = start()
+def test_adapters_alone_are_trained() -> None:
+    params, _ = start()
+    model = build_parallel_model(ADAPTED, mesh_of("2x2x2"), ac_mode="full")
     optimizer = adamw(weight_decay=0.1, max_norm=1.0)
-    after, _ = train(mesh, ADAPTED, (params, state), optimizer, 3)
+    schedule = optax.constant_schedule(1e-2)
+    _, after, _ = train(model, optimizer, 3, weights=start(), schedule=schedule)
     for path, value in after.params.items():
         assert np.array_equal(value, params[path]) != is_adapter(path), path
-    assert set(optax.tree.get(after.opt_state, "mu")) == {
-        path for path in params if is_adapter(path)
-    }
+    moments = optax.tree.get(after.opt_state, "mu")
+    assert set(moments) == {path for path in params if is_adapter(path)}
 
 
-def test_fused_weights_have_the_sum_once() -> None:
+def test_forecasts_of_fused_weights_and_of_the_base() -> None:
+    """The sum is in fused weights once; with B = 0 a forecast is that of the base."""
     model = build_parallel_model(ADAPTED, make_mesh())
-    placed = place_weights(model, *start())
+    base = build_parallel_model(MODEL_DEF, make_mesh())
+    params, state = start()
+    placed = place_weights(model, params, state)
     x = toy_batches(model, 1)[0]["x"][0]
     fused = model.fuse_spectral_norm(*placed)
     expected = np.asarray(model.apply(*placed, {"x": x}))
     assert_close(model.apply(*fused, {"x": x}), expected, 1e-6, "forecast")
     assert not any(np.any(fused[0][path]) for path in fused[0] if is_adapter(path))
-
-
-def test_the_first_forecast_is_that_of_the_base() -> None:
-    model = build_parallel_model(ADAPTED, make_mesh())
-    params, state = start()
-    for path in TARGETS:
-        up = LOW_RANK.adapters(path)[1]
-        params[up] = np.zeros_like(params[up])
-    base = build_parallel_model(MODEL_DEF, make_mesh())
-    x = toy_batches(model, 1)[0]["x"][0]
-    own = {path: params[path] for path in MODEL_DEF.param_specs}
-    expected = base.apply(*place_weights(base, own, state), {"x": x})
-    actual = model.apply(*place_weights(model, params, state), {"x": x})
+    ups = {LOW_RANK.adapters(path)[1] for path in TARGETS}
+    first = params | {path: np.zeros_like(params[path]) for path in ups}
+    without = {path: params[path] for path in MODEL_DEF.param_specs}
+    expected = base.apply(*place_weights(base, without, state), {"x": x})
+    actual = model.apply(*place_weights(model, first, state), {"x": x})
     assert np.array_equal(actual, expected)
 
 
@@ -146,3 +131,119 @@ def test_what_a_matrix_is() -> None:
     bias = ParamSpec((6,), ("mlp",))
     flags = [is_matrix(spec) for spec in (dense, dense.stack(2), small, wide, bias)]
     assert flags == [True, True, True, False, False]
+
+
+RANK, ALPHA, STEPS, RATE, DECAY = 2, 6.0, 20, 1e-3, 0.1
+
+
+class TorchAdapters:
+    """CREDIT's model with W + alpha / rank * B A in its modules.
+
+    Args of the constructor: CREDIT's model, the same model here without adapters, the
+    matrices with adapters, and first adapters by path, in the layout of credit_jax.
+    """
+
+    def __init__(self, model: Any, model_def: Any, low_rank: Any, arrays: Any) -> None:
+        import torch
+
+        self.model, self.targets = model, []
+        model.train()
+        for entry in key_map_for(model_def).parameters.entries:
+            module = model.get_submodule(entry.key.rpartition(".")[0])
+            if entry.path in low_rank.targets:
+                layer = slice(None) if entry.layer is None else entry.layer
+                down, up = (arrays[p][layer] for p in low_rank.adapters(entry.path))
+                pair = [
+                    torch.nn.Parameter(torch.tensor(np.array(matrix)))
+                    for matrix in (down.reshape(RANK, -1), up.reshape(RANK, -1).T)
+                ]
+                weight = module._parameters.pop("weight_orig").detach()
+                self.targets.append((entry, module, weight, pair))
+        trained = {id(module) for _, module, _, _ in self.targets}
+        for module in model.modules():
+            if hasattr(module, "weight_orig") and id(module) not in trained:
+                module.eval()  # no power iteration: u and v of frozen matrices stay
+
+    def __call__(self, x: Any) -> Any:
+        for _, module, weight, pair in self.targets:
+            module.weight_orig = self.sum(weight, pair)
+        return self.model(x)
+
+    @staticmethod
+    def sum(weight: Any, pair: Any) -> Any:
+        return weight + ALPHA / RANK * (pair[1] @ pair[0]).reshape(weight.shape)
+
+
+@pytest.mark.slow
+def test_twenty_steps_follow_torch_on_credits_model(credit: Any) -> None:
+    """Gradients of the first step, the losses of all, and the last sums."""
+    import torch
+
+    block = {**CASES["wxformer earth"].block, "depth": [2, 0, 0, 0]}
+    model, base_def = credit.build_credit(block), build(block)
+    model.train()
+    x = torch.zeros(base_def.inputs["x"].shape(1))
+    with torch.no_grad():  # sigma of fresh vectors may be near 0
+        for _ in range(10):
+            model(x)
+    state_dict = {k: v.detach().numpy().copy() for k, v in model.state_dict().items()}
+    params, model_state = from_state_dict(base_def, state_dict)
+    lora = {"rank": RANK, "alpha": ALPHA}
+    lora |= {"targets": ["*attention/to_*", "*feed_forward*"]}
+    section = {"from": "RUN", "lora": lora}
+    finetune = parse(FinetuneConfig, section, "trainer.finetune")
+    frozen = replace(base_def, frozen=frozen_parameters(base_def, finetune))
+    low_rank = low_rank_of(frozen, finetune)
+    assert low_rank is not None
+    model_def = replace(frozen, low_rank=low_rank)
+    rng = np.random.default_rng(1)
+    adapters = {
+        path: 0.1 * rng.normal(size=spec.shape).astype(np.float32)
+        for path, spec in low_rank.param_specs(base_def.param_specs).items()
+    }
+    fields = [
+        rng.normal(size=(STEPS, *spec.shape(2))).astype(np.float32)
+        for spec in (model_def.inputs["x"], model_def.output)
+    ]
+    theirs = TorchAdapters(model, base_def, low_rank, adapters)
+    matrices = [matrix for *_, pair in theirs.targets for matrix in pair]
+    optimizer = torch.optim.AdamW(
+        matrices, lr=RATE, betas=BETAS, eps=EPSILON, weight_decay=DECAY
+    )
+    expected, first = [], []
+    for x, y in zip(*map(torch.tensor, fields), strict=True):
+        optimizer.zero_grad()
+        loss = ((theirs(x) - y) ** 2).mean()
+        loss.backward()
+        first = first or [m.grad.numpy().copy() for m in matrices]
+        optimizer.step()
+        expected.append(float(loss.detach()))
+
+    def start(chosen: Any) -> Any:
+        ours = build_parallel_model(model_def, make_mesh())
+        placed = place_weights(ours, {**params, **adapters}, model_state)
+        schedule = optax.constant_schedule(RATE)
+        step = make_train_step(ours, chosen, mse, schedule=schedule)
+        return step, init_state(ours, chosen, jax.random.key(0), weights=placed)
+
+    batches = [{"x": x[None], "y": y[None]} for x, y in zip(*fields, strict=True)]
+    step, state = start(optax.trace(decay=0.0))
+    grads = optax.tree.get(step(state, batches[0])[0].opt_state, "trace")
+    step, state = start(adamw(weight_decay=DECAY, max_norm=0.0))
+    losses = []
+    for batch in batches:
+        state, info = step(state, batch)
+        losses.append(float(info["loss"][0]))
+    assert_close(np.array(losses), np.array(expected), 1e-5, "losses")
+    assert losses[0] != losses[-1]
+    sums = jax.device_get(merged(state.params, low_rank, model_def.param_specs))
+    pairs = zip(first[::2], first[1::2], strict=True)
+    for (entry, _, weight, pair), of_pair in zip(theirs.targets, pairs, strict=True):
+        rows = slice(None) if entry.layer is None else entry.layer
+        down, up = (np.asarray(grads[p])[rows] for p in low_rank.adapters(entry.path))
+        assert_close(down.reshape(RANK, -1), of_pair[0], 1e-4, f"{entry.path}: A")
+        assert_close(up.reshape(RANK, -1).T, of_pair[1], 1e-4, f"{entry.path}: B")
+        last = entry.arrangement.to_ours(
+            theirs.sum(weight, pair).detach().numpy(), entry.shape
+        )
+        assert_close(sums[entry.path][rows], last, 1e-5, f"{entry.path}: sum")

@@ -112,7 +112,7 @@ def test_budgets(budget, last, message):
         # Itself, its set-up, what it shares with others.
         ("tests/ops/test_conv.py", "tests/ops/test_conv.py", 0),
         ("tests/conftest.py", "tests/ops/test_conv.py", 0),
-        ("tests/models/mesh_parity.py", "tests/models/test_meshes.py", 0),
+        ("tests/models/parity.py", "tests/models/test_meshes.py", 0),
         # An import, one by a shared module of the tests, two in a row.
         ("credit_jax/ops/conv.py", "tests/ops/test_conv.py", 1),
         ("credit_jax/models/registry.py", "tests/models/test_meshes.py", 1),

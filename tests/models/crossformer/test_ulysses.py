@@ -1,7 +1,8 @@
-"""Ulysses attention, by heads over all rows of a group of shards, against windows."""
+"""Transformer blocks with dropout on meshes; Ulysses attention against windows."""
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
 from typing import Any
@@ -29,16 +30,16 @@ from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.rows.exchange import reshard
 from credit_jax.parallel.rows.layout import Field, block_layout
-from tests.models.cases import CASES, DEBUGGER
-from tests.support import assert_close, assert_trees_close
+from tests.models.cases import CASES
+from tests.models.parity import assert_joint, mesh_of
+from tests.support import assert_close, assert_trees_close, dealt
 from tests.support.gradients import draw
 from tests.support.sharded import output_and_gradients, with_values
 
-CHANNELS, COLUMNS, BATCH = 16, 6, 2
+CHANNELS, COLUMNS, BATCH = 16, 6, 4
 # Windows of 2 rows and of 3: 6 bands and 4 groups of 12 rows, 9 and 6 of 18.
 SHORT, LONG, DIM_HEAD = 2, 3, 4
 BLOCK = CASES["wxformer earth"].block
-KEY = jax.random.key(11)
 
 
 def block() -> nnx.Module:
@@ -51,13 +52,13 @@ def block() -> nnx.Module:
 def lowered(
     rows: int,
     degrees: tuple[tuple[str, int], ...],
-    ulysses: int | None,
-    drops: bool,
+    ulysses: int | None = None,
+    drops: bool = True,
     implementation: str = "xla",
 ) -> Any:
     """Returns (program, arguments) of a block on a mesh."""
     sizes = dict(degrees)
-    count = int(np.prod(list(sizes.values()) or [1]))
+    count = math.prod(sizes.values())
     dims = ParallelDims(**sizes, ulysses_degree=ulysses, world_size=count)
     axes, module = dims.mesh_axes, block()
     param_specs = {p: param_spec_of(v) for p, v in named_variables(module, Parameter)}
@@ -65,12 +66,11 @@ def lowered(
 
     def forward(params: Any, x: Any, key: Any) -> Any:
         built: Any = with_values(block(), params)
-        first = axis_index(axes.data[0]) if axes.num_data > 1 else 0
         context = Context(
             axes=axes,
             precision=Precision.of("float64"),
             key=key if drops else None,
-            first_sample=first,
+            first_sample=axis_index(axes.data[0]) if axes.num_data > 1 else 0,
             sample_stride=axes.num_data,
         )
         field = Field(x, context.rows(rows))
@@ -81,10 +81,11 @@ def lowered(
     program = output_and_gradients(forward, mesh, axes, specs)
     params = jax.jit(lambda key: initialize(param_specs, key))(jax.random.key(1))
     params = {path: np.asarray(w, np.float64) for path, w in params.items()}
-    x = draw((BATCH, rows, COLUMNS, CHANNELS)).astype(np.float64)
+    order = dealt(BATCH, axes.num_data)
+    x = draw((BATCH, rows, COLUMNS, CHANNELS))[order].astype(np.float64)
     x = np.pad(x, ((0, 0), (0, -rows % axes.num_domain), (0, 0), (0, 0)))
     with use_implementation(implementation):
-        return program.lower(params, x, KEY), (params, x, KEY)
+        return program.lower(params, x, jax.random.key(0)), (params, x)
 
 
 @cache
@@ -93,19 +94,42 @@ def compiled(*case: Any) -> Any:
     return program.compile(), args
 
 
-def run(
-    rows: int,
-    degrees: dict[str, int],
-    ulysses: int | None = None,
-    *,
-    drops: bool,
-    implementation: str = "xla",
-) -> Any:
-    case = (rows, tuple(degrees.items()), ulysses, drops, implementation)
+def run(rows: int, degrees: dict[str, int], *options: Any, key: int = 11) -> Any:
     with jax.enable_x64(True):
-        program, args = compiled(*case)
-        out, grads = jax.device_get(program(*args))
-    return out[:, :rows], grads
+        program, args = compiled(rows, tuple(degrees.items()), *options)
+        out, grads = jax.device_get(program(*args, jax.random.key(key)))
+    order = dealt(BATCH, degrees.get("dp_replicate", 1))
+    return out[np.argsort(order), :rows], grads
+
+
+@pytest.mark.slow(but=["{'dp_replicate': 2, 'tp': 2, 'domain': 2}"])
+@pytest.mark.parametrize(
+    "degrees", [{"domain": 4}, {"dp_replicate": 2, "tp": 2, "domain": 2}], ids=str
+)
+def test_the_mask_is_the_same_on_every_mesh(degrees: dict[str, int]) -> None:
+    """Also in strips on 4 shards, which do not divide 6 bands of windows."""
+    assert_same_block(run(12, degrees), run(12, {}), 1e-13, f"dropout on {degrees}")
+
+
+def test_every_sample_has_its_own_mask_and_evaluation_has_none() -> None:
+    out, _ = run(12, {})
+    for other in (run(12, {}, None, False), run(12, {}, key=12)):
+        assert np.abs(out - other[0]).max() > 0.1, "nothing is dropped, or alike"
+    assert np.array_equal(out, run(12, {})[0]), "the same key gives another mask"
+
+
+def assert_same_block(actual: Any, expected: Any, bound: float, what: str) -> None:
+    """Asserts equal outputs, and gradients of all weights that have one."""
+    (out, grads), (expected_out, expected_grads) = actual, expected
+    assert_close(out, expected_out, bound, f"{what}: forward")
+    largest = max(np.linalg.norm(g) for g in expected_grads.values())
+    for kind in ("short", "long"):
+        # A number added to all logits: its gradient is zero but for rounding.
+        bias = grads.pop(f"{kind}_attention/position_bias/linear_3/bias")
+        assert np.linalg.norm(bias) < 1e-13 * largest, kind
+    expected_grads = {path: expected_grads[path] for path in grads}
+    assert_trees_close(grads, expected_grads, 1e-13, f"{what}: gradients")
+    assert_joint(grads, expected_grads, bound or 1e-15, what)
 
 
 @pytest.mark.slow(but=["12-{'domain': 2, 'tp': 2}-2-True"])
@@ -126,21 +150,9 @@ def test_equals_whole_windows(
     rows: int, degrees: dict[str, int], ulysses: int, drops: bool
 ) -> None:
     """Forward bitwise, gradients up to rounding, with dropout."""
-    out, grads = run(rows, degrees, ulysses, drops=drops)
-    expected, expected_grads = run(rows, degrees, drops=drops)
     what = f"{rows} rows on {degrees}, groups of {ulysses}"
-    different = int((out != expected).sum())
-    print(f"{what}: {different} of {out.size} differ")
-    assert different == 0
-    largest = max(np.linalg.norm(g) for g in expected_grads.values())
-    for path in ("short_attention", "long_attention"):
-        # A number added to all logits: its gradient is zero but for rounding.
-        bias = grads.pop(f"{path}/position_bias/linear_3/bias")
-        assert np.linalg.norm(bias) < 1e-13 * largest, path
-    expected_grads = {path: expected_grads[path] for path in grads}
-    assert_trees_close(grads, expected_grads, 1e-13, f"{what}: gradients")
-    both = (np.concatenate([g[p].ravel() for p in g]) for g in (grads, expected_grads))
-    assert_close(*both, 1e-15, f"{what}: gradient of all weights")
+    groups, windows = (run(rows, degrees, n, drops) for n in (ulysses, None))
+    assert_same_block(groups, windows, 0.0, what)
 
 
 @pytest.mark.slow
@@ -150,9 +162,7 @@ def test_kernels_of_cpus() -> None:
     XLA on CPU sums the rows after the last full vector register in another order, and
     their number depends on the number of rows.
     """
-    case = (18, {"domain": 8})
-    out, _ = run(*case, 4, drops=True, implementation="cpu")
-    expected, _ = run(*case, drops=True, implementation="cpu")
+    out, expected = (run(18, {"domain": 8}, n, True, "cpu")[0] for n in (4, None))
     assert_close(out, expected, 1e-15, "kernels of CPUs: forward")
 
 
@@ -164,8 +174,7 @@ def test_two_exchanges_an_attention() -> None:
     """
     with jax.enable_x64(True):
         text = lowered(12, (("domain", 4),), 4, True)[0].as_text()
-        degrees = (("domain", 2), ("tp", 2))
-        optimized = compiled(12, degrees, 2, True, "xla")[0].as_text()
+        optimized = compiled(12, (("domain", 2), ("tp", 2)), 2, True)[0].as_text()
     assert text.count("stablehlo.all_to_all") == 8
     assert text.count("stablehlo.collective_permute") == 0
     assert len(re.findall(r" all-to-all(?:-start)?\(", optimized)) == 8
@@ -176,7 +185,7 @@ def test_two_exchanges_an_attention() -> None:
 @pytest.mark.parametrize("degree", [2, 4])
 def test_rows_and_heads_change_places(kind: Any, degree: int) -> None:
     """The round trip is bitwise; a shard has whole windows of every fourth head."""
-    mesh = ParallelDims(domain=4, world_size=4).build_mesh()
+    mesh = mesh_of("domain4")
     blocks = block_layout(18, 4, "domain")
     layout = attention_layout(blocks, 18, kind, LONG, degree)
     assert layout.length <= 6, "rows are shared out evenly"
@@ -210,7 +219,7 @@ def test_rows_and_heads_change_places(kind: Any, degree: int) -> None:
 def test_types_hold_on_the_kernels_of_gpus() -> None:
     """One kernel attends to all rows of the group."""
     section = {**BLOCK, "depth": [1, 0, 0, 0]}
-    mesh = ParallelDims(domain=2, world_size=2).build_mesh()
+    mesh = mesh_of("domain2")
     model = build_parallel_model(section, mesh, ulysses_degree=2)
     x = jax.ShapeDtypeStruct((1, 7, 1, 30, 32), jnp.float32)
     weights = jax.eval_shape(model.init, jax.random.key(0))
@@ -223,26 +232,10 @@ def test_types_hold_on_the_kernels_of_gpus() -> None:
 def test_a_whole_model() -> None:
     """Embeddings, decoder and skips read rows from the even layout of the groups."""
     x = jnp.asarray(draw((1, 7, 1, 30, 32)))
-    mesh = ParallelDims(domain=2, world_size=2).build_mesh()
+    mesh = mesh_of("domain2")
 
     def forecast(degree: int | None) -> np.ndarray:
         model = build_parallel_model(BLOCK, mesh, ulysses_degree=degree)
         return np.asarray(model.apply(*model.init(jax.random.key(0)), {"x": x}))
 
     assert_close(forecast(2), forecast(None), 1e-6, "wxformer in groups of 2")
-
-
-@pytest.mark.parametrize(
-    ("tp", "ulysses", "message"),
-    [
-        (1, 4, r"the stages have 2, 4, 8, 16 heads, which ulysses_degree 4 .* 1, 2$"),
-        (2, 2, r"2, 4, 8, 16 / tp 2 = 1, 2, 4, 8 heads, which .* would fit: 1$"),
-    ],
-)
-def test_degrees_that_do_not_fit(tp: int, ulysses: int, message: str) -> None:
-    mesh = ParallelDims(tp=tp, domain=4, world_size=4 * tp).build_mesh()
-    section = {**BLOCK, "depth": [1, 1, 1, 1]}
-    with pytest.raises(ValueError, match=message):
-        build_parallel_model(section, mesh, ulysses_degree=ulysses)
-    with pytest.raises(ValueError, match="debugger has no attention that trades"):
-        build_parallel_model(DEBUGGER, mesh, ulysses_degree=ulysses)

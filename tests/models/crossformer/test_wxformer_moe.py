@@ -5,6 +5,7 @@ The layer itself is tested in tests/nn/test_experts.py.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -16,129 +17,87 @@ import pytest
 from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.data.sampler import epoch_order
 from credit_jax.models.model_def import ModelDef
-from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
+from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.nn.experts import ExpertFeedForward
 from credit_jax.nn.parameters import BATCH_STATS
 from credit_jax.parallel.mesh.credit import data_parallel_coords, local_dp_ranks
 from credit_jax.parallel.mesh.dims import ParallelDims
-from credit_jax.parallel.placement import place_batch
 from credit_jax.plan.estimates import local_size
 from credit_jax.training.restore import RunStore
-from credit_jax.training.state import TrainState, init_state
-from credit_jax.training.step import make_train_step
-from tests.models.cases import BASE, WXFORMER
-from tests.support import assert_close, assert_trees_close, dealt
+from credit_jax.training.state import init_state
+from tests.models.cases import BASE, CASES
+from tests.models.parity import assert_joint, train
+from tests.support import assert_close, assert_trees_close
 
-EXPERTS = WXFORMER["experts"].block
+EXPERTS = CASES["wxformer experts"].block
 LAYER = "stages/2/blocks/long_feed_forward"
-BATCH = 8
+ON_8 = ({"dp_shard": 2, "ep": 2, "tp": 2}, {"dp_shard": 2, "ep": 4})
 
 
-@cache
-def model_on(**degrees: int) -> ParallelModel:
-    count = int(np.prod(list(degrees.values()) or [1]))
-    mesh = ParallelDims(**degrees, world_size=count).build_mesh()
-    return build_parallel_model(EXPERTS, mesh)
-
-
-def _mse(tree: Any, context: Any) -> Any:
-    return context.mean((tree["y_pred"] - tree["y"]) ** 2)
+def _dims(degrees: dict[str, int]) -> ParallelDims:
+    return ParallelDims(**degrees, world_size=math.prod(degrees.values()))
 
 
 @cache
 def trained(**degrees: int) -> Any:
-    """Returns weights, statistics and metrics after two updates, as whole arrays."""
-    model = model_on(**degrees)
-    optimizer = optax.sgd(0.1)
-    rng = np.random.default_rng(0)
-    shapes = {"x": (7, 1, 30, 32), "y": (6, 1, 30, 32)}
-    step = make_train_step(model, optimizer, _mse)
-    state = init_state(model, optimizer, jax.random.key(0))
-    losses = []
-    for _ in range(2):
-        arrays = {
-            name: rng.normal(size=(1, BATCH, *shape)).astype(np.float32)
-            for name, shape in shapes.items()
-        }
-        order = dealt(BATCH, model.axes.num_data)
-        batch = {name: array[:, order] for name, array in arrays.items()}
-        state, info = step(state, place_batch(batch, model.mesh))
-        losses.append(jax.device_get(info))
-    params = state.params
-    return jax.device_get((params, state.model_state[BATCH_STATS], losses))
+    """Returns state and metrics after two updates, as whole arrays."""
+    model = build_parallel_model(EXPERTS, _dims(degrees))
+    return train(model, optax.sgd(0.1), 2, batch=8)[1:]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "degrees",
-    [
-        {"dp_shard": 2, "ep": 2, "tp": 2},
-        {"dp_shard": 2, "ep": 4},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("degrees", ON_8, ids=str)
 def test_training_equals_that_of_one_device(degrees: dict[str, int]) -> None:
     """Losses, statistics and weights after two updates, in float32."""
-    params, stats, losses = trained(**degrees)
-    expected, expected_stats, expected_losses = trained()
-    for one, other in zip(losses, expected_losses, strict=True):
+    (state, infos), (expected, expected_infos) = trained(**degrees), trained()
+    for one, other in zip(infos, expected_infos, strict=True):
         assert one["measured"].keys() == {"expert_balance", "router_z"}
-        for name in ("expert_balance", "router_z"):
-            ours, theirs = one["measured"][name], other["measured"][name]
-            assert_close(ours, theirs, 1e-5, f"{degrees}: {name}")
+        assert_trees_close(one["measured"], other["measured"], 1e-5, "measured")
         assert_close(one["loss"], other["loss"], 1e-5, f"{degrees}: loss")
         assert_close(one["grad_norm"], other["grad_norm"], 1e-4, f"{degrees}: norm")
-    assert_trees_close(stats[LAYER], expected_stats[LAYER], 1e-5, "statistics")
-    flat = [
-        np.concatenate([p[k].ravel() for k in sorted(p)]) for p in (params, expected)
-    ]
-    assert_close(*flat, 1e-5, f"{degrees}: weights")
-
-
-def _layer_of(config: Any) -> ExpertFeedForward:
-    return ExpertFeedForward(64, routing=config.routing)
+    stats = (s.model_state[BATCH_STATS][LAYER] for s in (state, expected))
+    assert_trees_close(*stats, 1e-5, "statistics")
+    assert_joint(state.params, expected.params, 1e-5, f"{degrees}: weights")
 
 
 @pytest.mark.slow
 def test_a_checkpoint_goes_to_another_ep(tmp_path: Any) -> None:
     """Written on ep 2 x tp 2 x dp 2 and restored on ep 4, it has the same bits."""
-
-    def state_on(key: int, **degrees: int) -> TrainState:
-        count = int(np.prod(list(degrees.values()) or [1]))
-        mesh = ParallelDims(**degrees, world_size=count).build_mesh()
-        model = build_parallel_model(one_layer, mesh)
-        return init_state(model, optax.adam(1e-3), jax.random.key(key))
-
-    one_layer = ModelDef(build(EXPERTS).config, _layer_of)
-    state = state_on(0, dp_shard=2, ep=2, tp=2)
-    saved = state.params
+    one_layer = ModelDef(
+        build(EXPERTS).config,
+        lambda config: ExpertFeedForward(64, routing=config.routing),
+    )
+    state, other = (
+        init_state(
+            build_parallel_model(one_layer, _dims(degrees)),
+            optax.adam(1e-3),
+            jax.random.key(key),
+        )
+        for key, degrees in enumerate((ON_8[0], {"ep": 4}))
+    )
     checkpoints = CheckpointStore(tmp_path)
     store = RunStore(checkpoints, one_layer.param_specs)
     store.save(1, state, Progress(epoch=1))
     checkpoints.wait()
-    found = store.restore(1, state_on(1, ep=4)).params
-    for path, ours in found.items():
-        assert np.array_equal(ours, saved[path]), path
-    assert {shard.data.shape[0] for shard in found["up"].addressable_shards} == {1}
+    params = store.restore(1, other).params
+    jax.tree.map(np.testing.assert_array_equal, params, state.params)
+    assert {shard.data.shape[0] for shard in params["up"].addressable_shards} == {1}
     checkpoints.close()
 
 
 @pytest.mark.parametrize("num_samples", [16, 21])
 def test_every_rank_reads_samples_of_its_own(num_samples: int) -> None:
     """`ep` is a data axis: each sample is read once, as with dp alone."""
-    read = {}
-    for name, degrees in {
-        "ep": {"dp_shard": 2, "ep": 4},
-        "dp": {"dp_shard": 8},
-    }.items():
-        mesh = ParallelDims(**degrees, world_size=8).build_mesh()
+    read = []
+    for degrees in ({"dp_shard": 2, "ep": 4}, {"dp_shard": 8}):
+        mesh = _dims(degrees).build_mesh()
         (rank, size), ranks = data_parallel_coords(mesh), local_dp_ranks(mesh)
         assert (rank, size, ranks) == (0, 8, tuple(range(8)))
         order = epoch_order(num_samples, dp_size=size, seed=3, epoch=1, shuffle=True)
-        read[name] = [order[r::size].tolist() for r in ranks]
-    assert read["ep"] == read["dp"]
-    every = sorted(n for own in read["ep"] for n in own)
+        read.append([order[r::size].tolist() for r in ranks])
+    assert read[0] == read[1]
+    every = [number for numbers in read[0] for number in numbers]
     assert set(every) == set(range(num_samples))
     assert len(every) == -(-num_samples // 8) * 8
 
@@ -158,32 +117,10 @@ def test_sizes() -> None:
     assert model_def.num_parameters == dense.num_parameters + 3 * one + router
     assert model_def.num_active_parameters == dense.num_parameters + one + router
     assert dense.num_active_parameters == dense.num_parameters
-    axes = ParallelDims(dp_shard=2, ep=2, world_size=4).mesh_axes
-    up = specs[f"{LAYER}/up"]
+    up, axes = specs[f"{LAYER}/up"], _dims({"dp_shard": 2, "ep": 2}).mesh_axes
     assert local_size(up, axes) == up.size // 4, "the check counts ep and dp_shard"
     every = build({**EXPERTS, "moe_frequency": 1, "moe_shared_experts": 2})
     assert len(every.batch_stats) == 2
     assert any(path.endswith("shared_up/kernel") for path in every.matrices)
     assert not any(path.endswith(("/up", "/router")) for path in every.matrices)
-
-
-def _fails(message: str, **changes: Any) -> None:
-    with pytest.raises(ValueError, match=message):
-        build({**EXPERTS, **changes})
-
-
-def test_what_is_rejected() -> None:
-    _fails("moe_top_k is 5, more than the 4 experts", moe_top_k=5)
-    _fails("moe_frequency", moe_frequency=3)
-    _fails("moe_router", moe_router="sigmoid_topk")
-    mesh = ParallelDims(ep=8, world_size=8).build_mesh()
-    with pytest.raises(ValueError, match=r"num_experts is 4, which ep 8 .*: 1, 2, 4"):
-        build_parallel_model(EXPERTS, mesh)
-    with pytest.raises(ValueError, match="wxformer has no experts to share"):
-        build_parallel_model(BASE, mesh)
-    mesh = ParallelDims(tp=2, world_size=2).build_mesh()
-    with pytest.raises(ValueError, match="etp is 3; expected tp or 1, that is 2 or 1"):
-        build_parallel_model(EXPERTS, mesh, etp=3)
-    model_def = build(EXPERTS)
-    assert isinstance(model_def, ModelDef)
     assert model_def.auxiliary_losses({}) == {}

@@ -61,8 +61,11 @@ def _process(**keys: Any) -> tuple[dict[str, Any], Any]:
     return keys, Process(DiffusionConfig(**keys), OUTPUT)
 
 
+OBJECTIVES = pytest.mark.parametrize("objective", ["pred_noise", "pred_x0", "pred_v"])
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("objective", ["pred_noise", "pred_x0", "pred_v"])
+@OBJECTIVES
 @pytest.mark.parametrize("clipped", [False, True])
 def test_tables_are_credit_s_buffers_bit_for_bit(
     credit: Any, schedule: str, objective: str, clipped: bool
@@ -97,9 +100,15 @@ def _drawn(process: Any) -> dict[str, np.ndarray]:
     drawn = {name: rng.normal(size=nhwc) for name in ("noise", "start", "step")}
     drawn |= {f"{name} scale": rng.uniform(size=nhwc) for name in drawn}
     drawn["noise offset"] = rng.normal(size=(BATCH, OUTPUT.channels))
-    found = {name: array.astype(np.float32) for name, array in drawn.items()}
-    times = np.array([0, 1, len(process.betas) // 2, len(process.betas) - 1])
-    return {**found, "time": times.astype(np.int32)}
+    drawn = {name: array.astype(np.float32) for name, array in drawn.items()}
+    count = len(process.betas)
+    return {**drawn, "time": np.array([0, 1, count // 2, count - 1], np.int32)}
+
+
+def _context(drawn: Any = None) -> Context:
+    """Returns the context of a forward with these draws."""
+    arrays = jax.tree.map(jnp.asarray, drawn or {})
+    return Context(noise=Noise(jax.random.key(0), arrays))
 
 
 def _fields(drawn: dict[str, np.ndarray], name: str, process: Any) -> Any:
@@ -113,7 +122,7 @@ def _fields(drawn: dict[str, np.ndarray], name: str, process: Any) -> Any:
     return torch.from_numpy(noise.transpose(0, 3, 1, 2)[:, :, None].copy()).float()
 
 
-@pytest.mark.parametrize("objective", ["pred_noise", "pred_x0", "pred_v"])
+@OBJECTIVES
 @pytest.mark.parametrize("noise_type", ["normal", "log-uniform"])
 def test_the_loss_of_a_noised_target_is_credit_s(
     credit: Any, objective: str, noise_type: str
@@ -132,21 +141,16 @@ def test_the_loss_of_a_noised_target_is_credit_s(
     x0, x_cond = (rng.normal(size=SHAPE).astype("f") for _ in range(2))
     weights = np.linspace(0.5, 1.5, OUTPUT.height).astype("f")
     theirs = _process_of_credit(credit, keys)
-    theirs.load_loss(
-        SimpleNamespace(
-            loss_fn=torch.nn.MSELoss(reduction="none"),
-            lat_weights=torch.from_numpy(weights),
-            var_weights=None,
-        )
-    )
+    mse = torch.nn.MSELoss(reduction="none")
+    latitude = {"lat_weights": torch.from_numpy(weights), "var_weights": None}
+    theirs.load_loss(SimpleNamespace(loss_fn=mse, **latitude))
     output, target, loss = theirs.p_losses(
         torch.from_numpy(x0),
         torch.from_numpy(drawn["time"]).long(),
         torch.from_numpy(x_cond),
         noise=_fields(drawn, "noise", process),
     )
-    noise = Noise(jax.random.key(0), jax.tree.map(jnp.asarray, drawn))
-    noised = process.noised(jnp.asarray(x0), Context(noise=noise))
+    noised = process.noised(jnp.asarray(x0), _context(drawn))
     ours = _network(x_cond)(noised.x, noised.time)
     assert_close(np.asarray(noised.target), target.numpy(), 1e-6, "target")
     assert_close(np.asarray(ours), output.numpy(), 1e-6, "output")
@@ -163,8 +167,7 @@ def test_offset_noise_is_equal_at_all_points() -> None:
     _, process = _process(timesteps=60, offset_noise_strength=0.1)
     _, without = _process(timesteps=60)
     drawn = _drawn(process)
-    context = Context(noise=Noise(jax.random.key(0), jax.tree.map(jnp.asarray, drawn)))
-    x0 = jnp.zeros(SHAPE)
+    context, x0 = _context(drawn), jnp.zeros(SHAPE)
     added = process.noised(x0, context).x - without.noised(x0, context).x
     factor = process.tables["sqrt_one_minus_alphas_cumprod"][drawn["time"]]
     wanted = 0.1 * factor[:, None] * drawn["noise offset"]
@@ -172,7 +175,7 @@ def test_offset_noise_is_equal_at_all_points() -> None:
     np.testing.assert_allclose(added, wanted, atol=1e-6)
 
 
-@pytest.mark.parametrize("objective", ["pred_noise", "pred_x0", "pred_v"])
+@OBJECTIVES
 @pytest.mark.parametrize(
     "keys",
     [
@@ -197,8 +200,7 @@ def test_samplers_are_credit_s(
     ).clone()
     x_cond = np.random.default_rng(1).normal(size=SHAPE).astype("f")
     wanted = theirs.sample(torch.from_numpy(x_cond), batch_size=BATCH)
-    context = Context(noise=Noise(jax.random.key(0), jax.tree.map(jnp.asarray, drawn)))
-    ours = process.sample(_network(x_cond), BATCH, context)
+    ours = process.sample(_network(x_cond), BATCH, _context(drawn))
     assert_close(np.asarray(ours), wanted.numpy(), 2e-6, f"{objective} {keys}")
 
 
@@ -207,19 +209,11 @@ def test_without_the_clamp_a_sample_leaves_the_unit_interval(
     samples: int | None,
 ) -> None:
     """A network that always infers 3 samples 3, or 1 with CREDIT's clamp."""
-    found = {}
-    for clip in (True, False):
-        _, process = _process(
-            timesteps=50,
-            sampling_timesteps=samples,
-            objective="pred_x0",
-            clip_denoised=clip,
-        )
-        context = Context(noise=Noise(jax.random.key(0)))
-        three = process.sample(lambda x, _: jnp.full_like(x, 3.0), 1, context)
-        found[clip] = np.asarray(three)
-    np.testing.assert_allclose(found[True], 1.0, atol=1e-4)
-    np.testing.assert_allclose(found[False], 3.0, atol=1e-4)
+    keys = {"timesteps": 50, "sampling_timesteps": samples, "objective": "pred_x0"}
+    for clip, expected in ((True, 1.0), (False, 3.0)):
+        _, process = _process(clip_denoised=clip, **keys)
+        three = process.sample(lambda x, _: jnp.full_like(x, 3.0), 1, _context())
+        np.testing.assert_allclose(three, expected, atol=1e-4)
 
 
 def test_steps_and_noise_have_their_distributions() -> None:

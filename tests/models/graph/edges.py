@@ -19,26 +19,16 @@ def write_edges(
         neighbors: number of neighbors of each node, including itself.
         alone: a node without any edge.
     """
-    lat = np.linspace(80, -80, height)
-    lon = np.arange(width) * 360 / width
-    lon = np.where(lon > 180, lon - 360, lon)
-    lon_flat, lat_flat = (x.ravel() for x in np.meshgrid(lon, lat))
-    a, b = np.deg2rad(lat_flat), np.deg2rad(lon_flat)
+    east = (np.arange(width) * 360 / width + 179) % 360 - 179  # -179 to 180
+    lon, lat = (x.ravel() for x in np.meshgrid(east, np.linspace(80, -80, height)))
+    a, b = np.deg2rad(lat), np.deg2rad(lon)
     points = np.stack([np.cos(a) * np.cos(b), np.cos(a) * np.sin(b), np.sin(a)], 1)
     angle = np.arccos(np.clip(points @ points.T, -1, 1))
     nearest = np.argsort(angle, axis=1, kind="stable")[:, :neighbors]
-    end = np.repeat(np.arange(len(points)), neighbors)
-    pairs = np.stack([nearest.ravel(), end], 1)
-    if alone is not None:
-        pairs = pairs[(pairs != alone).all(1)]
-    distances = 6371 * angle[pairs[:, 0], pairs[:, 1]]
-    dataset = xr.Dataset(
-        {
-            "edges": (("node", "pair"), pairs),
-            "distances": (("node",), distances),
-            "longitude": (("index",), lon_flat),
-            "latitude": (("index",), lat_flat),
-        }
-    )
-    dataset.to_netcdf(path)
+    pairs = np.stack([nearest.ravel(), np.repeat(np.arange(len(lat)), neighbors)], 1)
+    pairs = pairs[(pairs != (-1 if alone is None else alone)).all(1)]
+    variables = {"edges": (("node", "pair"), pairs)}
+    variables["distances"] = (("node",), 6371 * angle[pairs[:, 0], pairs[:, 1]])
+    variables |= {"longitude": (("index",), lon), "latitude": (("index",), lat)}
+    xr.Dataset(variables).to_netcdf(path)
     return str(path)
