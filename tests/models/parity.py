@@ -6,10 +6,8 @@ one program for all tests of a session.
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 from unittest import mock
@@ -123,9 +121,13 @@ def run(
     default. With `remat` parameters of every size are split.
     """
     model, program = _program(_key(block), mesh, dtype, implementation, float8, remat)
-    params, model_state = weights or _weights(_key(block), dtype)
+    wide = dtype if dtype == "float64" else "float32"
+    params, model_state = jax.tree.map(
+        lambda x: x if x.dtype == np.int32 else x.astype(wide),
+        weights or _weights(_key(block)),
+    )
     order = dealt(batch, MESHES[mesh][0])
-    arrays = arrays or _data(model.model_def, dtype, batch)
+    arrays = arrays or _data(model.model_def, wide, batch)
     data = place_batch({k: x[order] for k, x in arrays.items()}, model.mesh)
     with use_implementation(implementation):
         numbers = program(params, model_state, data)
@@ -139,37 +141,22 @@ def run(
 def _data(model_def: ModelDef, dtype: str, batch: int) -> Tree:
     rng = np.random.default_rng(5)
     specs = {**model_def.network_inputs, "y": model_def.output}
-    wide = np.float64 if dtype == "float64" else np.float32
-    return {k: rng.normal(size=s.shape(batch)).astype(wide) for k, s in specs.items()}
+    return {k: rng.normal(size=s.shape(batch)).astype(dtype) for k, s in specs.items()}
 
 
 @cache
-def _weights(key: str, dtype: str) -> Any:
+def _weights(key: str) -> Any:
     """Returns random weights, equal for every mesh; none is at its initial 0 or 1."""
-    params, model_state = _initial(key)
-    rng = np.random.default_rng(1)
-    spread = {p: 0.05 * rng.normal(size=w.shape) for p, w in params.items()}
-    params = {p: np.asarray(w) + spread[p] for p, w in params.items()}
-    wide = np.float64 if dtype == "float64" else np.float32
-
-    def widened(array: Any) -> np.ndarray:
-        integer = np.issubdtype(array.dtype, np.integer)
-        return np.asarray(array, array.dtype if integer else wide)
-
-    return jax.tree.map(widened, (params, model_state))
-
-
-@cache
-def _initial(key: str) -> Any:
-    """Returns initial parameters and state, made by one program for all dtypes."""
-    model_def = build(json.loads(key))
+    model_def, rng = build(json.loads(key)), np.random.default_rng(1)
 
     def drawn(key: Any) -> Any:
         params = model_def.init(key)
         return params, model_def.init_model_state(key, params)
 
-    with jax.enable_x64(False):
-        return jax.device_get(jax.jit(drawn)(KEY))
+    with jax.enable_x64(False):  # one program for all dtypes
+        params, model_state = jax.device_get(jax.jit(drawn)(KEY))
+    spread = {p: 0.05 * rng.normal(size=w.shape) for p, w in params.items()}
+    return {p: np.asarray(w) + spread[p] for p, w in params.items()}, model_state
 
 
 def one_device(
@@ -358,19 +345,6 @@ def assert_training_forward_equals_credit(
     return case
 
 
-@contextmanager
-def same_noise(model: Any, arrays: Tree) -> Iterator[Noise]:
-    """Makes CREDIT's process draw "start" once and then "step" (NHWC), as ours does."""
-    import torch
-
-    def draw(shape: Any = None, tensor: Any = None, device: Any = None) -> Any:
-        array = arrays["step"] if shape is None else arrays["start"]
-        return torch.from_numpy(array).permute(0, 3, 1, 2)[:, :, None].clone()
-
-    with mock.patch.object(model, "randn_like_fn", draw):
-        yield Noise(KEY, jax.tree.map(jnp.asarray, arrays))
-
-
 def assert_samples_equal_credit(
     credit: Any, block: Section, name: str, dtype: str, tolerance: float
 ) -> None:
@@ -385,20 +359,24 @@ def assert_samples_equal_credit(
     batch, _, _, height, width = case.y.shape
     shape = batch, height, width, model_def.output_channels
     drawn = {site: rng.normal(size=shape).astype(dtype) for site in ("start", "step")}
+
+    def draw(shape: Any = None, tensor: Any = None, device: Any = None) -> Any:
+        # CREDIT's process draws "start" once and then "step", as ours does.
+        array = drawn["step" if shape is None else "start"]
+        return torch.from_numpy(array).permute(0, 3, 1, 2)[:, :, None].clone()
+
     # Of log-uniform noise, whose factors are then 1.
     one = -np.log(SMALLEST_SIGMA) / np.log(LARGEST_SIGMA / SMALLEST_SIGMA)
-    drawn |= {f"{site} scale": np.full(shape, one, dtype) for site in drawn}
-    with (
-        jax.enable_x64(dtype == "float64"),
-        same_noise(made[0], drawn) as noise,
-        floats_of(wide),
-    ):
+    scales = {f"{site} scale": np.full(shape, one, dtype) for site in drawn}
+    process = mock.patch.object(made[0], "randn_like_fn", draw)
+    with jax.enable_x64(dtype == "float64"), process, floats_of(wide):
         x = torch.from_numpy(case.x)
         expected = made[0].eval().sample(x, batch_size=batch).numpy()
         policy = Precision.of(dtype)
         model = build_parallel_model(model_def, make_mesh(), mp_policy=policy)
-        params, state = jax.device_put(from_state_dict(model_def, case.state_after))
-        ours = np.asarray(model.apply(params, state, {"x": jnp.asarray(case.x)}, noise))
+        weights = jax.device_put(from_state_dict(model_def, case.state_after))
+        noise = Noise(KEY, jax.tree.map(jnp.asarray, drawn | scales))
+        ours = np.asarray(model.apply(*weights, {"x": jnp.asarray(case.x)}, noise))
     assert ours.shape == expected.shape
     assert_close(ours, expected, tolerance, f"{name}: sample")
 
@@ -430,6 +408,16 @@ def assert_round_trip(
     model.load_state_dict({key: torch.from_numpy(v) for key, v in back.items()})
 
 
+def batches(model_def: ModelDef, steps: int, batch: int, accumulate: int = 1) -> Any:
+    """Yields the micro-batches of each step, on the host."""
+    specs, rng = {**model_def.inputs, "y": model_def.output}, np.random.default_rng(0)
+    for _ in range(steps):
+        yield {
+            name: rng.normal(size=(accumulate, *spec.shape(batch))).astype("f4")
+            for name, spec in specs.items()
+        }
+
+
 def train(
     model: Any,
     optimizer: Any,
@@ -450,24 +438,10 @@ def train(
     ema = "ema_decay" in options
     state = init_state(model, optimizer, KEY, weights=placed, ema=ema)
     before, infos = jax.device_get(state), []
-    rng, order = np.random.default_rng(0), dealt(batch, model.axes.num_data)
-    specs = {**model.model_def.inputs, "y": model.model_def.output}
-    for _ in range(steps):
-        fields = {
-            name: rng.normal(size=(options.get("accumulate", 1), *spec.shape(batch)))
-            for name, spec in specs.items()
-        }
-        dealt_out = {name: x[:, order].astype("f4") for name, x in fields.items()}
-        state, info = step(state, place_batch(dealt_out, model.mesh))
+    order = dealt(batch, model.axes.num_data)
+    accumulate = options.get("accumulate", 1)
+    for fields in batches(model.model_def, steps, batch, accumulate):
+        arrays = {name: x[:, order] for name, x in fields.items()}
+        state, info = step(state, place_batch(arrays, model.mesh))
         infos.append(jax.device_get(info))
     return before, jax.device_get(state), infos
-
-
-def credits_parameters(where: str) -> dict[str, Any]:
-    """Returns the defaults, or `empty`, of the constructor of a "module.Class"."""
-    from tests.support.credit_modules import credit_attribute
-
-    module, _, name = where.rpartition(".")
-    parameters = inspect.signature(credit_attribute(module, name).__init__).parameters
-    hidden = ("self", "args", "kwargs")
-    return {k: p.default for k, p in parameters.items() if k not in hidden}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from credit_jax.models.graph.graph import nearest_edges, read_edges
 from credit_jax.models.registry import parse_model
 from credit_jax.parallel.domain.edges import shard_edges
 from credit_jax.parallel.rows.layout import block_layout
-from credit_torch_bridge import compare_with_credit
 from tests.models.cases import GRAPH_GRID
 from tests.models.conftest import section_of
 from tests.models.graph.edges import write_edges
@@ -22,25 +20,6 @@ from tests.support import assert_close
 
 def _block(edge_path: str, **changes: Any) -> dict[str, Any]:
     return section_of("graph attributes", edge_path) | changes
-
-
-@pytest.mark.slow
-@pytest.mark.reference
-def test_compare_in_float64(
-    credit: Any, edge_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where float32 is beyond its tolerance, both sides run in float64."""
-    import torch
-
-    from credit_torch_bridge.compare import comparison
-
-    monkeypatch.setattr(comparison, "FORWARD", 0.0)
-    block = _block(edge_path, n_blocks=2)
-    state = credit.build_credit(block, seed=5).state_dict()
-    torch.save({"model_state_dict": state}, tmp_path / "checkpoint.pt")
-    wide = compare_with_credit({"model": block}, tmp_path / "checkpoint.pt").wide
-    assert wide is not None
-    assert max(wide.prediction, wide.gradient) < 1e-12
 
 
 @pytest.mark.reference

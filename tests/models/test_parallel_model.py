@@ -33,10 +33,11 @@ from credit_jax.parallel.params.spec import DENSE_TENSOR_DIMS, TENSOR_DIMS
 from credit_jax.parallel.placement import place_batch
 from tests.models.cases import BASE, CASES
 from tests.models.parity import mesh_of
-from tests.support import assert_close, assert_trees_close, make_mesh
+from tests.support import assert_trees_close, make_mesh
 
 BLOCK = CASES["wxformer earth"].block
 EXPERTS = CASES["wxformer experts"].block
+KEY = jax.random.key(0)
 
 
 def test_degrees_carry_what_a_mesh_cannot():
@@ -52,8 +53,6 @@ def test_degrees_carry_what_a_mesh_cannot():
 
 
 # CREDIT's key of a parameter, with the model and from its path alone.
-
-
 @pytest.mark.slow(but=["fuxi", "graph", "debugger"])
 @pytest.mark.filterwarnings("ignore:config. ignored here")  # as CREDIT ignores it
 @pytest.mark.parametrize("name", ["wxformer", "fuxi", "unet", "graph", "debugger"])
@@ -79,11 +78,6 @@ def test_a_key_from_the_path_alone_is_that_of_the_model(name):
 
 
 # A model as `init` gives it, without training or a checkpoint.
-
-
-KEY = jax.random.key(0)
-
-
 @pytest.mark.slow(but=["fuxi"])
 @pytest.mark.filterwarnings("ignore:config. ignored here")  # as CREDIT ignores it
 @pytest.mark.parametrize("name", MODEL_TYPES)
@@ -113,12 +107,7 @@ def test_every_mesh_begins_alike(jit: bool) -> None:
 
 
 # Programs do not grow with the number of equal blocks.
-
-
-QUICK = ["swin"]
-
-
-@pytest.mark.slow(but=QUICK)
+@pytest.mark.slow(but=["swin"])
 @pytest.mark.filterwarnings("ignore:.*output_only_channels")
 @pytest.mark.parametrize("model", [name for name in MODELS if name not in NO_BLOCKS])
 def test_the_training_step_is_as_large_at_any_depth(model: str) -> None:
@@ -139,29 +128,17 @@ def test_models_without_equal_blocks_have_no_key_for_their_number() -> None:
 
 
 def test_what_grows_is_counted() -> None:
-    def count(function) -> int:
-        return num_equations(jax.make_jaxpr(function)(jnp.ones(3)).jaxpr)
+    def count(length: int, unroll: int = 1) -> int:
+        def loop(x: jax.Array) -> Any:
+            body = lambda x, _: (jnp.sin(x), None)  # noqa: E731
+            return lax.scan(body, x, length=length, unroll=unroll)
 
-    def apart(x: jax.Array, blocks: int) -> jax.Array:
-        for _ in range(blocks):
-            x = jnp.sin(x)
-        return x
+        return num_equations(jax.make_jaxpr(loop)(jnp.ones(3)).jaxpr)
 
-    def loop(x: jax.Array, blocks: int, unroll: int = 1) -> jax.Array:
-        def body(x: jax.Array, _: None) -> tuple[jax.Array, None]:
-            return jnp.sin(x), None
-
-        return jax.lax.scan(body, x, length=blocks, unroll=unroll)[0]
-
-    assert [count(lambda x, n=n: apart(x, n)) for n in (2, 4)] == [2, 4]
-    few, many = (count(lambda x, n=n: loop(x, n)) for n in (2, 4))
-    assert few == many
-    assert count(lambda x: loop(x, 4, unroll=4)) > many
+    assert count(2) == count(4) < count(4, unroll=4)
 
 
 # Which matrices of a model are multiplied in float8, and the messages to users.
-
-
 WIDE = {**BASE, "depth": 1, "dim": [16, 32, 64, 128], "dim_head": 8}
 
 
@@ -181,13 +158,10 @@ def test_matrices_of_attention_and_feed_forward_only() -> None:
     assert build(WIDE).float8_matrices(default_mp_policy()) == []
 
 
-def test_ragged_matrices_stay_wide() -> None:
+def test_what_is_multiplied_in_float8() -> None:
     assert Float8(16).takes(32, 48)
     assert not Float8(16).takes(32, 40), "hardware takes multiples of 16"
     assert not Float8(64).takes(32, 4096)
-
-
-def test_devices_that_multiply_float8() -> None:
     for platform, capability, expected in (
         *(("gpu", "9.0", True), ("gpu", "8.9", True), ("gpu", "10.0", True)),
         *(("gpu", "8.0", False), ("cpu", None, False), ("tpu", None, False)),
@@ -200,16 +174,14 @@ def test_devices_that_multiply_float8() -> None:
 
 @pytest.mark.slow
 def test_one_warning_says_why_it_does_not_help() -> None:
-    mesh = make_mesh()
-    with pytest.warns(
-        UserWarning, match="no dense layer of the model has 1024"
-    ) as seen:
-        model = build_parallel_model(WIDE, mesh, fp8=True)
-    assert len(seen) == 1
-    assert model.parallel_config.precision.float8 == Float8()
-    with pytest.warns(UserWarning, match="cpu has no float8 products") as seen:
-        build_parallel_model(WIDE, mesh, fp8=Float8(64))
-    assert len(seen) == 1
+    no_layer, no_device = "no dense layer of the model has 1024", "cpu has no float8"
+    for fp8, words in ((True, no_layer), (Float8(64), no_device)):
+        with pytest.warns(UserWarning, match=words) as warned:
+            model = build_parallel_model(WIDE, make_mesh(), fp8=fp8)
+        assert len(warned) == 1
+        assert model.parallel_config.precision.float8 == (
+            Float8() if fp8 is True else fp8
+        )
     hopper = SimpleNamespace(
         device_kind="H100", platform="gpu", compute_capability="9.0"
     )
@@ -217,7 +189,6 @@ def test_one_warning_says_why_it_does_not_help() -> None:
 
 
 # Operation counts of programs with known numbers of operations.
-
 FIELD, W = jnp.ones((2, 8, 8, 4)), jnp.ones((4, 4))
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 
@@ -270,25 +241,6 @@ def test_operations_are_counted(function, shapes, expected):
     arrays = [jnp.ones(shape) for shape in shapes]
     arrays = [FIELD, *arrays] if len(shapes[0]) == 4 else arrays
     assert count_flops(function, *arrays) == expected
-
-
-# Weights for inference, divided by their spectral norm once.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["one", "2x2x2"])
-def test_fused_weights_give_the_same_forecast(mesh: str) -> None:
-    model = build_parallel_model(BLOCK, mesh_of(mesh))
-    params, model_state = model.init(KEY)
-    shape = model.model_def.inputs["x"].shape(2)
-    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    x = place_batch({"x": x}, model.mesh)
-    fused, left = model.fuse_spectral_norm(params, model_state)
-    assert not left[SPECTRAL_NORM], "the vectors are used up"
-    matrix = next(iter(model.model_def.matrices))
-    assert not np.allclose(fused[matrix], params[matrix]), "nothing was divided"
-    expected = model.apply(params, model_state, x)
-    assert_close(model.apply(fused, left, x), expected, 1e-6, f"fused, {mesh}")
 
 
 def test_nothing_to_fold() -> None:

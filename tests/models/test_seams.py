@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -117,18 +116,6 @@ def test_a_frozen_parameter_has_no_gradient() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["one", "2x2x2"])
-def test_training_with_decay_leaves_a_frozen_parameter_as_it_is(mesh: str) -> None:
-    state, losses = _train(mesh, adamw(weight_decay=0.1), 20)
-    params, _ = _start()
-    assert np.array_equal(state.ema[FROZEN], params[FROZEN])
-    assert np.mean(losses[-1]) < np.mean(losses[0])
-    moved = {path for path in params if np.any(state.params[path] != params[path])}
-    assert moved == set(params) - {FROZEN}
-    assert FROZEN not in optax.tree.get(state.opt_state, "mu")
-
-
-@pytest.mark.slow
 def test_checkpoints_of_frozen_parameters_and_averaged_statistics(
     tmp_path: Path,
 ) -> None:
@@ -165,24 +152,6 @@ def test_checkpoints_of_frozen_parameters_and_averaged_statistics(
         assert mu.keys() == TOY.trainable.keys()
 
 
-@pytest.mark.slow
-def test_a_matrix_iterates_once_per_call() -> None:
-    """No iteration of a matrix with frozen vectors; one or two of others."""
-    weights, start = _start()
-    start, after = start[SPECTRAL_NORM], _one_step("one")[2][SPECTRAL_NORM]
-    assert_trees_close(after[FROZEN], start[FROZEN], 0, "vectors that stay")
-    iterated = [start]
-    once = {path: replace(spec, calls=1) for path, spec in TOY.matrices.items()}
-    for _ in range(4):
-        iterated.append(iterate(weights, iterated[-1], once))
-    for path, times in (("exit/linear/kernel", 2), (TWICE, 4)):
-        what = f"{times} iterations of {path} in two forwards"
-        assert_trees_close(after[path], iterated[times][path], 1e-6, what)
-    fused, _ = _model("one").fuse_spectral_norm(*_start())
-    assert_close(fused[FROZEN], weights[FROZEN], 0, "never divided")
-    assert not np.allclose(fused[TWICE], weights[TWICE])
-
-
 def _evaluate(mesh: str, noise: Any) -> Any:
     """Returns a forecast by a key or `Noise`, or those of several keys by `vmap`."""
     model = _model(mesh)
@@ -209,18 +178,6 @@ def test_noise_in_evaluation_is_that_of_one_device(mesh: str) -> None:
     assert np.abs(alone[1] - expected).mean() > 0.1, "another key, another member"
     if mesh == "2x2x2":
         assert_close(_evaluate(mesh, keys), np.stack(alone), 1e-5, "three members")
-
-
-def test_arrays_in_place_of_draws() -> None:
-    """Arrays given for a name are used: with zeros the forecast has no noise."""
-    zeros = {"block": jnp.zeros((BATCH, HEIGHT, 6, 8)), "exit": jnp.zeros((BATCH, 4))}
-
-    def forward(key: int, arrays: Any) -> Any:
-        return _evaluate("one", Noise(jax.random.key(key), arrays))
-
-    assert_close(forward(0, zeros), forward(1, zeros), 0, "no draw is left")
-    ones = zeros | {"exit": zeros["exit"] + 1.0}
-    assert_close(forward(0, ones), forward(0, zeros) + 1.0, 1e-6, "ones added")
 
 
 def test_members_beside_each_other_on_the_batch_dim() -> None:

@@ -6,7 +6,7 @@ import math
 from ast import literal_eval
 from collections.abc import Mapping
 from functools import partial
-from inspect import Parameter
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -34,9 +34,9 @@ from tests.messages.engine import Cases
 from tests.models import cases
 from tests.models.cases import Section
 from tests.models.conftest import section_of
-from tests.models.parity import credits_parameters
 from tests.models.toy import TOY, toy_batch
 from tests.support import make_mesh
+from tests.support.credit_modules import credit_attribute
 
 CASES = Cases("models")
 
@@ -208,7 +208,11 @@ def test_the_defaults_are_those_of_credit(credit: Any, kind: str):
     """Every parameter of CREDIT's class is a key, if only to be refused."""
     where, others = DEFAULTS[kind]
     config = DiffusionConfig if kind == "process" else MODELS[kind].config
-    for name, theirs in credits_parameters(where).items():
+    constructor = credit_attribute(*where.rsplit(".", 1)).__init__
+    for name, parameter in signature(constructor).parameters.items():
+        theirs = parameter.default
+        if name in ("self", "args", "kwargs"):
+            continue
         if name in others:
             assert theirs == others[name], name
         elif name in config.model_fields:

@@ -152,7 +152,7 @@ def write_model(folder: Path, block: Any, state: Any) -> list[str]:
     """Writes model.yml and CREDIT's checkpoint.pt; returns the flags that name them."""
     torch.save({"model_state_dict": state}, folder / "checkpoint.pt")
     raw = yaml.safe_load(GEN2_CONFIG.read_text()) | {"model": block}
-    (folder / "model.yml").write_text(yaml.safe_dump(raw))
+    (folder / "model.yml").write_text(yaml.safe_dump(raw, sort_keys=False))
     files = ("--config", "model.yml"), ("--checkpoint", "checkpoint.pt")
     return [text for flag, name in files for text in (flag, str(folder / name))]
 
@@ -203,7 +203,7 @@ def test_every_block_compares(credit, name, tmp_path, capsys):
 
 def test_compare_says_what_credit_does_not_run(credit: Any, tmp_path: Any) -> None:
     """It fails to build padding, and to run more channels out than in."""
-    padded = CASES["swin padded"].block
+    padded = section(CASES["swin padded"].block, pad=("earth", [2, 2], [4, 4]))
     bare = {**padded, "img_size": [24, 48], "padding_conf": None}
     for built, block, what in ((bare, padded, "build"), (MORE_OUT, MORE_OUT, "run")):
         state = credit.build_credit(built, seed=3).state_dict()

@@ -16,6 +16,7 @@ from benchmarks.small_models import SECTIONS
 from benchmarks.speed.cases import KIN, MODEL_TYPES, case_of, make_case
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.nn.context import Noise
+from credit_jax.nn.parameters import SPECTRAL_NORM
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.placement import place_batch
@@ -98,11 +99,17 @@ def test_scan_over_forecast_steps(mesh: str) -> None:
 
 
 @pytest.mark.slow
-def test_init_and_fuse_compose() -> None:
-    model, weights, x, _ = _made("2x2x2")
-    fused = jax.jit(lambda key: model.fuse_spectral_norm(*model.init(key)))(KEY)
+@ONE_AND_EIGHT
+def test_fused_weights_give_the_same_forecast(mesh: str) -> None:
+    """Also where `init` and `fuse_spectral_norm` are parts of one program."""
+    model, weights, x, _ = _made(mesh)
     expected = model.apply(*weights, {"x": x})
-    assert_close(model.apply(*fused, {"x": x}), expected, 1e-6, "fused in a jit")
+    together = jax.jit(lambda key: model.fuse_spectral_norm(*model.init(key)))
+    for fused in (model.fuse_spectral_norm(*weights), together(KEY)):
+        assert not fused[1][SPECTRAL_NORM], "the vectors are used up"
+        assert_close(model.apply(*fused, {"x": x}), expected, 1e-6, "fused")
+        matrix = next(iter(model.model_def.matrices))
+        assert not np.allclose(fused[0][matrix], weights[0][matrix]), "not divided"
 
 
 @pytest.mark.slow

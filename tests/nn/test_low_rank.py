@@ -21,12 +21,10 @@ from credit_jax.nn.parameters import SPECTRAL_NORM
 from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.plan.finetune import frozen_parameters, low_rank_of
 from credit_jax.training.optimizer import BETAS, EPSILON, adamw
-from credit_jax.training.state import init_state
-from credit_jax.training.step import make_train_step
 from tests.models.cases import CASES
-from tests.models.parity import mesh_of, train
+from tests.models.parity import batches, mesh_of, train
 from tests.support import assert_close, assert_trees_close, make_mesh
-from tests.training.toy_runs import MODEL_DEF, mse, toy_batches
+from tests.training.toy_runs import MODEL_DEF, toy_batches
 
 TARGETS = frozenset({"dense/up", "dense/down"})
 LOW_RANK = LowRank(2, 2.0, TARGETS)
@@ -136,42 +134,39 @@ def test_what_a_matrix_is() -> None:
 RANK, ALPHA, STEPS, RATE, DECAY = 2, 6.0, 20, 1e-3, 0.1
 
 
-class TorchAdapters:
-    """CREDIT's model with W + alpha / rank * B A in its modules.
+def adapt(model: Any, entries: Any, low_rank: Any, arrays: Any) -> list[Any]:
+    """Makes weights of CREDIT's model W + alpha / rank * B A, and A and B trained.
 
-    Args of the constructor: CREDIT's model, the same model here without adapters, the
-    matrices with adapters, and first adapters by path, in the layout of credit_jax.
+    Returns (entry, module, adapter) of each.
     """
+    import torch
 
-    def __init__(self, model: Any, model_def: Any, low_rank: Any, arrays: Any) -> None:
-        import torch
+    class Adapter(torch.nn.Module):
+        def __init__(self, down: Any, up: Any) -> None:
+            super().__init__()
+            matrices = (down.reshape(RANK, -1), up.reshape(RANK, -1).T)
+            pair = (torch.nn.Parameter(torch.tensor(np.array(m))) for m in matrices)
+            self.down, self.up = pair
 
-        self.model, self.targets = model, []
-        model.train()
-        for entry in key_map_for(model_def).parameters.entries:
+        def forward(self, weight: Any) -> Any:
+            return weight + ALPHA / RANK * (self.up @ self.down).reshape(weight.shape)
+
+    targets = []
+    for entry in entries:
+        if entry.path in low_rank.targets:
             module = model.get_submodule(entry.key.rpartition(".")[0])
-            if entry.path in low_rank.targets:
-                layer = slice(None) if entry.layer is None else entry.layer
-                down, up = (arrays[p][layer] for p in low_rank.adapters(entry.path))
-                pair = [
-                    torch.nn.Parameter(torch.tensor(np.array(matrix)))
-                    for matrix in (down.reshape(RANK, -1), up.reshape(RANK, -1).T)
-                ]
-                weight = module._parameters.pop("weight_orig").detach()
-                self.targets.append((entry, module, weight, pair))
-        trained = {id(module) for _, module, _, _ in self.targets}
-        for module in model.modules():
-            if hasattr(module, "weight_orig") and id(module) not in trained:
-                module.eval()  # no power iteration: u and v of frozen matrices stay
-
-    def __call__(self, x: Any) -> Any:
-        for _, module, weight, pair in self.targets:
-            module.weight_orig = self.sum(weight, pair)
-        return self.model(x)
-
-    @staticmethod
-    def sum(weight: Any, pair: Any) -> Any:
-        return weight + ALPHA / RANK * (pair[1] @ pair[0]).reshape(weight.shape)
+            layer = slice(None) if entry.layer is None else entry.layer
+            adapter = Adapter(
+                *(arrays[p][layer] for p in low_rank.adapters(entry.path))
+            )
+            parametrize = torch.nn.utils.parametrize.register_parametrization
+            parametrize(module, "weight_orig", adapter)
+            targets.append((entry, module, adapter))
+    trained = {id(module) for _, module, _ in targets}
+    for module in model.modules():
+        if hasattr(module, "weight_orig") and id(module) not in trained:
+            module.eval()  # no power iteration: u and v of frozen matrices stay
+    return targets
 
 
 @pytest.mark.slow
@@ -201,49 +196,39 @@ def test_twenty_steps_follow_torch_on_credits_model(credit: Any) -> None:
         path: 0.1 * rng.normal(size=spec.shape).astype(np.float32)
         for path, spec in low_rank.param_specs(base_def.param_specs).items()
     }
-    fields = [
-        rng.normal(size=(STEPS, *spec.shape(2))).astype(np.float32)
-        for spec in (model_def.inputs["x"], model_def.output)
-    ]
-    theirs = TorchAdapters(model, base_def, low_rank, adapters)
-    matrices = [matrix for *_, pair in theirs.targets for matrix in pair]
+    entries = key_map_for(base_def).parameters.entries
+    targets = adapt(model, entries, low_rank, adapters)
+    matrices = [m for *_, adapter in targets for m in (adapter.down, adapter.up)]
     optimizer = torch.optim.AdamW(
         matrices, lr=RATE, betas=BETAS, eps=EPSILON, weight_decay=DECAY
     )
     expected, first = [], []
-    for x, y in zip(*map(torch.tensor, fields), strict=True):
+    for fields in batches(model_def, STEPS, 2):
+        x, y = (torch.tensor(fields[name][0]) for name in "xy")
         optimizer.zero_grad()
-        loss = ((theirs(x) - y) ** 2).mean()
+        loss = ((model(x) - y) ** 2).mean()
         loss.backward()
         first = first or [m.grad.numpy().copy() for m in matrices]
         optimizer.step()
         expected.append(float(loss.detach()))
-
-    def start(chosen: Any) -> Any:
-        ours = build_parallel_model(model_def, make_mesh())
-        placed = place_weights(ours, {**params, **adapters}, model_state)
-        schedule = optax.constant_schedule(RATE)
-        step = make_train_step(ours, chosen, mse, schedule=schedule)
-        return step, init_state(ours, chosen, jax.random.key(0), weights=placed)
-
-    batches = [{"x": x[None], "y": y[None]} for x, y in zip(*fields, strict=True)]
-    step, state = start(optax.trace(decay=0.0))
-    grads = optax.tree.get(step(state, batches[0])[0].opt_state, "trace")
-    step, state = start(adamw(weight_decay=DECAY, max_norm=0.0))
-    losses = []
-    for batch in batches:
-        state, info = step(state, batch)
-        losses.append(float(info["loss"][0]))
-    assert_close(np.array(losses), np.array(expected), 1e-5, "losses")
+    ours = build_parallel_model(model_def, make_mesh())
+    weights = {**params, **adapters}, model_state
+    options = {"batch": 2, "weights": weights}
+    options["schedule"] = optax.constant_schedule(RATE)
+    _, state, _ = train(ours, optax.trace(decay=0.0), 1, **options)
+    grads = optax.tree.get(state.opt_state, "trace")
+    adam = adamw(weight_decay=DECAY, max_norm=0.0)
+    _, state, infos = train(ours, adam, STEPS, **options)
+    losses = [info["loss"][0] for info in infos]
+    assert_close(losses, expected, 1e-5, "losses")
     assert losses[0] != losses[-1]
-    sums = jax.device_get(merged(state.params, low_rank, model_def.param_specs))
+    sums = merged(state.params, low_rank, model_def.param_specs)
     pairs = zip(first[::2], first[1::2], strict=True)
-    for (entry, _, weight, pair), of_pair in zip(theirs.targets, pairs, strict=True):
+    for (entry, module, _), of_pair in zip(targets, pairs, strict=True):
         rows = slice(None) if entry.layer is None else entry.layer
         down, up = (np.asarray(grads[p])[rows] for p in low_rank.adapters(entry.path))
         assert_close(down.reshape(RANK, -1), of_pair[0], 1e-4, f"{entry.path}: A")
         assert_close(up.reshape(RANK, -1).T, of_pair[1], 1e-4, f"{entry.path}: B")
-        last = entry.arrangement.to_ours(
-            theirs.sum(weight, pair).detach().numpy(), entry.shape
-        )
+        last = module.weight_orig.detach().numpy()
+        last = entry.arrangement.to_ours(last, entry.shape)
         assert_close(sums[entry.path][rows], last, 1e-5, f"{entry.path}: sum")

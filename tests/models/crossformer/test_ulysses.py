@@ -102,15 +102,6 @@ def run(rows: int, degrees: dict[str, int], *options: Any, key: int = 11) -> Any
     return out[np.argsort(order), :rows], grads
 
 
-@pytest.mark.slow(but=["{'dp_replicate': 2, 'tp': 2, 'domain': 2}"])
-@pytest.mark.parametrize(
-    "degrees", [{"domain": 4}, {"dp_replicate": 2, "tp": 2, "domain": 2}], ids=str
-)
-def test_the_mask_is_the_same_on_every_mesh(degrees: dict[str, int]) -> None:
-    """Also in strips on 4 shards, which do not divide 6 bands of windows."""
-    assert_same_block(run(12, degrees), run(12, {}), 1e-13, f"dropout on {degrees}")
-
-
 def test_every_sample_has_its_own_mask_and_evaluation_has_none() -> None:
     out, _ = run(12, {})
     for other in (run(12, {}, None, False), run(12, {}, key=12)):
@@ -132,27 +123,28 @@ def assert_same_block(actual: Any, expected: Any, bound: float, what: str) -> No
     assert_joint(grads, expected_grads, bound or 1e-15, what)
 
 
-@pytest.mark.slow(but=["12-{'domain': 2, 'tp': 2}-2-True"])
+@pytest.mark.slow(but=["12-degrees0-None-True", "12-degrees4-2-True"])
 @pytest.mark.parametrize(
     ("rows", "degrees", "ulysses", "drops"),
     [
-        (12, {"domain": 4}, 2, True),
-        (12, {"domain": 4}, 4, True),
+        (12, {"dp_replicate": 2, "tp": 2, "domain": 2}, None, True),
+        # In strips, as 4 shards do not divide 6 bands of windows.
+        *((12, {"domain": 4}, groups, True) for groups in (None, 2, 4)),
         (12, {"domain": 2, "tp": 2}, 2, True),
         (18, {"domain": 4}, 4, False),
         (18, {"domain": 8}, 4, True),
         (18, {"dp_replicate": 2, "domain": 4}, 2, True),
         (24, {"domain": 8}, 2, True),
     ],
-    ids=str,
 )
 def test_equals_whole_windows(
-    rows: int, degrees: dict[str, int], ulysses: int, drops: bool
+    rows: int, degrees: dict[str, int], ulysses: int | None, drops: bool
 ) -> None:
-    """Forward bitwise, gradients up to rounding, with dropout."""
+    """Groups, bitwise, on the same mesh; windows on one device; with dropout."""
     what = f"{rows} rows on {degrees}, groups of {ulysses}"
-    groups, windows = (run(rows, degrees, n, drops) for n in (ulysses, None))
-    assert_same_block(groups, windows, 0.0, what)
+    actual = run(rows, degrees, ulysses, drops)
+    expected = run(rows, degrees if ulysses else {}, None, drops)
+    assert_same_block(actual, expected, 0.0 if ulysses else 1e-13, what)
 
 
 @pytest.mark.slow
