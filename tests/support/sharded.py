@@ -17,9 +17,8 @@ from flax import nnx
 from jax import lax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from credit_jax.ops.custom_vjp import pvary
-from credit_jax.parallel.collectives import axis_index, psum
-from credit_jax.parallel.mesh.device_mesh import DOMAIN, MeshAxes
+from credit_jax.parallel.collectives import axis_index
+from credit_jax.parallel.mesh.device_mesh import DOMAIN
 from credit_jax.parallel.rows.layout import Field, Layout, block_layout
 from tests.support.gradients import cotangent, draw
 
@@ -216,24 +215,3 @@ def with_values(module: nnx.Module, values: Mapping[str, Any]) -> Any:
         for path, variable in nnx.to_flat_state(state)
     ]
     return nnx.merge(graph, nnx.from_flat_state(flat))
-
-
-def output_and_gradients(
-    forward: Callable[..., Any], mesh: Any, axes: MeshAxes, specs: Mapping[str, Any]
-) -> Callable[..., Any]:
-    """Returns a program on a mesh: (output, gradients by parameters) of a forward."""
-
-    def body(params: Any, x: Any, key: Any) -> Any:
-        def loss(params: Any) -> Any:
-            spread = {p: pvary(w, axes.batch) for p, w in params.items()}
-            out = forward(spread, x, key)
-            return psum(jnp.sum(out * jnp.cos(3 * x)), axes.batch), out
-
-        (_, out), grads = jax.value_and_grad(loss, has_aux=True)(params)
-        return out, grads
-
-    spec, whole = PartitionSpec(axes.data or None, axes.domain), PartitionSpec()
-    sharded = jax.shard_map(
-        body, mesh=mesh, in_specs=(specs, spec, whole), out_specs=(spec, specs)
-    )
-    return jax.jit(sharded)

@@ -1,6 +1,6 @@
 """WXFormer with experts: training on meshes with ep, checkpoints, samples, counts.
 
-The layer itself is tested in tests/nn/test_experts.py.
+The layer itself is tested in tests/nn/test_blocks.py.
 """
 
 from __future__ import annotations
