@@ -32,64 +32,40 @@ _COUNTED = {
 _MICRO = "micro-batch"
 
 
-def check_inputs(
-    inputs: Any,
-    specs: Mapping[str, InputSpec],
-    axes: MeshAxes | None = None,
-    compute: Any = None,
-) -> None:
-    """Checks names, shapes and dtypes of the inputs of a model."""
-    # axes: mesh axes of global arrays; None for local arrays, whose samples, rows and
-    # dtype may be any.
-    _check_arrays("inputs", inputs, specs, axes, compute)
-
-
-def check_batch(
-    batch: Any,
-    inputs: Mapping[str, InputSpec],
-    output: FieldSpec,
-    axes: MeshAxes,
-    compute: Any,
-    *,
-    stacked: bool,
-    num_steps: int = 1,
-) -> None:
-    """Checks the batch of a training or evaluation step."""
-    # num_steps: steps of the forecast. Inputs other than x are those of one step, or of
-    # all: fields one after the other along time, vectors along their size.
-    expected = {**inputs, "y": output}
-    how: dict[str, Any] = {"stacked": stacked, "num_steps": num_steps}
-    _check_arrays("batch", batch, expected, axes, compute, **how)
-
-
-def _check_arrays(
+def check_arrays(
     subject: Literal["inputs", "batch"],
     arrays: Any,
     expected: Mapping[str, InputSpec],
-    axes: MeshAxes | None,
-    compute: Any,
+    axes: MeshAxes | None = None,
+    compute: Any = None,
     *,
     stacked: bool = False,
     num_steps: int = 1,
 ) -> None:
-    """Checks the names, and each array; all have as many samples and micro-batches."""
+    """Checks names, shapes and dtypes of the inputs of a model, or of a step's batch.
+
+    All have as many samples and micro-batches.
+    """
+    # axes: mesh axes of global arrays; None for local arrays, whose samples, rows and
+    # dtype may be any.
+    # num_steps: steps of the forecast. Inputs other than x are those of one step, or of
+    # all: fields one after the other along time, vectors along their size.
     displayed = ", ".join(
         f'"{name}": ({", ".join(_FIELD if isinstance(spec, FieldSpec) else _VECTOR)})'
         for name, spec in expected.items()
     )
-    example = f"{{{displayed}}}"
+    taken = f"{'the model' if subject == 'inputs' else 'a step'} takes {{{displayed}}}"
     if not isinstance(arrays, Mapping):
         raise ValueError(
             f"the {subject} are a {type(arrays).__name__}; expected a mapping, as of "
-            f"place_batch: {example}"
+            f"place_batch: {{{displayed}}}"
         )
-    taken = "the model takes" if subject == "inputs" else "a step takes"
     if missing := [name for name in expected if name not in arrays]:
-        raise ValueError(f"the {subject} lack {', '.join(missing)}; {taken} {example}")
+        raise ValueError(f"the {subject} lack {', '.join(missing)}; {taken}")
     more = [str(name) for name in arrays if name not in expected]
     if more and subject == "inputs":
         raise ValueError(
-            f"the inputs have {', '.join(more)}, which is not known; {taken} {example}"
+            f"the inputs have {', '.join(more)}, which is not known; {taken}"
         )
     for name, spec in expected.items():
         _check_array(
@@ -120,9 +96,9 @@ def _check_array(
     axes: MeshAxes | None,
     compute: Any,
     *,
-    stacked: bool = False,
-    free: tuple[str, ...] = (),
-    repeats: int = 1,
+    stacked: bool,
+    free: tuple[str, ...],
+    repeats: int,
 ) -> None:
     """Checks the shape and the dtype of one field or vector."""
     # The lengths of `free` dims may be any, those of time or size also `repeats` times
@@ -184,11 +160,10 @@ def check_weights(
     """Checks that parameters and state are those of a model."""
     if not isinstance(params, Mapping) or not isinstance(model_state, Mapping):
         raise ValueError(
-            f"params are a {type(params).__name__} and model_state a "
-            f"{type(model_state).__name__}; expected two mappings, as of "
-            "model.init(key) or credit_jax.restore"
+            f"params are a {type(params).__name__}, model_state a "
+            f"{type(model_state).__name__}; expected mappings, as of model.init(key)"
         )
-    if params.keys() <= set(COLLECTIONS) and params.keys():
+    if params and params.keys() <= {*COLLECTIONS}:
         raise ValueError(
             f"params have the names {', '.join(params)} of a model's state: params "
             "and model_state are swapped; write apply(params, model_state, inputs)"
@@ -217,8 +192,7 @@ def check_weights(
             more = f"\n  and {len(lines) - 5} more" if len(lines) > 5 else ""
             raise ValueError(
                 f"{subject} are not those of this model:\n  {listed}{more}\nTake those "
-                "of model.init(key), or of credit_jax.restore with the model that it "
-                "returns"
+                "of model.init(key), or of credit_jax.restore with its model"
             )
 
 
@@ -243,8 +217,7 @@ def on_mesh(mesh: Mesh, **trees: Any) -> Iterator[None]:
                 raise ValueError(
                     f"{name} is on {_listed(leaf.sharding.device_set)}, but the mesh "
                     f"of the model on {_listed(devices)}; place fields with "
-                    "place_batch(..., model.mesh), and take weights of model.init or "
-                    "credit_jax.restore"
+                    "place_batch(..., model.mesh), take weights of model.init"
                 ) from error
         raise
 

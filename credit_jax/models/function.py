@@ -170,9 +170,8 @@ class Function:
             if changing := names.intersection(_CHANGING):
                 raise ValueError(
                     f"params has {path}, of {changing.pop()}: a function cannot change "
-                    "it; expected parameters alone (NNX: nnx.split(model, nnx.Param, "
-                    "...)); give statistics to `apply` as constants, in evaluation "
-                    "mode, and draw with its argument rng"
+                    "it; expected parameters alone (nnx.split(model, nnx.Param, ...)); "
+                    "make statistics constants of `apply`, and draw with its rng"
                 )
         leaves, self.structure = jax.tree_util.tree_flatten_with_path(params)
         self.initial: dict[str, Any] = {}

@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from credit_jax.config.messages import divisors
 from credit_jax.kernels import is_amd
-from credit_jax.models.arguments import check_inputs
+from credit_jax.models.arguments import check_arrays
 from credit_jax.models.common.config import (
     FieldSpec,
     InputSpec,
@@ -387,7 +387,7 @@ class ModelDef:
         Raises:
             ValueError: as for `apply`.
         """
-        check_inputs(inputs, self.network_inputs)
+        check_arrays("inputs", inputs, self.network_inputs)
         if self.batch_stats and not batch_stats:
             nodes = [node for _, node in nnx.iter_modules(self._abstract)]
             num = sum(isinstance(node, BatchNorm) for node in nodes)

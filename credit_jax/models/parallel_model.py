@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from credit_jax.config.parallelism import degree_problems
 from credit_jax.data import ChannelSchema
 from credit_jax.kernels import implementation, kernel_notes
-from credit_jax.models.arguments import check_inputs, check_weights, on_mesh
+from credit_jax.models.arguments import check_arrays, check_weights, on_mesh
 from credit_jax.models.diffusion.process import NOISED, TIME, Noised
 from credit_jax.models.model_def import ModelDef, Weights, float8_notes
 from credit_jax.models.registry import build
@@ -171,7 +171,7 @@ class ParallelModel:
         """
         self.check_weights(params, model_state)
         compute = self.parallel_config.precision.compute
-        check_inputs(inputs, self.model_def.inputs, self.axes, compute)
+        check_arrays("inputs", inputs, self.model_def.inputs, self.axes, compute)
         trees = {"params": params, "model_state": model_state, "inputs": dict(inputs)}
         with on_mesh(self.mesh, **trees):
             return self._apply(params, model_state, (dict(inputs), noise))
@@ -639,8 +639,7 @@ def _check_absent(mesh: Mesh | ParallelDims, options: Mapping[str, Any]) -> None
         kind = type(mesh).__name__
         raise ValueError(
             f"{' and '.join(conflicting)} given beside a {kind}, which has its own; "
-            f"leave {'it' if len(conflicting) == 1 else 'them'} out, "
-            f"or change the {kind}"
+            f"expected one of both: change the {kind}"
         )
 
 

@@ -58,19 +58,36 @@ class Noise:
         if name in self.replacements:
             full = jnp.take(self.replacements[name], samples, axis=0)
             return full[:, rows[:, None], layout.columns(columns)]
-        key, indices = self.keyed(name, samples)
         # Two numbers: the position of a value in a batch does not fit in 32 bits.
-        high = indices[:, None] * layout.size + rows[None, :]
         low = layout.columns(columns)[..., None] * channels
         low = low + jnp.arange(channels)[None, None]
-        return _varying_as(high, draw(key, high[:, :, None, None], low[None]))
 
-    def keyed(self, name: str, samples: Array) -> tuple[Array, Array]:
-        """The key of a call site, and the indices of samples in positions."""
+        def drawn(key: Array, indices: Array) -> Array:
+            high = indices[:, None] * layout.size + rows[None, :]
+            return draw(key, high[:, :, None, None], low[None])
+
+        return self.draw(drawn, name, samples, rows)
+
+    def draw(
+        self, draw: Callable[[Array, Array], Array], name: str, *positions: Array
+    ) -> Array:
+        """Draws by a function of a key and the indices of samples, the first positions.
+
+        Draws vary over the mesh axes of all positions.
+        """
+        samples = positions[0]
+        if name in self.replacements:
+            return jnp.take(self.replacements[name], samples, axis=0)
         # Python's own hash of a string differs from process to process.
         key = _fold_in(self.key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
         # Samples with their own keys have the index 0.
-        return key, samples * 0 if self.key.ndim else samples
+        drawn = draw(key, samples * 0 if self.key.ndim else samples)
+        # The random bits lack this type. Without it, the gradient of a parameter that
+        # multiplies the noise would be summed over devices before it is multiplied by
+        # it.
+        return pvary(
+            drawn, sorted({axis for x in positions for axis in varying_axes(x)})
+        )
 
 
 def _fold_in(key: Array, data: Array | int) -> Array:
@@ -78,13 +95,6 @@ def _fold_in(key: Array, data: Array | int) -> Array:
     if key.ndim:
         return jax.vmap(lambda single_key: jax.random.fold_in(single_key, data))(key)
     return jax.random.fold_in(key, data)
-
-
-def _varying_as(position: Array, drawn: Array) -> Array:
-    """Casts draws to varying over the mesh axes of their positions."""
-    # The random bits lack this type. Without it, the gradient of a parameter that
-    # multiplies the noise would be summed over devices before it is multiplied by it.
-    return pvary(drawn, sorted(varying_axes(position)))
 
 
 @dataclass
@@ -166,12 +176,12 @@ class Context:
         self, name: str, batch: int, size: int
     ) -> Float[Array, "batch size"]:
         """`size` draws of N(0, 1) for each local sample, in `precision.wide`."""
-        noise, samples = self._noise(name), self.samples(batch)
-        if name in noise.replacements:
-            return jnp.take(noise.replacements[name], samples, axis=0)
-        key, indices = noise.keyed(name, samples)
-        positions = indices[:, None], jnp.arange(size)[None]
-        return _varying_as(samples, random_normal(key, *positions, self.precision.wide))
+        columns, wide = jnp.arange(size)[None], self.precision.wide
+
+        def draw(key: Array, indices: Array) -> Array:
+            return random_normal(key, indices[:, None], columns, wide)
+
+        return self._noise(name).draw(draw, name, self.samples(batch))
 
     def uniform_field(self, name: str, field: Field) -> PointNoise:
         """Returns uniform noise in [0, 1) at every sample and point, float32."""
@@ -184,12 +194,12 @@ class Context:
         self, name: str, batch: int, bound: int
     ) -> Int[Array, " batch"]:
         """Returns an integer in [0, bound) for each local sample; bound <= 2**24."""
-        noise, samples = self._noise(name), self.samples(batch)
-        if name in noise.replacements:
-            return jnp.take(noise.replacements[name], samples, axis=0)
-        key, indices = noise.keyed(name, samples)
-        drawn = random_uniform(key, indices, jnp.zeros_like(samples))
-        return _varying_as(samples, jnp.floor(drawn * bound).astype(jnp.int32))
+
+        def draw(key: Array, indices: Array) -> Array:
+            drawn = random_uniform(key, indices, jnp.zeros_like(indices))
+            return jnp.floor(drawn * bound).astype(jnp.int32)
+
+        return self._noise(name).draw(draw, name, self.samples(batch))
 
     def _noise(self, name: str) -> Noise:
         if self.noise is None:

@@ -39,8 +39,7 @@ def apply_tensor_parallel(module: nnx.Module) -> nnx.Module:
             column, row = (path or "..." for path in paths.values())
             raise ValueError(
                 f"{type(block).__name__} has {listed}, which CREDIT reads; write "
-                f"tp_plan = (({column!r}, {row!r}),), pairs of (column layer, row "
-                "layer)"
+                f"tp_plan = (({column!r}, {row!r}),), (column layer, row layer)"
             )
         subject = f"{type(block).__name__}.tp_plan"
         for pair in getattr(block, "tp_plan", ()):
@@ -56,8 +55,7 @@ def apply_tensor_parallel(module: nnx.Module) -> nnx.Module:
             if output_width != input_width:
                 raise ValueError(
                     f"{subject}: {pair[0]!r} makes {output_width} channels, but "
-                    f"{pair[1]!r} takes {input_width}; a pair shares its hidden "
-                    "channels"
+                    f"{pair[1]!r} takes {input_width}; expected equal numbers"
                 )
             column.split, row.split = "column", "row"
             column.kernel = _named(column.kernel, -1)

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 
 from credit_jax.losses import Loss
 from credit_jax.metrics import Measure
-from credit_jax.models.arguments import check_batch, on_mesh
+from credit_jax.models.arguments import check_arrays, on_mesh
 from credit_jax.models.function import user_error
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel, packing_of
@@ -448,14 +448,14 @@ def make_eval_step(
 def _check_batch(
     model: ParallelModel, batch: Any, rollout: Rollout, *, stacked: bool
 ) -> None:
-    """Checks the fields that every step takes; see `check_batch`."""
+    """Checks the fields that every step takes; see `check_arrays`."""
     if rollout.prepare is not None and isinstance(batch, Mapping):
         names = {raw: name for name, raw in RAW.items()}
         batch = {names.get(name, name): x for name, x in batch.items()}
     definition, compute = model.model_def, model.parallel_config.precision.compute
     options = {"stacked": stacked, "num_steps": rollout.num_steps}
-    fields = definition.inputs, definition.output
-    check_batch(batch, *fields, model.axes, compute, **options)
+    fields = {**definition.inputs, "y": definition.output}
+    check_arrays("batch", batch, fields, model.axes, compute, **options)
 
 
 def _batch_specs(

@@ -535,9 +535,8 @@ class Gen1PostConf(StrictModel):
             if shape != grid:
                 shapes = [" x ".join(map(str, s)) for s in (shape, grid)]
                 raise ValueError(
-                    f"model.gen1_post_conf.data.save_loc_physics: "
-                    f"{self.data.save_loc_physics} has a grid of {shapes[0]} points, "
-                    f"the model has {shapes[1]}; give the file of the model's grid"
+                    "model.gen1_post_conf.data.save_loc_physics has a grid of "
+                    f"{shapes[0]} points, the model {shapes[1]}; give its grid's file"
                 )
 
     def check_coordinates(self, data: GridCoordinates) -> None:
@@ -563,8 +562,7 @@ class Gen1PostConf(StrictModel):
             if indices_of(jax_path, other, kind, file, data.where) is not None:
                 raise ValueError(
                     f"{file}: its {kind}s {list(other or ())[:4]} ... are in another "
-                    f"order than {list(jax_path or ())[:4]} ... of {data.where}; bring "
-                    "the file to that order"
+                    f"order than {list(jax_path or ())[:4]} ... of {data.where}: sort"
                 )
 
     def problems(self, num_channels: int, frames: int) -> list[str]:
@@ -573,9 +571,8 @@ class Gen1PostConf(StrictModel):
         sums = " + ".join(f"{n} {count}" for n, count in self.data.by_variable.items())
         if len(self.data.by_channel) != num_channels:
             problems.append(
-                f"{origin}.data: its variables have {len(self.data.by_channel)} "
-                f"channels ({sums}), the model's output has {num_channels}; name all "
-                "variables of the output, in channel order"
+                f"{origin}.data has {len(self.data.by_channel)} channels ({sums}), the "
+                f"model's output {num_channels}; name its variables in channel order"
             )
         if self.on_grid and self.data.save_loc_physics is None:
             problems.append(

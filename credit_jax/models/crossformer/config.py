@@ -154,9 +154,8 @@ class StagesConfig(ModelConfig):
             if not channels or channels % self.dim[0]:
                 yield (
                     f"decoder block {index} has dim[3] / {2**index} = {channels} "
-                    f"channels, which the {self.dim[0]} groups (model.dim[0]) of its "
-                    "GroupNorm do not divide; choose dim[3] a multiple of "
-                    f"{8 * self.dim[0]}"
+                    f"channels, not a multiple of its groups, model.dim[0] = "
+                    f"{self.dim[0]}; choose dim[3] a multiple of {8 * self.dim[0]}"
                 )
 
     def _embed_problems(self, index: int, above: tuple[int, int]) -> Iterator[str]:
@@ -174,15 +173,13 @@ class StagesConfig(ModelConfig):
             for kernel, size in zip(kernels, sizes, strict=True):
                 if size < 1:
                     yield (
-                        f"{origin} has {kernel}, but stage {index} gets {above[0]} x "
-                        f"{above[1]} points and its stride is {stride}: no output "
-                        "point is left; use a larger grid or padding"
+                        f"{origin} has {kernel}, of which {above[0]} x {above[1]} "
+                        f"points leave none in stage {index}; use a larger grid or pad"
                     )
             if len(set(sizes)) > 1:
                 yield (
                     f"{origin} is {kernels}, which make {sizes} of {points} points "
-                    f"with stride {stride}; they are joined, so they must make the "
-                    f"same: choose kernels that are all odd or all even"
+                    f"with stride {stride}; expected equal sizes: choose odd or even"
                 )
         if self.dim[index] < 2 ** len(kernels) // 2:
             yield (
@@ -236,16 +233,14 @@ class EncoderDecoderConfig(PaddedConfig, StagesConfig):
         yield from previous
         if (self.patch_height == 1) != (self.patch_width == 1):
             yield (
-                f"model.patch_height is {self.patch_height} and model.patch_width is "
-                f"{self.patch_width}; expected both 1 or both above 1 (CREDIT embeds "
-                "patches only then)"
+                f"model.patch_height is {self.patch_height}, model.patch_width "
+                f"{self.patch_width}; expected both 1, or both above 1 as in CREDIT"
             )
         mean = self.frame_fold == "mean"
         if self.patch != (1, 1) and self.frames > 1 and not mean:
             yield (
                 f"model.frames is {self.frames} with patches of {self.patch_height} x "
-                f"{self.patch_width}; expected frames: 1 (CREDIT's patch embedding "
-                "cannot take more), or patch_height: 1 and patch_width: 1"
+                f"{self.patch_width}; expected frames: 1, as in CREDIT, or no patches"
             )
         if self.patch == (1, 1) and mean:
             yield from mean_problems(self.frames)
@@ -256,19 +251,16 @@ class EncoderDecoderConfig(PaddedConfig, StagesConfig):
             if (small.height * 2, small.width * 2) != (large.height, large.width):
                 joined = False
                 yield (
-                    f"stage {index} has {small.height} x {small.width} points; the "
-                    f"decoder doubles it to {small.height * 2} x {small.width * 2}, "
-                    f"but stage {index - 1}, which it is joined with, has "
-                    f"{large.height} x {large.width}; "
-                    f"model.cross_embed_strides[{index}] must be 2 and height and "
-                    "width of the stage above even: change the padding"
+                    f"stage {index} has {small.height} x {small.width} points, which "
+                    f"the decoder doubles and joins with {large.height} x "
+                    f"{large.width} of stage {index - 1}; expected an even stage above "
+                    f"and model.cross_embed_strides[{index}] 2: change the padding"
                 )
         pad, decoded = [sum(ends) for ends in self.pads], geometry.decoded
         if any(pad) and (decoded[0] <= pad[0] or decoded[1] <= pad[1]):
             yield (
-                f"the decoder gives {decoded[0]} x {decoded[1]} points and the padding "
-                f"to remove is {pad[0]} x {pad[1]}: nothing is left; use less padding "
-                "or smaller strides"
+                f"the decoder gives {decoded[0]} x {decoded[1]} points, of which the "
+                f"padding is {pad[0]} x {pad[1]}; use less padding or smaller strides"
             )
         elif joined and not previous and geometry.output != geometry.grid:
             output, grid = geometry.output, geometry.grid

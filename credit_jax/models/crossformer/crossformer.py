@@ -439,9 +439,8 @@ class EnsembleConfig(CrossFormerConfig):
             channels = self.dim[3] // 2 ** (3 - index)
             if self.encoder_noise and self.dim[index] != channels:
                 yield (
-                    f"model.dim[{index}] is {self.dim[index]}; expected {channels}, "
-                    f"dim[3] / {2 ** (3 - index)}: the noise of a stage has the "
-                    "channels of the block of the decoder, as in CREDIT"
+                    f"model.dim[{index}] is {self.dim[index]}; expected dim[3] / "
+                    f"{2 ** (3 - index)} = {channels}: CREDIT's noise has as many"
                 )
         yield from super().problems()
 

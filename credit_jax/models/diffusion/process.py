@@ -112,9 +112,8 @@ class DiffusionConfig(StrictModel):
             )
         if self.beta_schedule == "linear" and self.timesteps < FEWEST_LINEAR:
             problems.append(
-                f"timesteps is {self.timesteps} with the linear schedule; expected at "
-                f"least {FEWEST_LINEAR}: the last beta is 20 / timesteps, which must "
-                "be below 1"
+                f"timesteps is {self.timesteps}; expected at least {FEWEST_LINEAR}: "
+                "the last beta of the linear schedule, 20 / timesteps, is below 1"
             )
         schedule = SCHEDULES[self.beta_schedule]
         available = list(inspect.signature(schedule).parameters)[1:]

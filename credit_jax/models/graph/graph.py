@@ -6,7 +6,7 @@ programs write it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -160,17 +160,22 @@ class NodeNorm(nnx.Module):
 
     @jax.named_scope(NORM)
     def __call__(self, field: Field) -> Field:
-        x, axis = field.data, field.layout.axis
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        axes, count = ((axis,) if axis else ()), num_points(field)
+        axis, count = field.layout.axis, num_points(field)
+        axes = (axis,) if axis else ()
 
         def mean(values: Array) -> Array:
             total = field_sum(field.like(values), (1, 2), axes, keepdims=True)
             return total / count
 
-        centered = wide - mean(wide)
-        deviation = jnp.sqrt(mean(centered * centered))
-        return field.like((centered / (deviation + EPSILON)).astype(x.dtype))
+        return field.like(_standardized(field.data, mean))
+
+
+def _standardized(x: Array, mean: Callable[[Array], Array]) -> Array:
+    """Returns (x - mean) / (deviation + epsilon), computed in float32 or wider."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    centered = wide - mean(wide)
+    deviation = jnp.sqrt(mean(centered * centered))
+    return (centered / (deviation + EPSILON)).astype(x.dtype)
 
 
 class EdgeEmbedding(nnx.Module):
@@ -184,10 +189,7 @@ class EdgeEmbedding(nnx.Module):
         self, attributes: Float[Array, "edge 3"], context: Context, *, edges: ShardEdges
     ) -> Float[Array, "edge channel"]:
         x = self.linear(attributes, context)
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        centered = wide - edges.mean(wide)[None]
-        deviation = jnp.sqrt(edges.mean(centered * centered))
-        return (centered / (deviation + EPSILON)[None]).astype(x.dtype)
+        return _standardized(x, lambda values: edges.mean(values)[None])
 
 
 class Gates(nnx.Module):
@@ -374,8 +376,7 @@ class GraphConfig(SummedChannels):
         if self.history_len != 2:
             yield (
                 f"model.history_len is {self.history_len}; expected 2: CREDIT's graph "
-                "adds its output to the frames after the first, of which the output "
-                "has one"
+                "adds its output, of one frame, to the frames after the first"
             )
         if self.hidden_size % self.dim_head:
             yield (

@@ -216,10 +216,9 @@ class UTransformerConfig(PaddedConfig):
                     if -(-(more // side) // 2) == round(more / side / 2)
                 ]
                 problems.append(
-                    f"model.{name} is {side}: {size} points make {size // side} "
-                    f"patches, whose half is {tokens}, but CREDIT expects "
-                    f"round({size} / {side} / 2) = {expected} and fails; pad to "
-                    f"{fits[0]} points"
+                    f"model.{name} is {side}: half of the {size // side} patches is "
+                    f"{tokens}; CREDIT expects round({size} / {side} / 2) = {expected} "
+                    f"and fails: pad to {fits[0]} points"
                 )
         if self.window_size[0] != self.window_size[1]:
             problems.append(
@@ -246,8 +245,7 @@ class UTransformerConfig(PaddedConfig):
                 yield (
                     f"model.interp is false and patches make {output[0]} x {output[1]} "
                     f"points of the {grid[0]} x {grid[1]} of the grid; set interp: "
-                    "true, or choose patches and padding of which an even number fills "
-                    "the grid"
+                    "true, or fill the grid with an even number of patches"
                 )
 
 
@@ -657,10 +655,9 @@ class WRFConfig(SummedChannels, UTransformerConfig):
         if patches != self.patches:
             yield (
                 f"model.param_outside makes {patches[0]} x {patches[1]} patches of "
-                f"{outside.image_height} x {outside.image_width} points, "
-                f"param_interior {self.patches[0]} x {self.patches[1]} of "
-                f"{self.padded[0]} x {self.padded[1]} with padding; they are added, so "
-                "they must be equal"
+                f"{outside.image_height} x {outside.image_width}, param_interior "
+                f"{self.patches[0]} x {self.patches[1]} of {self.padded[0]} x "
+                f"{self.padded[1]} with padding; expected equal numbers, to add them"
             )
         dim = self.param_interior.dim
         if outside.dim != dim:

@@ -197,22 +197,20 @@ class SwinConfig(VariableKeys, PaddedConfig):
                 )
             elif window < 2:
                 yield (
-                    f"the windows have {window} {name}: {size} points // "
-                    f"img_window_ratio {self.img_window_ratio}, or model.window_size; "
-                    "expected at least 2"
+                    f"the windows have {window} {name}, {size} points // model."
+                    f"img_window_ratio or model.window_size; expected at least 2"
                 )
             elif count % window:
                 yield (
-                    f"the {count} {name} of patches are not whole windows of {window} "
-                    f"({size} points // img_window_ratio {self.img_window_ratio}, or "
-                    f"model.window_size); would fit: {divisors(count)}"
+                    f"the windows have {window} {name}, {size} points // model."
+                    "img_window_ratio or model.window_size, which does not divide the "
+                    f"{count} {name} of patches; would fit: {divisors(count)}"
                 )
         yield from mean_problems(self.frames)
         if self.residual and self.input_channels < self.output_channels:
             yield (
-                f"model.residual adds the input to the output, but they have "
-                f"{self.input_channels} and {self.output_channels} channels; expected "
-                "at least as many channels in as out"
+                f"model.residual adds {self.input_channels} input channels to "
+                f"{self.output_channels} output channels; expected no fewer inputs"
             )
         if len(self.depths) != len(self.num_heads):
             yield (

@@ -342,9 +342,8 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
             padded = size + sum(pad)
             if padded % factor or padded // factor < 2:
                 yield (
-                    f"model.image_{name} is {size} + {sum(pad)} padding = {padded}; "
-                    f"expected a multiple of {factor} (2^{count - 1}, for {count} "
-                    f"levels), at least {2 * factor}: change the padding"
+                    f"model.image_{name} is {padded} with padding; expected a multiple "
+                    f"of 2^{count - 1} = {factor}, of at least {2 * factor}: pad to it"
                 )
 
 
