@@ -337,7 +337,7 @@ def zeros(params, x):
 CASES.rows(
     lambda params: credit_jax.wrap(zeros, params, X, Y),
     {"params": {"params": 1.0, "batch_stats": {"mean": 2.0}}},
-    {"params": {"a/b": 2.0, "a": {"b": 2.0}}},
+    {"params": {"a/b": np.ones(1), "a": {"b": np.ones(1)}}},
     name="wrap",
 )
 

@@ -32,6 +32,7 @@ from credit_jax.parallel.collectives import axis_index, psum
 from credit_jax.parallel.domain.attention import HeadExchange, attention_layout
 from credit_jax.parallel.domain.strips import Windows
 from credit_jax.parallel.domain.windows import partition, window_grid
+from credit_jax.parallel.mesh.device_mesh import mesh_of_degrees
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.fsdp import ShardingRules, pvary_params
 from credit_jax.parallel.params.init import initialize
@@ -129,7 +130,7 @@ def lowered(
     spec = P(axes.data or None, axes.domain)
     sharded = jax.shard_map(
         body,
-        mesh=dims.build_mesh(),
+        mesh=mesh_of_degrees(dims.axis_degrees, jax.devices()[:world_size]),
         in_specs=(specs, spec, P()),
         out_specs=(spec, P(), specs),
     )

@@ -502,8 +502,10 @@ class FlatPaddingKeys(PaddedConfig):
         if any(flat.values()) and self.padding_conf is None:
             yield (
                 f"model has {' and '.join(f'{k}: {v}' for k, v in flat.items() if v)} "
-                "and no padding_conf; remove the keys, or, of CREDIT's older programs, "
-                "which reflect then, write padding_conf: {mode: mirror, "
-                f"pad_lat: {self.pad_lat or 0}, pad_lon: {self.pad_lon or 0}}}"
+                "and no padding_conf: CREDIT's older programs pad by reflection then, "
+                "its newer ones not at all. For the weights of an older run write "
+                "padding_conf: {mode: mirror, "
+                f"pad_lat: {self.pad_lat or 0}, pad_lon: {self.pad_lon or 0}}}, else "
+                "remove the keys"
             )
         yield from super().problems()

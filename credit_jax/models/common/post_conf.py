@@ -536,7 +536,7 @@ class Gen1PostConf(StrictModel):
                 shapes = [" x ".join(map(str, s)) for s in (shape, grid)]
                 raise ValueError(
                     "model.gen1_post_conf.data.save_loc_physics has a grid of "
-                    f"{shapes[0]} points, the model {shapes[1]}; give its grid's file"
+                    f"{shapes[0]} points, but the model {shapes[1]}; give its file"
                 )
 
     def check_coordinates(self, data: GridCoordinates) -> None:
@@ -572,7 +572,7 @@ class Gen1PostConf(StrictModel):
         if len(self.data.by_channel) != num_channels:
             problems.append(
                 f"{origin}.data has {len(self.data.by_channel)} channels ({sums}), the "
-                f"model's output {num_channels}; name its variables in channel order"
+                f"model's output {num_channels}: name only its variables, in order"
             )
         if self.on_grid and self.data.save_loc_physics is None:
             problems.append(

@@ -154,8 +154,9 @@ class StagesConfig(ModelConfig):
             if not channels or channels % self.dim[0]:
                 yield (
                     f"decoder block {index} has dim[3] / {2**index} = {channels} "
-                    f"channels, not a multiple of its groups, model.dim[0] = "
-                    f"{self.dim[0]}; choose dim[3] a multiple of {8 * self.dim[0]}"
+                    f"channels, which the {self.dim[0]} groups (model.dim[0]) of its "
+                    "GroupNorm do not divide; choose dim[3] a multiple of "
+                    f"{8 * self.dim[0]}"
                 )
 
     def _embed_problems(self, index: int, above: tuple[int, int]) -> Iterator[str]:

@@ -217,8 +217,8 @@ class UTransformerConfig(PaddedConfig):
                 ]
                 problems.append(
                     f"model.{name} is {side}: half of the {size // side} patches is "
-                    f"{tokens}; CREDIT expects round({size} / {side} / 2) = {expected} "
-                    f"and fails: pad to {fits[0]} points"
+                    f"{tokens}, but CREDIT expects round({size} / {side} / 2) = "
+                    f"{expected} and fails; pad to {fits[0]} points"
                 )
         if self.window_size[0] != self.window_size[1]:
             problems.append(
@@ -245,7 +245,8 @@ class UTransformerConfig(PaddedConfig):
                 yield (
                     f"model.interp is false and patches make {output[0]} x {output[1]} "
                     f"points of the {grid[0]} x {grid[1]} of the grid; set interp: "
-                    "true, or fill the grid with an even number of patches"
+                    "true, or choose patches and padding of which an even number fills "
+                    "the grid"
                 )
 
 

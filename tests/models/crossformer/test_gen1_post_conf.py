@@ -166,10 +166,10 @@ def files(folder: Any, **change: Any) -> None:
     parse_model(section).check_files()
 
 
-CASES.rows(files, {}, {"variables": ["U", "V", "T", "Z"]})
+CASES.rows(files, {}, {"variables": ["U", "V", "T", "Z"]}, name="files")
 
 
-def coordinates(folder: Any, change: str) -> None:
+def coordinates(change: str, folder: Any) -> None:
     """Rows and columns of the grid file are those of the data, in their order."""
     conf = parse_model(converted(folder)).gen1_post_conf
     axes = replace(conf.fixers.grids[0].axes, levels=None, where="the data")
