@@ -58,7 +58,7 @@ def build_changed(name: str, change: Section, edge_path: str) -> None:
 
 
 # A case is a line of the file: a name of `cases.CASES`, and changes of its section.
-HEADINGS = [line for line in CASES.blocks() if line.startswith("'")]
+HEADINGS = [line for line in CASES.blocks() if line[0] == "'" and line[-1] == "}"]
 CASES.rows(build_changed, *map(literal_eval, HEADINGS))
 
 
@@ -113,7 +113,7 @@ def forward(name: str) -> None:
     jax.eval_shape(lambda w, x: model_def.apply(w, {"x": x}, Context()), weights, x)
 
 
-CASES.rows(forward, "ensemble frozen", "crossformer coordinates")
+CASES.rows(forward, "ensemble frozen", "crossformer coordinates", name="forward")
 
 
 @CASES.case
@@ -148,17 +148,13 @@ def operations_of_a_loop_of_unknown_length() -> None:
     count_flops(loop, jnp.ones((2, 2)))
 
 
-def channels(section: Section, change: Section) -> Any:
+def channels(name: str, edge_path: str, **change: Any) -> Any:
     """What weights for other channels cannot be taken from."""
-    base = {"image_height": 32, "image_width": 64, **section}
+    base = section_of(name, edge_path)
     return other_shapes(build(base | change), build(base))[:1]
 
 
-CASES.rows(
-    channels,
-    ({"type": "wxformer", "depth": 1, "dim": [8, 16, 32, 64]}, {"dim_head": 8}),
-    ({"type": "unet", "architecture": {"encoder_weights": None}}, {}),
-)
+CASES.rows(channels, of("wxformer earth", dim_head=8), of("unet two frames"), name="of")
 
 
 def test_what_asks_for_nothing_is_accepted() -> None:
