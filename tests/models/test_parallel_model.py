@@ -33,27 +33,53 @@ from credit_jax.parallel.params.precision import Float8, Precision, default_mp_p
 from credit_jax.parallel.params.spec import DENSE_TENSOR_DIMS, TENSOR_DIMS
 from credit_jax.parallel.placement import place_batch
 from tests.models.cases import BASE, CASES
-from tests.models.parity import mesh_of
-from tests.support import assert_trees_close, make_mesh
+from tests.support import assert_close, assert_trees_close, make_mesh
 
 BLOCK = CASES["wxformer earth"].block
 EXPERTS = CASES["wxformer experts"].block
-KEY = jax.random.key(0)
 
 
 def test_degrees_carry_what_a_mesh_cannot():
     dims = ParallelDims(domain=2, ulysses_degree=2, world_size=2)
-    devices = jax.devices()[4:6]
-    model = build_parallel_model(BLOCK, dims, devices=devices)
+    model = build_parallel_model(BLOCK, dims)
     assert dict(model.mesh.shape) == {"domain": 2}
-    assert list(model.mesh.devices.flat) == devices
     assert model.axes == dims.mesh_axes, "with the exchange of heads for rows"
     for etp, split in ((None, TENSOR_DIMS), (1, DENSE_TENSOR_DIMS)):
         dims = ParallelDims(tp=2, etp=etp, world_size=2)
         assert build_parallel_model(EXPERTS, dims).parallel_config.rules.tensor == split
 
 
+def test_devices_of_degrees():
+    devices = jax.devices()[4:6]
+    dims = ParallelDims(tp=2, world_size=2)
+    mesh = build_parallel_model(BLOCK, dims, devices=devices).mesh
+    assert list(mesh.devices.flat) == devices
+    with pytest.raises(ValueError, match="tp 2 = 2 devices, but 8 are given"):
+        build_parallel_model(BLOCK, dims, devices=jax.devices())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"ulysses_degree": 2}, "ulysses_degree given beside a ParallelDims"),
+        ({"ulysses_degree": 1, "etp": 1}, "ulysses_degree and etp given beside a"),
+    ],
+)
+def test_degrees_are_given_once(options, words):
+    dims = ParallelDims(domain=2, world_size=2)
+    with pytest.raises(ValueError, match=words):
+        build_parallel_model(BLOCK, dims, **options)
+
+
+def test_a_mesh_has_its_devices():
+    mesh = ParallelDims(domain=2, world_size=2).build_mesh()
+    with pytest.raises(ValueError, match="devices given beside a Mesh, which has its"):
+        build_parallel_model(BLOCK, mesh, devices=jax.devices()[:2])
+
+
 # CREDIT's key of a parameter, with the model and from its path alone.
+
+
 @pytest.mark.slow(but=["fuxi", "graph", "debugger"])
 @pytest.mark.filterwarnings("ignore:config. ignored here")  # as CREDIT ignores it
 @pytest.mark.parametrize("name", ["wxformer", "fuxi", "unet", "graph", "debugger"])
@@ -78,16 +104,30 @@ def test_a_key_from_the_path_alone_is_that_of_the_model(name):
     assert alone or name == "wxformer"
 
 
+def test_unknown_paths():
+    with pytest.raises(ValueError, match="no model of CREDIT has a parameter 'a/b'"):
+        credit_key("a/b")
+    model_def = make_case("tiny", "debugger").model_def
+    with pytest.raises(ValueError, match=r"no parameter 'linear/kernl'.*nearest"):
+        credit_key("linear/kernl", model_def)
+
+
 # A model as `init` gives it, without training or a checkpoint.
+
+
+BLOCK_FRESH_MODELS = CASES["wxformer plain"].block
+KEY = jax.random.key(0)
+
+
 @pytest.mark.slow(but=["fuxi"])
 @pytest.mark.filterwarnings("ignore:config. ignored here")  # as CREDIT ignores it
 @pytest.mark.parametrize("name", MODEL_TYPES)
 def test_a_fresh_model_can_be_evaluated(name: str) -> None:
     """Its output for normalized fields is of the size of normalized fields."""
-    case = make_case("tiny", name)
-    model = build_parallel_model(case.model_def, make_mesh())
+    case, mesh = make_case("tiny", name), make_mesh()
+    model = build_parallel_model(case.model_def, mesh)
     noise = Noise(KEY) if case.model_def.config.draws_noise else None
-    inputs = place_batch(case.inputs, model.mesh)
+    inputs = place_batch(case.inputs, mesh)
     size = np.asarray(model.apply(*model.init(KEY), inputs, noise)).std()
     print(f"{name}: deviation {size:.2f}")
     assert 0.1 < size < 3
@@ -97,18 +137,25 @@ def test_a_fresh_model_can_be_evaluated(name: str) -> None:
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 def test_every_mesh_begins_alike(jit: bool) -> None:
     """A loop of power iterations is written out where it is part of a program."""
-    block = CASES["wxformer plain"].block
-    expected = build_parallel_model(block, make_mesh()).init(KEY)
-    model = build_parallel_model(block, mesh_of("2x2x2"), min_shard_size=1)
+    expected = build_parallel_model(BLOCK_FRESH_MODELS, make_mesh()).init(KEY)
+    model = build_parallel_model(
+        BLOCK_FRESH_MODELS, make_mesh(dp=2, tp=2, domain=2), min_shard_size=1
+    )
     params, model_state = (jax.jit(model.init) if jit else model.init)(KEY)
     for path, array in expected[0].items():
         np.testing.assert_array_equal(params[path], array, path)
     for path, pair in expected[1][SPECTRAL_NORM].items():
-        assert_trees_close(model_state[SPECTRAL_NORM][path], pair, 1e-6, path)
+        found = model_state[SPECTRAL_NORM][path]
+        assert_trees_close(found, pair, 1e-6, path)
 
 
 # Programs do not grow with the number of equal blocks.
-@pytest.mark.slow(but=["swin"])
+
+
+QUICK = ["swin"]
+
+
+@pytest.mark.slow(but=QUICK)
 @pytest.mark.filterwarnings("ignore:.*output_only_channels")
 @pytest.mark.parametrize("model", [name for name in MODELS if name not in NO_BLOCKS])
 def test_the_training_step_is_as_large_at_any_depth(model: str) -> None:
@@ -122,24 +169,36 @@ def test_the_training_step_is_as_large_at_any_depth(model: str) -> None:
     assert few == many, f"equations by blocks of a stage: {counts}"
 
 
-def test_models_without_equal_blocks_have_no_key_for_their_number() -> None:
-    for model, entry in MODELS.items():
-        keys = entry.config.model_fields.keys() & set(KEYS)
-        assert len(keys) == (model not in (*NO_BLOCKS, *WITH_ENCODER)), model
+@pytest.mark.parametrize("model", MODELS)
+def test_models_without_equal_blocks_have_no_key_for_their_number(model: str) -> None:
+    keys = MODELS[model].config.model_fields.keys() & set(KEYS)
+    assert len(keys) == (0 if model in (*NO_BLOCKS, *WITH_ENCODER) else 1)
 
 
 def test_what_grows_is_counted() -> None:
-    def count(length: int, unroll: int = 1) -> int:
-        def loop(x: jax.Array) -> Any:
-            body = lambda x, _: (jnp.sin(x), None)  # noqa: E731
-            return lax.scan(body, x, length=length, unroll=unroll)
+    def count(function) -> int:
+        return num_equations(jax.make_jaxpr(function)(jnp.ones(3)).jaxpr)
 
-        return num_equations(jax.make_jaxpr(loop)(jnp.ones(3)).jaxpr)
+    def apart(x: jax.Array, blocks: int) -> jax.Array:
+        for _ in range(blocks):
+            x = jnp.sin(x)
+        return x
 
-    assert count(2) == count(4) < count(4, unroll=4)
+    def loop(x: jax.Array, blocks: int, unroll: int = 1) -> jax.Array:
+        def body(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return jnp.sin(x), None
+
+        return jax.lax.scan(body, x, length=blocks, unroll=unroll)[0]
+
+    assert [count(lambda x, n=n: apart(x, n)) for n in (2, 4)] == [2, 4]
+    few, many = (count(lambda x, n=n: loop(x, n)) for n in (2, 4))
+    assert few == many
+    assert count(lambda x: loop(x, 4, unroll=4)) > many
 
 
 # Which matrices of a model are multiplied in float8, and the messages to users.
+
+
 WIDE = {**BASE, "depth": 1, "dim": [16, 32, 64, 128], "dim_head": 8}
 
 
@@ -159,94 +218,153 @@ def test_matrices_of_attention_and_feed_forward_only() -> None:
     assert build(WIDE).float8_matrices(default_mp_policy()) == []
 
 
-def test_what_is_multiplied_in_float8() -> None:
+def test_ragged_matrices_stay_wide() -> None:
     assert Float8(16).takes(32, 48)
     assert not Float8(16).takes(32, 40), "hardware takes multiples of 16"
     assert not Float8(64).takes(32, 4096)
-    for platform, capability, expected in (
-        *(("gpu", "9.0", True), ("gpu", "8.9", True), ("gpu", "10.0", True)),
-        *(("gpu", "8.0", False), ("cpu", None, False), ("tpu", None, False)),
-    ):
-        device = SimpleNamespace(
-            device_kind="NVIDIA", platform=platform, compute_capability=capability
-        )
-        assert multiplies_float8(device) is expected, (platform, capability)
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "expected"),
+    [
+        ("gpu", "9.0", True),
+        ("gpu", "8.9", True),
+        ("gpu", "10.0", True),
+        ("gpu", "8.0", False),
+        ("cpu", None, False),
+        ("tpu", None, False),
+    ],
+)
+def test_devices_that_multiply_float8(platform, capability, expected) -> None:
+    device = SimpleNamespace(
+        device_kind="NVIDIA", platform=platform, compute_capability=capability
+    )
+    assert multiplies_float8(device) is expected
 
 
 @pytest.mark.slow
 def test_one_warning_says_why_it_does_not_help() -> None:
-    no_layer, no_device = "no dense layer of the model has 1024", "cpu has no float8"
-    for fp8, words in ((True, no_layer), (Float8(64), no_device)):
-        with pytest.warns(UserWarning, match=words) as warned:
-            model = build_parallel_model(WIDE, make_mesh(), fp8=fp8)
-        assert len(warned) == 1
-        assert model.parallel_config.precision.float8 == (
-            Float8() if fp8 is True else fp8
-        )
+    mesh = make_mesh()
+    with pytest.warns(
+        UserWarning, match="no dense layer of the model has 1024"
+    ) as seen:
+        model = build_parallel_model(WIDE, mesh, fp8=True)
+    assert len(seen) == 1
+    assert model.parallel_config.precision.float8 == Float8()
+    with pytest.warns(UserWarning, match="cpu has no float8 products") as seen:
+        build_parallel_model(WIDE, mesh, fp8=Float8(64))
+    assert len(seen) == 1
     hopper = SimpleNamespace(
         device_kind="H100", platform="gpu", compute_capability="9.0"
     )
     assert float8_notes(build(WIDE), float8(64), [hopper]) == []
 
 
+def test_float16_is_refused() -> None:
+    with pytest.raises(ValueError, match="bfloat16 or float32, got float16"):
+        build_parallel_model(
+            WIDE, make_mesh(), mp_policy=default_mp_policy("float16"), fp8=True
+        )
+
+
 # Operation counts of programs with known numbers of operations.
-FIELD, W = jnp.ones((2, 8, 8, 4)), jnp.ones((4, 4))
-LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
-def _conv(x, kernel):
-    return lax.conv_general_dilated(
-        *(x, kernel, (1, 1), "SAME"), dimension_numbers=LAYOUT, feature_group_count=2
-    )
+def test_a_product_and_its_gradients():
+    x, w = jnp.ones((8, 16)), jnp.ones((16, 32))
+    forward = 2 * 8 * 16 * 32
+    assert count_flops(jnp.dot, x, w) == forward
+    loss = jax.grad(lambda x, w: jnp.sum(jnp.dot(x, w) ** 2), argnums=(0, 1))
+    assert count_flops(loss, x, w) == 3 * forward
 
 
-def _strided(x, kernel):
-    y = lax.conv_general_dilated(x, kernel, (2, 2), "VALID", dimension_numbers=LAYOUT)
-    return jnp.sum(y)
+def test_what_no_output_needs_does_not_count():
+    x, w = jnp.ones((8, 16)), jnp.ones((16, 32))
+
+    def body(x, w):
+        return jnp.dot(x, w), jax.jit(jnp.dot)(2 * x, w)
+
+    assert count_flops(lambda x, w: body(x, w)[0], x, w) == 2 * 8 * 16 * 32
 
 
-def _product(x, w):
-    return jnp.sum(jnp.dot(x, w) ** 2)
+def test_a_convolution_counts_its_taps():
+    x, kernel = jnp.ones((2, 8, 8, 4)), jnp.ones((3, 3, 2, 6))
+
+    def conv(x, kernel):
+        layout = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=layout, feature_group_count=2
+        )
+
+    assert count_flops(jax.jit(conv), x, kernel) == 2 * (3 * 3 * 2) * (2 * 8 * 8 * 6)
 
 
-def _unused(x, w):
-    return jnp.dot(x, w), jax.jit(jnp.dot)(2 * x, w)
+def test_the_gradient_of_a_stride_counts_no_zeros():
+    x, kernel = jnp.ones((2, 8, 8, 4)), jnp.ones((2, 2, 4, 6))
+
+    def loss(x, kernel):
+        layout = ("NHWC", "HWIO", "NHWC")
+        return jnp.sum(
+            lax.conv_general_dilated(
+                x, kernel, (2, 2), "VALID", dimension_numbers=layout
+            )
+        )
+
+    forward = 2 * (2 * 2 * 4) * (2 * 4 * 4 * 6)
+    both = jax.value_and_grad(loss, (0, 1))
+    assert count_flops(both, x, kernel) == 3 * forward
 
 
-def _loop(x):
-    body = jax.checkpoint(lambda x, _: (jnp.sin(x @ W), None))
-    return jnp.sum(lax.scan(body, x, length=5)[0])
+def test_loops_count_as_often_as_they_run_and_what_is_recomputed_counts_again():
+    w = jnp.ones((4, 4))
+    once = 2 * 4 * 4 * 4
+
+    def body(x, _):
+        return jnp.sin(x @ w), None
+
+    def loop(x):
+        return jnp.sum(lax.scan(jax.checkpoint(body), x, length=5)[0])
+
+    assert count_flops(loop, w) == 5 * once
+    assert count_flops(jax.grad(loop), w) == 5 * 3 * once
 
 
-@pytest.mark.parametrize(
-    ("function", "shapes", "expected"),
-    [
-        (jnp.dot, [(8, 16), (16, 32)], 2 * 8 * 16 * 32),
-        (jax.grad(_product, argnums=(0, 1)), [(8, 16), (16, 32)], 6 * 8 * 16 * 32),
-        # What no output needs does not count.
-        (lambda x, w: _unused(x, w)[0], [(8, 16), (16, 32)], 2 * 8 * 16 * 32),
-        # A convolution counts its taps; the gradient of a stride counts no zeros.
-        (jax.jit(_conv), [(3, 3, 2, 6)], 2 * (3 * 3 * 2) * (2 * 8 * 8 * 6)),
-        (
-            jax.value_and_grad(_strided, (0, 1)),
-            [(2, 2, 4, 6)],
-            3 * 2 * (2 * 2 * 4) * (2 * 4 * 4 * 6),
-        ),
-        # Loops count as often as they run, and what is recomputed counts again.
-        (_loop, [(4, 4)], 5 * 2 * 4 * 4 * 4),
-        (jax.grad(_loop), [(4, 4)], 5 * 3 * 2 * 4 * 4 * 4),
-    ],
-    ids=["product", "gradients", "unused", "conv", "stride", "loop", "recomputed"],
-)
-def test_operations_are_counted(function, shapes, expected):
-    arrays = [jnp.ones(shape) for shape in shapes]
-    arrays = [FIELD, *arrays] if len(shapes[0]) == 4 else arrays
-    assert count_flops(function, *arrays) == expected
+def test_a_loop_of_unknown_length_is_refused():
+    def loop(x):
+        return lax.while_loop(lambda x: jnp.sum(x) < 9.0, lambda x: x @ x, x)
+
+    with pytest.raises(ValueError, match="while loop"):
+        count_flops(loop, jnp.ones((2, 2)))
+
+
+# Weights for inference, divided by their spectral norm once.
+
+
+def _made(name: str, **degrees: int) -> Any:
+    """Returns a model on a mesh, its weights and state, and an input."""
+    mesh = make_mesh(**degrees)
+    model = build_parallel_model(CASES[f"wxformer {name}"].block, mesh)
+    params, model_state = model.init(jax.random.key(0))
+    grid = model.model_def.image_height, model.model_def.image_width
+    shape = (2, model.model_def.input_channels, model.model_def.config.x.frames, *grid)
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    return model, params, model_state, place_batch({"x": x}, mesh)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("degrees", [{}, {"dp": 2, "tp": 2, "domain": 2}], ids=str)
+def test_fused_weights_give_the_same_forecast(degrees: dict[str, int]) -> None:
+    model, params, model_state, x = _made("earth", **degrees)
+    fused, left = model.fuse_spectral_norm(params, model_state)
+    assert not left[SPECTRAL_NORM], "the vectors are used up"
+    matrix = next(iter(model.model_def.matrices))
+    assert not np.allclose(fused[matrix], params[matrix]), "nothing was divided"
+    expected = model.apply(params, model_state, x)
+    assert_close(model.apply(fused, left, x), expected, 1e-6, f"fused, {degrees}")
 
 
 def test_nothing_to_fold() -> None:
-    model = build_parallel_model(CASES["wxformer frames"].block, make_mesh())
-    params, model_state = model.init(KEY)
+    model, params, model_state, _ = _made("frames")
     fused, left = model.fuse_spectral_norm(params, model_state)
     assert fused is params
     assert left is model_state

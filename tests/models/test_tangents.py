@@ -1,10 +1,9 @@
-"""Models under the transformations of JAX; tangent-linear models and adjoints."""
+"""Tangent-linear models beside their adjoints."""
 
 from __future__ import annotations
 
 import itertools
 import os
-from functools import cache
 from typing import Any
 
 import jax
@@ -16,113 +15,20 @@ from benchmarks.small_models import SECTIONS
 from benchmarks.speed.cases import KIN, MODEL_TYPES, case_of, make_case
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.nn.context import Noise
-from credit_jax.nn.parameters import SPECTRAL_NORM
-from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.placement import place_batch
-from tests.models.cases import BASE
-from tests.models.parity import assert_joint, mesh_of
-from tests.support import assert_close, assert_trees_close
-from tests.support.gradients import draw
+from tests.models.test_composition import BLOCK
+from tests.support import assert_close, make_mesh
 
 KEY = jax.random.key(0)
-# Equal numbers of input and output channels, so that outputs can be fed back.
-BLOCK = BASE | {"input_only_channels": 0, "output_only_channels": 0}
-BLOCK |= {"dim": [4, 8, 16, 32], "dim_head": 2, "depth": [0, 1, 0, 0]}
-BLOCK |= {"cross_embed_kernel_sizes": [[4], [2, 4], [2], [2]]}
-ONE_AND_EIGHT = pytest.mark.parametrize("mesh", ["one", "2x2x2"])
-
-
-@cache
-def _made(mesh: str) -> tuple[Any, Any, Any, Any]:
-    """Returns a model on a mesh, its weights and state, an input and a target."""
-    model = build_parallel_model(BLOCK, mesh_of(mesh))
-    shape = model.model_def.inputs["x"].shape(2)
-    fields = {name: draw(shape, seed) for seed, name in enumerate("xy")}
-    placed = place_batch(fields, model.mesh)
-    return model, model.init(KEY), placed["x"], placed["y"]
-
-
-@pytest.mark.slow
-@ONE_AND_EIGHT
-def test_gradients_by_weights_and_by_the_input(mesh: str) -> None:
-    """Under the user's jit they equal the eager ones, and by `jax.checkpoint`."""
-    model, (params, state), x, y = _made(mesh)
-
-    def loss(params: Any, x: Any, apply: Any = model.apply) -> Any:
-        return jnp.mean((apply(params, state, {"x": x}) - y) ** 2)
-
-    grad = jax.value_and_grad(loss, argnums=(0, 1))
-    eager, expected = grad(params, x)
-    assert float(jnp.abs(expected[1]).max()) > 1e-6
-    recomputed = jax.jit(lambda *args: grad(*args, jax.checkpoint(model.apply)))
-    for program in (jax.jit(grad), recomputed):
-        value, grads = program(params, x)
-        assert_close(value, eager, 1e-6, "loss")
-        assert_trees_close(grads[0], expected[0], 1e-5, "gradient by the weights")
-        assert_close(grads[1], expected[1], 1e-5, "gradient by the input")
-
-
-@pytest.mark.slow
-@ONE_AND_EIGHT
-def test_vmap_over_members(mesh: str) -> None:
-    """`vmap` over inputs with one set of weights, and over weights."""
-    model, weights, x, y = _made(mesh)
-    members = jnp.stack([x, y, x - y])
-    together = jax.jit(jax.vmap(model.apply, in_axes=(None, None, 0)))
-    outputs = together(*weights, {"x": members})
-    alone = jnp.stack([model.apply(*weights, {"x": member}) for member in members])
-    assert_close(outputs, alone, 1e-5, "members of inputs")
-    several = [model.init(key) for key in jax.random.split(jax.random.key(1), 2)]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *several)
-    outputs = jax.jit(jax.vmap(model.apply, in_axes=(0, 0, None)))(*stacked, {"x": x})
-    alone = jnp.stack([model.apply(*both, {"x": x}) for both in several])
-    assert_close(outputs, alone, 1e-5, "members of weights")
-
-
-@pytest.mark.slow(but=["2x2x2"])
-@ONE_AND_EIGHT
-def test_scan_over_forecast_steps(mesh: str) -> None:
-    """Each iteration depends on the one before, and no other program part runs."""
-    model, weights, x, _ = _made(mesh)
-
-    def step(x: Any, _: None = None) -> Any:
-        y = model.apply(*weights, {"x": x})
-        return y, y
-
-    expected, state = [], x
-    for _ in range(3):
-        state, _ = step(state)
-        expected.append(state)
-    forecast = jax.jit(lambda x: jax.lax.scan(step, x, None, length=3)[1])
-    assert_close(forecast(x), jnp.stack(expected), 1e-5, "three steps")
-
-
-@pytest.mark.slow
-@ONE_AND_EIGHT
-def test_fused_weights_give_the_same_forecast(mesh: str) -> None:
-    """Also where `init` and `fuse_spectral_norm` are parts of one program."""
-    model, weights, x, _ = _made(mesh)
-    expected = model.apply(*weights, {"x": x})
-    together = jax.jit(lambda key: model.fuse_spectral_norm(*model.init(key)))
-    for fused in (model.fuse_spectral_norm(*weights), together(KEY)):
-        assert not fused[1][SPECTRAL_NORM], "the vectors are used up"
-        assert_close(model.apply(*fused, {"x": x}), expected, 1e-6, "fused")
-        matrix = next(iter(model.model_def.matrices))
-        assert not np.allclose(fused[0][matrix], weights[0][matrix]), "not divided"
-
-
-@pytest.mark.slow
-def test_a_whole_program_gets_options_and_cannot_be_a_part() -> None:
-    model, weights, x, _ = _made("one")
-    program = compile_program(model.apply, model.mesh)
-    expected = model.apply(*weights, {"x": x})
-    assert_close(program(*weights, {"x": x}), expected, 1e-6, "whole program")
-    with pytest.raises(ValueError, match="compiler_options"):
-        jax.jit(program)(*weights, {"x": x})
-
-
-MESHES = ("one", "dp2", "tp2", "domain2", "domain3", "2x2x2")
+MESHES: dict[str, dict[str, int]] = {
+    "one": {},
+    "dp2": {"dp": 2},
+    "tp2": {"tp": 2},
+    "domain2": {"domain": 2},
+    "domain3": {"domain": 3},
+    "2x2x2": {"dp": 2, "tp": 2, "domain": 2},
+}
 # WXFormer on every mesh, each other family on one: a case compiles for 12 seconds.
 # `TANGENTS=all` is every family on every mesh, half an hour on 2 cores.
 CASES = [("wxformer", mesh) for mesh in MESHES]
@@ -156,7 +62,8 @@ def test_tangents_and_adjoint_agree(name: str, mesh: str) -> None:
     block = make_case("tiny", name).block
     small = name in KIN or "global_window_size" in SECTIONS.get(name, {})
     case = case_of("smaller", {**block, **(_FEW if small else {})}, 2)
-    model = build_parallel_model(case.model_def, mesh_of(mesh), min_shard_size=64)
+    placed = make_mesh(**MESHES[mesh])
+    model = build_parallel_model(case.model_def, placed, min_shard_size=64)
     noise = Noise(KEY) if case.model_def.draws_noise else None
     params, model_state = model.init(KEY)
     rng = np.random.default_rng(0)
@@ -167,8 +74,7 @@ def test_tangents_and_adjoint_agree(name: str, mesh: str) -> None:
         return (size * rng.standard_normal(array.shape)).astype(array.dtype)
 
     by_params = jax.tree.map(lambda p: jax.device_put(drawn(p), p.sharding), params)
-    by_inputs = {name: drawn(x) for name, x in case.inputs.items()}
-    by_inputs = place_batch(by_inputs, model.mesh)
+    by_inputs = place_batch({k: drawn(x) for k, x in case.inputs.items()}, placed)
 
     @jax.jit
     def both(*args: Any) -> Any:
@@ -180,7 +86,7 @@ def test_tangents_and_adjoint_agree(name: str, mesh: str) -> None:
         _, moved = jax.jvp(forecast, primals, tangents)
         return moved, jax.vjp(forecast, *primals)[1](moved)
 
-    inputs = place_batch(case.inputs, model.mesh)
+    inputs = place_batch(case.inputs, placed)
     moved, pulled = both(params, inputs, by_params, by_inputs)
     forward, reverse = _inner(moved, moved), _inner((by_params, by_inputs), pulled)
     print(f"{name}, {mesh}: {reverse / forward - 1:.1e}")
@@ -192,12 +98,15 @@ def test_tangents_and_adjoint_agree(name: str, mesh: str) -> None:
 def test_products_with_the_hessian(name: str, mesh: str, steps: int) -> None:
     """H v of a loss by all weights and inputs, beside differences of its gradient."""
     block = BLOCK if name == "wxformer" else make_case("tiny", name).block
-    case, wide = case_of("smaller", dict(block), 2), "float64"
-    policy = default_mp_policy(wide, reduce_dtype=wide, output_dtype=wide)
-    model = build_parallel_model(
-        case.model_def, mesh_of(mesh), mp_policy=policy, min_shard_size=64
+    case, placed = case_of("smaller", dict(block), 2), make_mesh(**MESHES[mesh])
+    policy = default_mp_policy(
+        "float64", reduce_dtype="float64", output_dtype="float64"
     )
-    rng, rows = np.random.default_rng(0), case.model_def.image_height
+    model = build_parallel_model(
+        case.model_def, placed, mp_policy=policy, min_shard_size=64
+    )
+    rng = np.random.default_rng(0)
+    rows = case.model_def.image_height
 
     def drawn(array: Any) -> Any:
         size = np.std(np.asarray(array)) or 1.0
@@ -208,7 +117,7 @@ def test_products_with_the_hessian(name: str, mesh: str, steps: int) -> None:
             lambda a: jax.device_put(np.float64(a), a.sharding), model.init(KEY)
         )
         arrays = {**case.inputs, "y": case.y}
-        fields = place_batch({k: np.float64(x) for k, x in arrays.items()}, model.mesh)
+        fields = place_batch({k: np.float64(x) for k, x in arrays.items()}, placed)
         target = fields.pop("y")
 
         def loss(point: Any) -> Any:
@@ -231,4 +140,8 @@ def test_products_with_the_hessian(name: str, mesh: str, steps: int) -> None:
         actual = product(point, tangent)
         ahead, behind = (gradient(moved(point, tangent, h)) for h in (STEP, -STEP))
         expected = jax.tree.map(lambda a, b: (a - b) / (2 * STEP), ahead, behind)
-    assert_joint(*(p | x for p, x in (actual, expected)), 1e-7, f"{name}, {mesh}: H v")
+        both = (
+            np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+            for tree in (actual, expected)
+        )
+    assert_close(*both, 1e-7, f"{name}, {mesh}, {steps} steps: H v")
