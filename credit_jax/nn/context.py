@@ -177,11 +177,11 @@ class Context:
     ) -> Float[Array, "batch size"]:
         """`size` draws of N(0, 1) for each local sample, in `precision.wide`."""
         columns, wide = jnp.arange(size)[None], self.precision.wide
-
-        def draw(key: Array, indices: Array) -> Array:
-            return random_normal(key, indices[:, None], columns, wide)
-
-        return self._noise(name).draw(draw, name, self.samples(batch))
+        return self._noise(name).draw(
+            lambda key, indices: random_normal(key, indices[:, None], columns, wide),
+            name,
+            self.samples(batch),
+        )
 
     def uniform_field(self, name: str, field: Field) -> PointNoise:
         """Returns uniform noise in [0, 1) at every sample and point, float32."""
