@@ -453,3 +453,9 @@ def test_a_kernel_tells_its_operations() -> None:
     # The backward pass makes the logits again, and for the gradient of the bias of
     # windows with more than 64 tokens those and the gradient of the weights once more.
     assert products(kernel) == 7 + 2
+
+
+@pytest.mark.parametrize("name", ["conv", "dense", "norm", "window_attention"])
+def test_kernels_take_the_backend_from_one_file(name: str) -> None:
+    module = __import__(f"credit_jax.kernels.gpu.{name}", fromlist=["_"])
+    assert not [key for key in vars(module) if key in ("pl", "triton", "pltriton")]

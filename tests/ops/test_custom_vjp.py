@@ -165,3 +165,18 @@ def _without_names(text):
     text = re.sub(r", metadata=\{[^}]*\}", "", text)
     lines = [line.split("=", 1)[-1] for line in text.splitlines() if " = " in line]
     return sorted(re.sub(r"%[\w.-]+", "", line) for line in lines)
+
+
+@pytest.mark.slow
+def test_reverse_mode_of_members_runs_the_backward_pass():
+    calls = []
+    function, forward, backward = passes(custom_vjp)
+
+    def counted(*args):
+        calls.append(jax.typeof(args[-1]).shape)
+        return backward(*args)
+
+    function.defvjp(forward, counted)
+    members = jax.vmap(lambda x: function(x, KERNEL, 2.0))
+    jax.grad(lambda x: members(x).sum())(X_MANY)
+    assert calls == [(2, 4)]

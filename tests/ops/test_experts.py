@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from credit_jax.models.flops import count_flops
 from credit_jax.ops.activations import gelu
 from credit_jax.ops.experts import Dispatch, balance_loss, choose_experts, expert_biases
 from tests.support import assert_close
@@ -105,6 +106,19 @@ def test_the_balance_loss_is_least_where_load_is_even() -> None:
     assert balance_loss(skewed, skewed) > 2.0
     by_load = jax.grad(lambda load: balance_loss(load, skewed))(skewed)
     assert not by_load.any(), "the load is constant in the gradient"
+
+
+def test_operations_are_those_of_the_choices() -> None:
+    """A row is multiplied once per choice, whatever the number of experts."""
+    sizes = jnp.full(EXPERTS, 4, jnp.int32)
+
+    def product(x: Any, kernels: Any) -> Any:
+        return jax.lax.ragged_dot(x, kernels, sizes).sum()
+
+    x, kernels = jnp.ones((24, 8)), jnp.ones((EXPERTS, 8, 16))
+    one = 2 * 24 * 8 * 16
+    assert count_flops(product, x, kernels) == one
+    assert count_flops(jax.grad(product, (0, 1)), x, kernels) == 2 * one
 
 
 def test_the_product_is_one_grouped_instruction_on_accelerators() -> None:
