@@ -1,4 +1,4 @@
-"""Fixtures of the bridge: a shared CREDIT run, and CREDIT runs that resume."""
+"""Fixtures: the command, checkpoints, and a shared CREDIT run, also resumed."""
 
 import contextlib
 import io
@@ -8,7 +8,75 @@ from functools import partial
 import pytest
 import yaml
 
-from tests.bridge.going_on import credit_goes_on
+
+class Bridge:
+    """The command; returns what it prints."""
+
+    def __call__(self, *arguments, code=0, says=()):
+        from credit_torch_bridge.__main__ import main
+
+        seen = io.StringIO()
+        with contextlib.redirect_stdout(seen), contextlib.redirect_stderr(seen):
+            ended = main([str(argument) for argument in arguments])
+        text = seen.getvalue()
+        print(text)
+        assert ended == code, text
+        for words in [says] if isinstance(says, str) else says:
+            assert words in text
+        return text
+
+    def convert(self, to, source, out, *options, **expected):
+        """Converts a checkpoint; where that is refused, `out` must not be there."""
+        given = "--to", to, "--checkpoint", source, "--out", out, *options
+        text = self("convert", *given, **expected)
+        assert out.exists() == ("code" not in expected)
+        return text
+
+
+@pytest.fixture(scope="session")
+def bridge():
+    """`bridge("inspect", ...)`, `bridge.convert("jax", checkpoint, out, ...)`."""
+    return Bridge()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(torch):
+    """A checkpoint of epoch 2, 60 micro-batches."""
+    from tests.bridge.runs import draw_checkpoint
+
+    return draw_checkpoint()
+
+
+@pytest.fixture(scope="session")
+def credit_run_folder(checkpoint, torch, tmp_path_factory):
+    """The folder of a CREDIT run of three epochs, of which the first was the best.
+
+    Tests must not change it.
+    """
+    from credit_torch_bridge import to_torch
+    from tests.bridge.runs import CONFIG, earlier
+
+    folder = tmp_path_factory.mktemp("credit")
+    files = {"": checkpoint}
+    files |= {"best_": earlier(checkpoint, 0), "backup_": earlier(checkpoint, 1)}
+    for prefix, content in files.items():
+        written = to_torch(CONFIG, content)
+        torch.save(written["checkpoint.pt"], folder / f"{prefix}checkpoint.pt")
+    average = written["checkpoint_ema.pt"] | {"epoch": 2}
+    torch.save(average, folder / "checkpoint_ema.pt")
+    (folder / "model.yml").write_text(yaml.safe_dump(CONFIG))
+    rows = "0,0,3.0,1.5\n1,1,2.5,1.75\n2,2,2.0,1.625\n"
+    log = f"index,epoch,train_loss,valid_loss\n{rows}"
+    (folder / "training_log.csv").write_text(log)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def jax_run(bridge, credit_run_folder, tmp_path_factory):
+    """The folder of this run as one of credit_jax; tests must not change it."""
+    folder = tmp_path_factory.mktemp("converted") / "jax"
+    bridge.convert("jax", credit_run_folder, folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +97,8 @@ def continue_credit(credit_run):
 
     The folder holds a checkpoint and a `model.yml` with CREDIT's `load_*` keys.
     """
+    from tests.bridge.going_on import credit_goes_on
+
     return partial(credit_goes_on, data=credit_run[0])
 
 
@@ -43,17 +113,3 @@ def resumed_credit(credit_folder, continue_credit, tmp_path_factory):
     config["trainer"] |= dict.fromkeys((*loads, "reload_epoch"), True)
     (folder / "model.yml").write_text(yaml.safe_dump(config, sort_keys=False))
     return continue_credit(folder)[0]
-
-
-@pytest.fixture
-def bridge():
-    """`bridge("convert", ...)` -> exit code and output."""
-    from credit_torch_bridge.__main__ import main
-
-    def run(*arguments):
-        seen = io.StringIO()
-        with contextlib.redirect_stdout(seen), contextlib.redirect_stderr(seen):
-            code = main([str(argument) for argument in arguments])
-        return code, seen.getvalue()
-
-    return run

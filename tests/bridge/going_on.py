@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -164,31 +161,18 @@ def follow(losses: np.ndarray, expected: np.ndarray, what: str) -> None:
 
 
 def credit_goes_on(folder: Path, data: Path) -> tuple[Any, str]:
-    """Trains the second epoch of a run of CREDIT.
+    """Trains the second epoch of a run of CREDIT; returns its records and its output.
 
     Args:
         folder: of the run, with a `model.yml` that has CREDIT's `load_*` keys.
         data: working folder, from which the paths of the data start.
-
-    Returns:
-        CREDIT's records of the epoch, and what it printed.
     """
-    from tests.reference.training import _read_run
+    from tests.reference.training import _read_run, run_credit
 
     config = yaml.safe_load((folder / "model.yml").read_text())
     config["trainer"]["epochs"] = 2
     path = folder.with_suffix(".yml")
     path.write_text(yaml.safe_dump(config, sort_keys=False))
     out = folder.with_name(f"{folder.name}_watched")
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.bridge.credit_driver", str(path), str(out)],
-        cwd=data,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout[-3000:]
-    return _read_run(out), run.stdout
+    printed = run_credit("tests.bridge.credit_driver", [str(path), str(out)], data)
+    return _read_run(out), printed

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import optax
 import pytest
-import torch
 import xarray as xr
 import yaml
 
@@ -25,13 +24,14 @@ from credit_torch_bridge import JaxCheckpoint, Moments
 from credit_torch_bridge.checkpoint.jax_checkpoint import write_run
 from credit_torch_bridge.checkpoint.run_config import read_run_config
 from tests.bridge.going_on import JaxRun, credit_goes_on, follow
+from tests.bridge.runs import assert_same, read_torch
 from tests.reference.training import run_credit
 from tests.support import assert_close
+from tests.support.configs import CONFIGS
 
 pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 NUM_STEPS = 4
 LEADS = 2
 # Families of which a forecast is compared, too, and the tolerance of every field.
@@ -83,21 +83,15 @@ def small_run(name: str, folder: Path) -> dict[str, Any]:
         trainer["scheduler"]["warmup_steps"] = 2
     else:
         # CREDIT's own resume loses the rate of a schedule that counts epochs.
-        trainer.pop("scheduler", None)
-        trainer["use_scheduler"] = False
+        trainer |= {"scheduler": None, "use_scheduler": False}
     if trainer.get("ensemble_size"):
         trainer["ensemble_size"] = 2
     for key in ("num_epoch", "fsdp"):
         trainer.pop(key, None)
     start = config["validation_data"]["start_datetime"]
     hours = LEADS * int(config["data"]["timestep"].removesuffix("h"))
-    config["inference"] = {
-        "run_mode": "single",
-        "single_forecast": {
-            "start_datetime": start,
-            "forecast_length": f"{hours}h",
-        },
-    }
+    dates = {"start_datetime": start, "forecast_length": f"{hours}h"}
+    config["inference"] = {"run_mode": "single", "single_forecast": dates}
     parsed = build_config(config)
     write_files(parsed)
     fit_scalers(parsed)
@@ -105,29 +99,25 @@ def small_run(name: str, folder: Path) -> dict[str, Any]:
 
 
 def forecasts_agree(folder: Path, tolerance: float = FIELD) -> None:
-    """Asserts that CREDIT forecasts from a converted run as credit_jax from the run.
-
-    Args:
-        folder: folder of `run` and of its conversion, `torch`.
-        tolerance: largest relative error of a field.
-    """
-    out = folder / "forecast"
-    given = "--config", folder / "run" / "model.yml", "--checkpoint", folder / "run"
+    """Asserts that CREDIT forecasts from `folder/torch` as credit_jax from `run`."""
+    run, theirs = folder / "run", folder / "torch" / "forecast"
+    given = "--config", run / "model.yml", "--checkpoint", run, "--out", folder / "out"
     # CREDIT's rollout takes the last weights, not their average.
-    options = "--out", out, "--cache", "none", "--weights", "last"
-    assert forecast([str(each) for each in (*given, *options)]) == OK
+    options = "--cache", "none", "--weights", "last"
+    assert forecast([*map(str, (*given, *options))]) == OK
     config = str(folder / "torch" / "model.yml")
     run_credit("tests.reference.rollout_driver", [config, "1"], folder)
-    theirs = folder / "torch" / "forecast"
     files = sorted(path.relative_to(theirs) for path in theirs.rglob("*.nc"))
     assert len(files) == LEADS
     for file in files:
-        with xr.open_dataset(out / file) as a, xr.open_dataset(theirs / file) as b:
+        with (
+            xr.open_dataset(folder / "out" / file) as a,
+            xr.open_dataset(theirs / file) as b,
+        ):
             assert set(a.data_vars) == set(b.data_vars)
             for name, expected in b.data_vars.items():
-                assert_close(
-                    a[name].values, expected.values, tolerance, f"{file} {name}"
-                )
+                what = f"{file} {name}"
+                assert_close(a[name].values, expected.values, tolerance, what)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -139,16 +129,11 @@ def test_credit_goes_on_from_a_run(credit, bridge, tmp_path, monkeypatch, name):
     _, state = ours.train(ours.fresh_state(), 0)
     ours.save(tmp_path / "run", state, Progress(epoch=1))
 
-    given = "--checkpoint", tmp_path / "run", "--out", tmp_path / "torch"
-    code, text = bridge("convert", "--to", "torch", *given)
-    assert code == OK, text
-    print(text)
+    bridge.convert("torch", tmp_path / "run", tmp_path / "torch")
     if name in FORECASTS:
         forecasts_agree(tmp_path)
     # Before CREDIT writes its own checkpoint there.
-    given = "--checkpoint", tmp_path / "torch", "--out", tmp_path / "jax"
-    code, text = bridge("convert", "--to", "jax", *given)
-    assert code == OK, text
+    bridge.convert("jax", tmp_path / "torch", tmp_path / "jax")
     theirs, printed = credit_goes_on(tmp_path / "torch", tmp_path)
     assert "All keys matched successfully" in printed
     losses, _ = ours.train(ours.start(tmp_path / "jax").state, 1, theirs.x)
@@ -177,22 +162,15 @@ def begin(folder, run_config, initial):
 
 
 def test_runs_go_on_in_both_directions(
-    credit_run,
-    credit_folder,
-    resumed_credit,
-    continue_credit,
-    bridge,
-    tmp_path,
+    credit_run, credit_folder, resumed_credit, continue_credit, bridge, tmp_path,
     monkeypatch,
-):
+):  # fmt: skip
     data, first = credit_run
     monkeypatch.chdir(data)
-    given = "--to", "jax", "--checkpoint", credit_folder, "--out", tmp_path / "jax"
-    code, text = bridge("convert", *given)
-    assert code == 0, text
-    assert "--resume goes on with epoch 2" in text
-    run = JaxRun(tmp_path / "jax", NUM_STEPS_RESUME)
-    start = run.start(tmp_path / "jax")
+    jax, ours, back = (tmp_path / name for name in ("jax", "ours", "torch"))
+    bridge.convert("jax", credit_folder, jax, says="--resume goes on with epoch 2")
+    run = JaxRun(jax, NUM_STEPS_RESUME)
+    start = run.start(jax)
     state = start.state
     assert start.progress.epoch == 1
     assert start.progress.best_step == NUM_STEPS_RESUME
@@ -204,20 +182,14 @@ def test_runs_go_on_in_both_directions(
     losses, _ = run.train(state, 1, resumed_credit.x)
     follow(losses, resumed_credit.loss, "PyTorch, then JAX")
 
-    begin(
-        tmp_path / "ours",
-        read_run_config(tmp_path / "jax" / "model.yml"),
-        first.initial,
-    )
-    _, state = run.train(run.start(tmp_path / "ours").state, 0, first.x)
-    run.save(tmp_path / "ours", state, Progress(epoch=1))
-    given = "--to", "torch", "--checkpoint", tmp_path / "ours", "--out"
-    code, text = bridge("convert", *given, tmp_path / "torch")
-    assert code == 0, text
-    there, printed = continue_credit(tmp_path / "torch")
+    begin(ours, read_run_config(jax / "model.yml"), first.initial)
+    _, state = run.train(run.start(ours).state, 0, first.x)
+    run.save(ours, state, Progress(epoch=1))
+    bridge.convert("torch", ours, back)
+    there, printed = continue_credit(back)
     follow(there.loss, resumed_credit.loss, "JAX, then PyTorch")
     assert "All keys matched successfully" in printed
-    assert f"Resumed EMA from {tmp_path}/torch/checkpoint_ema.pt (step 20)" in printed
+    assert f"Resumed EMA from {back}/checkpoint_ema.pt (step 20)" in printed
     for line in printed.splitlines():
         assert not line.startswith("WARNING"), line
         assert "checkpoint" not in line.lower() or "warn" not in line.lower(), line
@@ -228,65 +200,47 @@ FIELD_ADAPTERS = 1e-6
 LORA = {"rank": 4, "alpha": 8, "targets": ["*attention/to_*", "*feed_forward*"]}
 
 
-def test_a_run_with_adapters(
-    credit: Any, bridge: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_with_adapters(credit, bridge, tmp_path, monkeypatch):
+    """CREDIT gets the same sums of the run, of its package, and on its own base."""
     monkeypatch.chdir(tmp_path)
     config = small_run("demo", tmp_path)
     config["trainer"] |= {"skip_validation": True, "grad_accum_every": 1}
-    finetune = {"from": str(tmp_path / "base"), "lora": LORA}
-    for name, section in (("base", None), ("run", finetune)):
-        config["save_loc"] = str(tmp_path / name)
-        config["trainer"]["finetune"] = section
-        path = tmp_path / f"{name}.yml"
+    folders = "base run package sums jax back base_torch of_file again again_package"
+    base, run, packed, sums, jax, back, base_torch, of_file, again, again_packed = (
+        tmp_path / name for name in folders.split()
+    )
+
+    def trained(out: Path, section: Any) -> None:
+        config["save_loc"], config["trainer"]["finetune"] = str(out), section
+        path = out.with_suffix(".yml")
         path.write_text(yaml.safe_dump(config, sort_keys=False))
         assert train(["--config", str(path), "--cache", "none"]) == OK
-    given = "--checkpoint", tmp_path / "run", "--out", tmp_path / "torch"
-    code, text = bridge("convert", "--to", "torch", "--merge", *given)
-    assert code == OK, text
-    forecasts_agree(tmp_path, FIELD_ADAPTERS)
 
-    packed = tmp_path / "package"
-    options = ["--checkpoint", str(tmp_path / "run"), "--weights", "last"]
-    assert package.main([*options, "--adapters", "--out", str(packed)]) == OK
+    def packaged(source: Path, out: Path) -> None:
+        options = ["--checkpoint", str(source), "--weights", "last", "--adapters"]
+        assert package.main([*options, "--out", str(out)]) == OK
+
+    trained(base, None)
+    trained(run, {"from": str(base), "lora": LORA})
+    bridge.convert("torch", run, tmp_path / "torch", "--merge")
+    forecasts_agree(tmp_path, FIELD_ADAPTERS)
+    packaged(run, packed)
     size = sum(path.stat().st_size for path in packed.rglob("*") if path.is_file())
     whole = (tmp_path / "torch" / "checkpoint.pt").stat().st_size
     assert size < 0.1 * whole
-    given = "--checkpoint", packed, "--base", tmp_path / "base"
-    code, text = bridge("convert", "--to", "torch", *given, "--out", tmp_path / "sums")
-    assert code == OK, text
-    code, text = bridge("convert", "--to", "jax", *given, "--out", tmp_path / "jax")
-    assert code == OK, text
-    given = "--checkpoint", tmp_path / "jax", "--out", tmp_path / "back"
-    code, text = bridge("convert", "--to", "torch", *given)
-    assert code == OK, text
-    of_base = "--checkpoint", tmp_path / "base", "--out", tmp_path / "base_torch"
-    code, text = bridge("convert", "--to", "torch", "--merge", *of_base)
-    assert code != OK
-    assert "has no adapters (trainer.finetune.lora)" in text
-    code, text = bridge("convert", "--to", "torch", *of_base)
-    assert code == OK, text
+    bridge.convert("torch", packed, sums, "--base", base)
+    bridge.convert("jax", packed, jax, "--base", base)
+    bridge.convert("torch", jax, back)
+    words = "has no adapters (trainer.finetune.lora)"
+    bridge.convert("torch", base, base_torch, "--merge", code=2, says=words)
+    bridge.convert("torch", base, base_torch)
     # CREDIT's file is as good a base, for its package and for training.
-    file = tmp_path / "base_torch" / "checkpoint.pt"
-    given = "--checkpoint", packed, "--base", file, "--out", tmp_path / "of_file"
-    code, text = bridge("convert", "--to", "torch", *given)
-    assert code == OK, text
-    config["save_loc"] = str(tmp_path / "again")
-    config["trainer"]["finetune"] = finetune | {"from": str(file)}
-    path.write_text(yaml.safe_dump(config, sort_keys=False))
-    assert train(["--config", str(path), "--cache", "none"]) == OK
-    again = tmp_path / "again_package"
-    options = ["--checkpoint", str(tmp_path / "again"), "--weights", "last"]
-    assert package.main([*options, "--adapters", "--out", str(again)]) == OK
-    given = "--checkpoint", again, "--base", file, "--out", tmp_path / "of_file_alone"
-    code, text = bridge("convert", "--to", "torch", *given)
-    assert code == OK, text
-    names = ("torch", "sums", "back", "of_file", "of_file_alone")
-    expected, *others = (
-        torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)
-        for name in names
-    )
-    for other in others:
-        assert expected["model_state_dict"].keys() == other["model_state_dict"].keys()
-        for key, tensor in expected["model_state_dict"].items():
-            assert torch.equal(tensor, other["model_state_dict"][key]), key
+    file = base_torch / "checkpoint.pt"
+    bridge.convert("torch", packed, of_file, "--base", file)
+    trained(again, {"from": str(file), "lora": LORA})
+    packaged(again, again_packed)
+    alone = tmp_path / "of_file_alone"
+    bridge.convert("torch", again_packed, alone, "--base", file)
+    expected = read_torch(tmp_path / "torch")["model_state_dict"]
+    for folder in (sums, back, of_file, alone):
+        assert_same(read_torch(folder)["model_state_dict"], expected)

@@ -25,7 +25,7 @@ from credit_jax.packages.package import open_package
 from tests.data.world import write_world
 from tests.forecast.tiny_run import make_run
 from tests.support.memory import MemoryWatch
-from tests.support.mutations import changed_bytes, changed_json
+from tests.support.mutations import changed_bytes, changed_json, count_outcomes
 from tests.training.tiny import Tiny, TinyConfig
 
 SECONDS = 20.0
@@ -101,18 +101,7 @@ def try_seeds(
     yield from memory.problems(seeds.stop)
 
 
-def run(argv: list[str]) -> int:
-    """Runs the program; prints how many were read and refused."""
-    package, folder = Path(argv[0]), Path(argv[1])
-    counts = {"read": 0, "refused": 0}
-    for seed, _, result in try_seeds(package, folder, range(*map(int, argv[2:]))):
-        if result not in counts:
-            print(f"seed {seed}: {result}")
-            return 1
-        counts[result] += 1
-    print(counts)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    package, place = map(Path, sys.argv[1:3])
+    trials = try_seeds(package, place, range(*map(int, sys.argv[3:])))
+    sys.exit(count_outcomes(trials, "read", "refused"))

@@ -17,11 +17,14 @@ from credit_jax.cli.commands import OK
 from credit_jax.forecast.labeled import open_forecaster
 from tests.data.world import GRID, MODEL, NUM_LAT, NUM_LON, raw_config
 from tests.forecast.tiny_run import make_run
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
 from tests.support import assert_close
 from tests.support.custom_objects import no_objects_left
 
 __all__ = ["no_objects_left"]
 
+CASES = Cases("states")
 START = np.datetime64("2000-01-01", "ns")
 STEPS = 3
 
@@ -217,10 +220,8 @@ def test_a_forecast_goes_on_from_its_last_state(forecaster, initial, expected):
     found = next(forecaster(first, 1))
     wanted = expected[0][1]
     for name in ("T", "U", "SP", "TP"):
-        scale = np.abs(wanted[name].values).max()
-        assert np.abs(found[name].values - wanted[name].values).max() <= 1e-5 * scale, (
-            name
-        )
+        error = np.abs(found[name].values - wanted[name].values).max()
+        assert error <= 1e-5 * np.abs(wanted[name].values).max(), name
 
 
 def test_steps_are_computed_when_they_are_asked_for(forecaster, initial, monkeypatch):
@@ -272,38 +273,54 @@ def test_files_of_states_are_not_needed(forecaster, folder, tmp_path, initial):
         open_forecaster(folder, overrides=[gone])
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda s: s.drop_vars(["T", "SP"]), "lacks T, SP; expected a Dataset with"),
-        (lambda s: s.drop_vars("latitude"), "U has no coordinate latitude"),
-        (lambda s: s.drop_vars("level"), "no coordinate level; expected the levels 1"),
-        (lambda s: s.drop_vars("time"), "has no coordinate time"),
-        (lambda s: s.assign_coords(latitude=s.latitude + 1), "6 latitudes run from 76"),
-        (lambda s: s.isel(longitude=slice(1, None)), "9 longitudes run from"),
-        (lambda s: s.assign_coords(level=[1.0, 2.0, 7.0]), "has the levels"),
-        (
-            lambda s: s.isel(level=0),
-            r"has the dims \('time', 'latitude', 'longitude'\)",
-        ),
-        (lambda s: s.expand_dims(number=2), r"expected \(time, level, latitude"),
-        (
-            lambda s: xr.concat(
-                [s, s.assign_coords(time=s.time + np.timedelta64(6, "h"))], "time"
-            ),
-            "expected 1 time",
-        ),
-        (
-            lambda s: s.assign(T=s["T"] * np.nan),
-            "the initial state: T .* NaN or infinite",
-        ),
-        (lambda s: s.assign(T=s["T"].astype(str)), "T holds <U"),
-        (lambda s: s.convert_calendar("noleap"), "in the calendar noleap"),
-    ],
-)
-def test_other_states_are_refused(forecaster, initial, change, words):
-    with pytest.raises(ValueError, match=words):
-        next(forecaster(change(initial), 1))
+def later(state):
+    return state.assign_coords(time=state.time + np.timedelta64(6, "h"))
+
+
+STATES = {
+    "no T, SP": lambda s: s.drop_vars(["T", "SP"]),
+    **{
+        f"no coordinate {name}": lambda s, name=name: s.drop_vars(name)
+        for name in ("latitude", "level", "time")
+    },
+    "other rows": lambda s: s.assign_coords(latitude=s.latitude + 1),
+    "fewer columns": lambda s: s.isel(longitude=slice(1, None)),
+    "other levels": lambda s: s.assign_coords(level=[1.0, 2.0, 7.0]),
+    "one level": lambda s: s.isel(level=0),
+    "members": lambda s: s.expand_dims(number=2),
+    "two times": lambda s: xr.concat([s, later(s)], "time"),
+    "NaN": lambda s: s.assign(T=s["T"] * np.nan),
+    "text": lambda s: s.assign(T=s["T"].astype(str)),
+    "another calendar": lambda s: s.convert_calendar("noleap"),
+}
+
+
+def other_state(name, forecaster, initial):
+    next(forecaster(STATES[name](initial), 1))
+
+
+CASES.rows(other_state, *STATES)
+
+
+@CASES.case
+def no_steps(forecaster, initial):
+    forecaster(initial, 0)
+
+
+@CASES.case
+def no_members(forecaster, initial):
+    forecaster(initial, 1, members=0)
+
+
+@CASES.case
+def no_checkpoint(tmp_path):
+    open_forecaster(tmp_path)
+
+
+@CASES.case
+def amplitudes_of_another_variable(folder, initial):
+    other = "inference.perturbation.std={Q: 0.1}"
+    open_forecaster(folder, overrides=[other])(initial, 1, members=2)
 
 
 def test_another_unit_is_converted_or_refused(forecaster, initial):
@@ -316,18 +333,3 @@ def test_another_unit_is_converted_or_refused(forecaster, initial):
     states = [x[1][key] for x in (known._state(cold, 1), known._state(initial, 1))]
     np.testing.assert_allclose(*states, rtol=1e-6)
     assert known._units.keys() <= {*forecaster.states.prognostic}
-
-
-def test_numbers_below_one_and_runs_without_checkpoints(forecaster, initial, tmp_path):
-    with pytest.raises(ValueError, match="steps is 0"):
-        forecaster(initial, 0)
-    with pytest.raises(ValueError, match="members 0"):
-        forecaster(initial, 1, members=0)
-    with pytest.raises(FileNotFoundError, match="there is no checkpoint in"):
-        open_forecaster(tmp_path)
-
-
-def test_amplitudes_of_other_variables_are_refused(folder, initial):
-    other = "inference.perturbation.std={Q: 0.1}"
-    with pytest.raises(ValueError, match=r"std: Q: no prognostic variable"):
-        open_forecaster(folder, overrides=[other])(initial, 1, members=2)

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -23,45 +24,52 @@ from credit_jax.packages.manifest import CONFIG, GRID, MANIFEST, WEIGHTS
 from credit_jax.packages.package import open_package, restore
 from credit_jax.packages.weights import read_weights, write_weights
 from credit_jax.transforms import TRANSFORMS
+from tests.data.world import NUM_LAT, NUM_LON
+from tests.forecast.tiny_run import make_run, read
+from tests.models.graph.edges import write_edges
+from tests.reference.training import GEN2_CONFIG
+from tests.training.tiny import write_yaml
 
-START = ("--init-time", "2000-01-01", "--steps", "3", "--format", "zarr")
+START = "--init-time=2000-01-01", "--steps=3", "--format=zarr"
 
 
-def run_forecast(out, *options):
-    """Runs the command; returns its exit code."""
-    return forecast.main(["--out", os.fspath(out), "--cache", "none", *options])
+def forecast_of(out, *options):
+    """Forecasts by the command."""
+    given = ["--out", os.fspath(out), "--cache", "none", *map(str, options)]
+    assert forecast.main(given) == OK
+    return read(out)
 
 
-def test_the_weights_are_those_of_the_checkpoint_bit_for_bit(run, made):
-    raw = yaml.safe_load(run.read_text())
-    model_def = build(raw["model"])
-    params, state = open_run(run.parent / "run").on_host(model_def)
-    found, own = open_package(made).weights
-    assert found.keys() == params.keys()
-    for path, array in params.items():
-        assert found[path].dtype == array.dtype
-        np.testing.assert_array_equal(found[path], array)
-    for name, collection in state.items():
-        for path, leaves in collection.items():
-            for leaf, array in leaves.items():
-                np.testing.assert_array_equal(own[name][path][leaf], array)
+def weights_of(run):
+    """Of the checkpoint of a run: its model, parameters and state of the model."""
+    model_def = build(yaml.safe_load(run.read_text())["model"])
+    return model_def, *open_run(run.parent / "run").on_host(model_def)
+
+
+def test_the_weights_are_those_of_the_checkpoint_bit_for_bit(run, made, make_mesh):
+    _, *expected = weights_of(run)
+    found = open_package(made).weights
+    chex.assert_trees_all_equal(found, tuple(expected))
+    chex.assert_trees_all_equal_dtypes(found, tuple(expected))
+    restored, params, _ = restore(made, make_mesh())
+    assert restored.channels == open_package(made).schema
+    chex.assert_trees_all_equal(jax.device_get(params), expected[0])
 
 
 @pytest.mark.slow(but=["data=none,tensor=2,domain=2"])
 @pytest.mark.parametrize("parallelism", ["data=none", "data=none,tensor=2,domain=2"])
 def test_a_forecast_from_the_package_is_that_of_the_run(
-    run, made, data, world, tmp_path, monkeypatch, parallelism
+    run, made, data, tmp_path, monkeypatch, parallelism
 ):
     mesh = ("--parallelism", parallelism)
-    assert run_forecast(tmp_path / "a", "--config", str(run), *START, *mesh) == OK
+    of_run = forecast_of(tmp_path / "a", "--config", run, *START, *mesh)
     # In another folder, without any file of the run.
     moved = shutil.copytree(made, tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path)
-    given = ("--package", str(moved), "--data", str(data))
-    assert run_forecast(tmp_path / "b", *given, *START, *mesh) == OK
-    a, b = (xr.open_dataset(tmp_path / name / "forecast.zarr").load() for name in "ab")
-    xr.testing.assert_identical(a.drop_attrs(), b.drop_attrs())
-    assert np.isfinite(b["T"].values).all()
+    given = "--package", moved, "--data", data
+    of_package = forecast_of(tmp_path / "b", *given, *START, *mesh)
+    xr.testing.assert_identical(of_run.drop_attrs(), of_package.drop_attrs())
+    assert np.isfinite(of_package["T"].values).all()
 
 
 def test_units_of_the_package_describe_what_data_files_do_not(
@@ -75,16 +83,25 @@ def test_units_of_the_package_describe_what_data_files_do_not(
     described = {each["key"]: known.get(each["variable"], {}) for each in output}
     opened = replace(opened, described=described)
     monkeypatch.setattr(model, "open_package", lambda *_: opened)
-    given = ("--package", str(made), "--data", str(data), *START)
-    assert run_forecast(tmp_path, *given) == OK
-    with xr.open_dataset(tmp_path / "forecast.zarr") as store:
-        assert store["T"].attrs == {"units": "K"}
-        assert store["TP"].attrs == rain
-        assert store["SP"].attrs == {}
+    store = forecast_of(tmp_path, "--package", made, "--data", data, *START)
+    attributes = {name: store[name].attrs for name in ("T", "TP", "SP")}
+    assert attributes == {**known, "SP": {}}
 
 
-def test_nothing_in_the_package_names_the_machine(made, world):
-    for path in made.rglob("*"):
+def test_the_files(made, world, tmp_path):
+    """Their names and modes; none names the machine or what only training reads."""
+    content = json.loads((made / MANIFEST).read_text())
+    assert (content["schema_version"], content["step"]) == (1, 3)
+    assert content["names"] == "credit_jax"
+    assert content["provenance"]["training"]["timestep"] == "6h"
+    files = {path for path in made.rglob("*") if path.is_file()}
+    names = {path.relative_to(made).as_posix() for path in files}
+    assert {*content["files"]} == names - {MANIFEST}
+    (tmp_path / "new").touch()
+    assert {path.stat().st_mode for path in files} == {
+        (tmp_path / "new").stat().st_mode
+    }
+    for path in files:
         if path.suffix in (".json", ".yml", ".md", ".yaml"):
             assert str(world) not in path.read_text(), path
     written = yaml.safe_load((made / CONFIG).read_text())
@@ -94,26 +111,11 @@ def test_nothing_in_the_package_names_the_machine(made, world):
     assert not {"trainer", "loss", "save_loc"} & written.keys()
 
 
-def test_all_may_read_what_a_new_file_lets_them_read(made, tmp_path):
-    (tmp_path / "new").touch()
-    mode = (tmp_path / "new").stat().st_mode
-    files = [path for path in made.rglob("*") if path.is_file()]
-    assert made / WEIGHTS in files
-    assert {path.stat().st_mode for path in files} == {mode}
-
-
 def test_channels_grid_and_card(made, world):
     channels = json.loads((made / "channels.json").read_text())
-    own = [(c["variable"], c["level"]) for c in channels["input"]]
-    assert own == [
-        ("U", 1.0),
-        ("U", 4.6),
-        ("T", 1.0),
-        ("T", 4.6),
-        ("SP", None),
-        ("LSM", None),
-        ("tsi", None),
-    ]
+    deep = [(name, level) for name in "UT" for level in (1.0, 4.6)]
+    flat = [(name, None) for name in ("SP", "LSM", "tsi")]
+    assert [(c["variable"], c["level"]) for c in channels["input"]] == [*deep, *flat]
     assert channels["output"][-1]["variable"] == "TP"
     with (
         xr.open_dataset(made / GRID) as grid,
@@ -134,9 +136,8 @@ def test_channels_grid_and_card(made, world):
 def test_the_scores_are_in_the_card(run, tmp_path):
     scores = tmp_path / "given.csv"
     head = "metric,system,channel,variable,level,level_units,units,region,lead_hours,"
-    head += "value\n"
     row = "rmse,forecast,T500,T,500.0,hPa,K,global,{},{}\n"
-    scores.write_text(head + row.format(6.0, 1.25) + row.format(24.0, 2.5))
+    scores.write_text(f"{head}value\n{row.format(6.0, 1.25)}{row.format(24.0, 2.5)}")
     options = ["--config", str(run), "--checkpoint", str(run.parent / "run")]
     options += ["--scores", str(scores), "--license", "CC-BY-4.0"]
     assert package.main([*options, "--out", str(tmp_path / "scored")]) == OK
@@ -150,82 +151,8 @@ def test_the_scores_are_in_the_card(run, tmp_path):
     assert not (tmp_path / "again").exists()
 
 
-def test_a_package_needs_data(made, data, tmp_path, capsys):
-    given = ("--package", str(made))
-    assert run_forecast(tmp_path / "a", *given, *START) == USER_ERROR
-    error = capsys.readouterr().err
-    assert "path: missing" in error
-    assert "--data" in error
-
-
-def test_a_package_is_restored_on_a_mesh(made, make_mesh):
-    model, params, _ = restore(made, make_mesh())
-    expected, _ = open_package(made).weights
-    assert model.channels == open_package(made).schema
-    assert all(np.array_equal(params[path], x) for path, x in expected.items())
-
-
-def test_a_package_in_place_of_a_checkpoint(run, made, tmp_path, capsys):
-    options = ("--config", str(run), "--checkpoint", str(made))
-    assert run_forecast(tmp_path / "a", *options, *START) == USER_ERROR
-    text = f"--checkpoint: {made} is a package, which has its config and weights; give"
-    assert text in " ".join(capsys.readouterr().err.split())
-
-
-def test_data_that_are_no_data_section_are_refused(made, data, tmp_path, capsys):
-    own = tmp_path / "data.yml"
-    own.write_text(yaml.safe_dump({"data": yaml.safe_load(data.read_text())}))
-    given = ("--package", str(made), "--data", str(own))
-    assert run_forecast(tmp_path / "a", *given, *START) == USER_ERROR
-    text = "data.yml: data: unknown key of a data section, whose keys the file has at"
-    assert text in capsys.readouterr().err
-
-
-def test_data_of_another_grid_are_refused(made, data, world, tmp_path, capsys):
-    for year in (1999, 2000):
-        fields = xr.open_dataset(world / f"w_{year}.nc")
-        turned = fields.assign_coords(longitude=fields.longitude + 1)
-        turned.to_netcdf(tmp_path / f"w_{year}.nc")
-    text = data.read_text().replace(str(world), str(tmp_path))
-    (tmp_path / "data.yml").write_text(text)
-    given = ("--package", str(made), "--data", str(tmp_path / "data.yml"))
-    assert run_forecast(tmp_path / "out", *given, *START) == USER_ERROR
-    assert "longitude" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_data_of_other_channels_are_refused(made, data, tmp_path, capsys):
-    swapped = "data.source.ERA5.variables.prognostic.vars_3D=[T,U]"
-    given = ("--package", str(made), "--data", str(data), "--set", swapped)
-    assert run_forecast(tmp_path / "out", *given, *START) == USER_ERROR
-    error = capsys.readouterr().err
-    assert "input channels are ERA5/prognostic/3d/T x 2, ERA5/prognostic/3d/U" in error
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (("--package", "P", "--config", "model.yml"), "leave out --config"),
-        (("--package", "P", "--weights", "last"), "leave out --weights"),
-        ((), "--config FILE or --package DIR is needed"),
-        (("--config", "model.yml", "--data", "d.yml"), "--data belongs to --package"),
-        (("--package", "no_such_folder"), "no_such_folder: no such folder; "),
-    ],
-)
-def test_options_that_do_not_go_together(options, text, tmp_path, capsys):
-    assert run_forecast(tmp_path / "out", *options) == USER_ERROR
-    assert text in capsys.readouterr().err
-
-
-def test_a_folder_that_is_not_empty_is_not_written_to(run, made, capsys):
-    options = ["--config", str(run), "--checkpoint", str(run.parent / "run")]
-    assert package.main([*options, "--out", str(made)]) == USER_ERROR
-    assert "exists; give another folder" in capsys.readouterr().err
-
-
 def test_weights_that_are_not_finite_are_not_packaged(run, tmp_path):
-    model_def = build(yaml.safe_load(run.read_text())["model"])
-    params, state = open_run(run.parent / "run").on_host(model_def)
+    model_def, params, state = weights_of(run)
     path = next(iter(params))
     params[path] = np.full_like(params[path], np.nan)
     with pytest.raises(ValueError, match="NaN or infinite weights"):
@@ -234,19 +161,18 @@ def test_weights_that_are_not_finite_are_not_packaged(run, tmp_path):
 
 def test_credit_s_names_come_back_bitwise(tmp_path):
     """Spectral norm vectors and stacked layers are converted to CREDIT's."""
-    gen2 = Path(__file__).parents[1] / "reference/gen2.yml"
-    model_def = build(yaml.safe_load(gen2.read_text())["model"])
+    model_def = build(yaml.safe_load(GEN2_CONFIG.read_text())["model"])
 
     @jax.jit
     def init(keys):
         params = model_def.init(keys[0])
         return params, model_def.init_model_state(keys[1], params)
 
-    params, state = jax.device_get(init(jax.random.split(jax.random.key(0))))
-    write_weights(tmp_path / WEIGHTS, model_def, params, state)
+    weights = jax.device_get(init(jax.random.split(jax.random.key(0))))
+    write_weights(tmp_path / WEIGHTS, model_def, *weights)
     assert "layers.1.1.layers.0.0.to_qkv.weight_orig" in load_file(tmp_path / WEIGHTS)
-    found, own = read_weights(tmp_path / WEIGHTS, model_def)
-    jax.tree.map(np.testing.assert_array_equal, (found, own), (params, state))
+    found = read_weights(tmp_path / WEIGHTS, model_def)
+    jax.tree.map(np.testing.assert_array_equal, found, weights)
 
 
 def test_every_argument_that_is_a_path_is_marked():
@@ -259,14 +185,26 @@ def test_every_argument_that_is_a_path_is_marked():
             assert paths <= marked, f"{section}: {name}: make {paths - marked} FilePath"
 
 
-def test_a_field_of_manifest_names_the_run(made):
-    content = json.loads((made / MANIFEST).read_text())
-    assert content["schema_version"] == 1
-    assert content["step"] == 3
-    assert content["names"] == "credit_jax"
-    assert content["provenance"]["training"]["timestep"] == "6h"
-    assert set(content["files"]) == {
-        path.relative_to(made).as_posix()
-        for path in made.rglob("*")
-        if path.is_file() and path.name != MANIFEST
-    }
+@pytest.mark.slow
+def test_forecasts_of_a_graph_need_nothing_else(world, data, tmp_path):
+    """The edge file of the training is deleted before the package is used."""
+    edges = tmp_path / "edges.nc"
+    write_edges(edges, NUM_LAT, NUM_LON, 5)
+    graph = {"type": "graph", "n_variables": 2, "n_surface_variables": 1}
+    graph |= {"n_static_variables": 2, "levels": 2, "hidden_size": 8, "dim_head": 4}
+    graph |= {"n_blocks": 1, "edge_path": str(edges)}
+    graph |= {"image_height": NUM_LAT, "image_width": NUM_LON}
+    run = Path(make_run(world, tmp_path / "graph", model=graph, data__history_len=2))
+    raw = yaml.safe_load(run.read_text())
+    del raw["data"]["source"]["ERA5"]["variables"]["diagnostic"]
+    write_yaml(run, raw)
+    own = ["--config", str(run), "--checkpoint", str(run.parent / "run")]
+    assert package.main([*own, "--out", str(tmp_path / "made")]) == OK
+    of_run = forecast_of(tmp_path / "of_run", *own)
+    edges.unlink()
+    options = "--package", tmp_path / "made", "--data", data, "--length=18h"
+    start = "--init-time=1999-12-30T00"
+    of_package = forecast_of(tmp_path / "of_package", *options, start)
+    for name in of_package.data_vars:
+        ours, theirs = (each[name].values[0] for each in (of_package, of_run))
+        np.testing.assert_array_equal(ours, theirs, err_msg=str(name))

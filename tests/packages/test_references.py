@@ -1,11 +1,12 @@
 """Files that a config names are found, copied and renamed."""
 
 import pickle
-from pathlib import Path
+import shutil
 
 import numpy as np
 import pytest
 import xarray as xr
+import yaml
 
 from credit_jax.config.components import FilePath
 from credit_jax.extensions.packaging.write import _copy_files
@@ -24,6 +25,47 @@ def block(kind: str, **args):
     return {"type": kind, "args": args}
 
 
+CONFIG = """
+save_loc: /somewhere
+trainer: {epochs: 3}
+model: {type: wxformer, post_conf: {std_path: TMP/a/grid.nc}}
+data:
+  mean_path: never read
+  source:
+    ERA5:
+      dataset_type: local
+      mode: ignored
+      variables:
+        prognostic: {vars_2D: [p], path: TMP/p_%Y.nc}
+        static: {vars_2D: [s], path: TMP/s.nc}
+    sun:
+      dataset_type: tisr
+      latlon_grid_path: TMP/earth.nc
+      variables: {dynamic_forcing: {vars_2D: [tisr]}}
+    WB:
+      dataset_type: weatherbench2_era5
+      store: gs://bucket/store
+      variables: {prognostic: {vars_2D: [q]}}
+    GFS:
+      dataset_type: gfs
+      base_path: TMP
+      store: TMP/copy
+      variables: {prognostic: {vars_2D: [r]}}
+preblocks:
+  per_step:
+    names: {type: rename, args: {mapping_file: TMP/map.yml}}
+    scaler: {type: bridgescaler_transform, args: {scaler_path: TMP/scaler}}
+postblocks:
+  per_step:
+    mass: {type: global_mass_fixer, args: {save_loc_physics: TMP/b/grid.nc}}
+    height: {type: geopotential_diagnostic}
+    sea:
+      type: wet_mask_samudra
+      args: {conf: {data: {data_path: TMP/a/masks.zarr, mean_path: TMP/none.nc}}}
+inference: {save_forecast: /somewhere/else, output: {metadata: era5.yaml}}
+"""
+
+
 @pytest.fixture
 def config(tmp_path):
     """A config with files of every kind, two of them with the same name."""
@@ -36,59 +78,8 @@ def config(tmp_path):
     (tmp_path / "scaler").write_text('{"a": 1}')
     grid = xr.Dataset(coords={"lat": [1.0, 2.0], "lon": [3.0]})
     grid.assign(big=("i", np.zeros(1000))).to_netcdf(tmp_path / "earth.nc")
-    at = str(tmp_path)
-    wet = {"data": {"data_path": f"{at}/a/masks.zarr", "mean_path": f"{at}/none.nc"}}
-    return {
-        "save_loc": "/somewhere",
-        "trainer": {"epochs": 3},
-        "model": {"type": "wxformer", "post_conf": {"std_path": f"{at}/a/grid.nc"}},
-        "data": {
-            "mean_path": "never read",
-            "source": {
-                "ERA5": {
-                    "dataset_type": "local",
-                    "mode": "ignored",
-                    "variables": {
-                        "prognostic": {"vars_2D": ["p"], "path": f"{at}/p_%Y.nc"},
-                        "static": {"vars_2D": ["s"], "path": f"{at}/s.nc"},
-                    },
-                },
-                "sun": {
-                    "dataset_type": "tisr",
-                    "latlon_grid_path": f"{at}/earth.nc",
-                    "variables": {"dynamic_forcing": {"vars_2D": ["tisr"]}},
-                },
-                "WB": {
-                    "dataset_type": "weatherbench2_era5",
-                    "store": "gs://bucket/store",
-                    "variables": {"prognostic": {"vars_2D": ["q"]}},
-                },
-                "GFS": {
-                    "dataset_type": "gfs",
-                    "base_path": at,
-                    "store": f"{at}/copy",
-                    "variables": {"prognostic": {"vars_2D": ["r"]}},
-                },
-            },
-        },
-        "preblocks": {
-            "per_step": {
-                "names": block("rename", mapping_file=f"{at}/map.yml"),
-                "scaler": block("bridgescaler_transform", scaler_path=f"{at}/scaler"),
-            }
-        },
-        "postblocks": {
-            "per_step": {
-                "mass": block("global_mass_fixer", save_loc_physics=f"{at}/b/grid.nc"),
-                "height": {"type": "geopotential_diagnostic"},
-                "sea": block("wet_mask_samudra", conf=wet),
-            }
-        },
-        "inference": {
-            "save_forecast": "/somewhere/else",
-            "output": {"metadata": "era5.yaml"},
-        },
-    }
+    text = CONFIG.replace("TMP", str(tmp_path))
+    return yaml.safe_load(text)
 
 
 def test_only_what_forecasts_need_is_kept(config):
@@ -155,22 +146,19 @@ def test_files_of_blocks_of_ones_own_are_copied(config, tmp_path, monkeypatch):
         table: FilePath
 
     monkeypatch.setitem(TRANSFORMS["preblocks"], "mine", Mine)
-    config["preblocks"]["per_step"] = {
-        "mine": block("mine", table=str(tmp_path / "a/grid.nc"))
-    }
+    table = block("mine", table=str(tmp_path / "a/grid.nc"))
+    config["preblocks"]["per_step"] = {"mine": table}
     own = normalized(config)
     _copy_files(own, tmp_path / "package")
     assert own["preblocks"]["per_step"]["mine"]["args"]["table"].startswith("files/")
 
 
-@pytest.mark.parametrize("content", [pickle.dumps({}), b"\0\1", b"just a text"])
-def test_files_of_other_kinds_are_not_packaged(config, tmp_path, content):
-    (tmp_path / "scaler").write_bytes(content)
-    with pytest.raises(ValueError, match="neither NetCDF nor JSON nor a YAML"):
-        _copy_files(normalized(config), tmp_path / "package")
-
-
-def test_a_file_that_is_not_there_is_named_with_its_key(config, tmp_path):
-    Path(tmp_path / "map.yml").unlink()
+def test_files_that_are_not_packaged(config, tmp_path):
+    for content in (pickle.dumps({}), b"\0\1", b"just a text"):
+        (tmp_path / "scaler").write_bytes(content)
+        with pytest.raises(ValueError, match="neither NetCDF nor JSON nor a YAML"):
+            _copy_files(normalized(config), tmp_path / "package")
+        shutil.rmtree(tmp_path / "package", ignore_errors=True)
+    (tmp_path / "map.yml").unlink()
     with pytest.raises(FileNotFoundError, match=r"names\.args\.mapping_file"):
         _copy_files(normalized(config), tmp_path / "package")

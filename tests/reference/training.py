@@ -59,8 +59,8 @@ def credit_train(
 
 def run_credit(
     module: str, arguments: Sequence[str], cwd: Path, *, threads: int = 1
-) -> None:
-    """Runs CREDIT in a subprocess, by a driver module."""
+) -> str:
+    """Runs CREDIT in a subprocess, by a driver module; returns what it printed."""
     run = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=cwd,
@@ -74,6 +74,7 @@ def run_credit(
     if run.returncode != 0:
         listed = " ".join(arguments)
         raise RuntimeError(f"CREDIT failed: {module} {listed}:\n{run.stdout[-_TAIL:]}")
+    return run.stdout
 
 
 def _read_run(folder: Path) -> CreditRun:

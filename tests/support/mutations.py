@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -26,6 +26,18 @@ def changed_json(text: str, chosen: random.Random) -> str:
             break
         parent = parent[key]
     return json.dumps(content)
+
+
+def count_outcomes(trials: Iterable[tuple[int, str, str]], *allowed: str) -> int:
+    """Prints how many trials (seed, kind, outcome) ended how; 1 at one that may not."""
+    counts = dict.fromkeys(allowed, 0)
+    for seed, kind, outcome in trials:
+        if outcome not in counts:
+            print(f"seed {seed}, {kind}: {outcome}")
+            return 1
+        counts[outcome] += 1
+    print(counts)
+    return 0
 
 
 VALUES: list[Any] = [None, -1, 10**30, "../../x", "/etc/passwd", [], {}, True, "\0"]

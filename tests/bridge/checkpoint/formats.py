@@ -1,31 +1,25 @@
-"""Writes a run of CREDIT in every checkpoint format that CREDIT has.
+"""Writes a run of CREDIT in every checkpoint format that CREDIT has."""
 
-`write(name, source, target, model)` writes the files of `source`, the `save_loc` of a
-CREDIT run, to the folder `target` in the format `name` and returns the path to convert.
-"""
-
-import shutil
+import os
 from collections import OrderedDict
 from typing import Any
 
 import safetensors.torch
 import torch
 
+from tests.bridge.runs import read_torch
+
 MAIN, AVERAGE = "checkpoint.pt", "checkpoint_ema.pt"
 
 
-def load(folder, name=MAIN):
-    return torch.load(folder / name, weights_only=True)
+class Creates:
+    """Unpickling it runs code, which creates a file."""
 
+    def __init__(self, path):
+        self.path = path
 
-def renamed(content, change):
-    """Returns a checkpoint whose weights, or whose averaged weights, are renamed."""
-    model = content["model_state_dict"]
-    if "shadow" in model:
-        shadow = OrderedDict((change(k), v) for k, v in model["shadow"].items())
-        return content | {"model_state_dict": model | {"shadow": shadow}}
-    named = OrderedDict((change(k), v) for k, v in model.items())
-    return content | {"model_state_dict": named}
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
 
 
 def by_name(content):
@@ -38,17 +32,45 @@ def by_name(content):
     return content | {"optimizer_state_dict": {"state": state, "param_groups": [group]}}
 
 
-def _renaming(change):
-    def write(source, target, model):
+def with_zeros(content):
+    """As `by_name`, with the zero moments that a resume adds where no gradient is."""
+    content = by_name(content)
+    optimizer, weights = content["optimizer_state_dict"], content["model_state_dict"]
+    for name in optimizer["param_groups"][0]["params"]:
+        zeros = torch.zeros(weights[name].shape)
+        fresh = {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros}
+        optimizer["state"].setdefault(name, fresh)
+    return content
+
+
+def of_generation_1(files, model):
+    content = by_name(files[MAIN])
+    parts = {name: content.pop(f"{name}_state_dict") for name in ("model", "optimizer")}
+    split = {f"{name}_checkpoint.pt": part for name, part in parts.items()}
+    return {**files, **split, MAIN: content}
+
+
+def renaming(change):
+    """Weights, and averaged weights, with other names: `change(model)(name)`."""
+
+    def renamed(files, model):
         name_of = change(model)
-        for name in (MAIN, AVERAGE):
-            torch.save(renamed(load(source, name), name_of), target / name)
-        return target
 
-    return write
+        def rename(state):
+            return OrderedDict((name_of(key), value) for key, value in state.items())
+
+        main, average = (files[name]["model_state_dict"] for name in (MAIN, AVERAGE))
+        average = average | {"shadow": rename(average["shadow"])}
+        states = {MAIN: rename(main), AVERAGE: average}
+        return {
+            name: files[name] | {"model_state_dict": state}
+            for name, state in states.items()
+        }
+
+    return renamed
 
 
-def _domain(model):
+def domain(model):
     """Maps names of a model to those after CREDIT's domain-parallel conversion."""
     from tests.support.credit_modules import credit_attribute
 
@@ -62,106 +84,56 @@ def _domain(model):
     return change.__getitem__
 
 
-def _old_branches(model):
-    return lambda key: key.replace(".0.convs.0.1.", ".0.convs.0.").replace(
-        ".0.convs.1.1.", ".0.convs.1."
-    )
+def old_branches(key):
+    for branch in "01":
+        key = key.replace(f".0.convs.{branch}.1.", f".0.convs.{branch}.")
+    return key
 
 
-def _copied(source, target, model):
-    for name in (MAIN, AVERAGE):
-        shutil.copyfile(source / name, target / name)
-    return target
+def wrapped(key):
+    return key.replace(".layers.0.0.", ".layers.0._checkpoint_wrapped_module.0.")
 
 
-def _fsdp2(source, target, model):
-    torch.save(by_name(load(source)), target / MAIN)
-    shutil.copyfile(source / AVERAGE, target / AVERAGE)
-    return target / MAIN
-
-
-def _fsdp2_resumed(source, target, model):
-    """As `_fsdp2`, with the zero moments that a resume adds where no gradient is."""
-    content = by_name(load(source))
-    optimizer, weights = content["optimizer_state_dict"], content["model_state_dict"]
-    for name in optimizer["param_groups"][0]["params"]:
-        zeros = torch.zeros(weights[name].shape)
-        fresh = {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros}
-        optimizer["state"].setdefault(name, fresh)
-    torch.save(content, target / MAIN)
-    shutil.copyfile(source / AVERAGE, target / AVERAGE)
-    return target
-
-
-def _fsdp1(source, target, model):
-    content = by_name(load(source))
-    torch.save(content.pop("model_state_dict"), target / "model_checkpoint.pt")
-    torch.save(content.pop("optimizer_state_dict"), target / "optimizer_checkpoint.pt")
-    torch.save(content, target / MAIN)
-    shutil.copyfile(source / AVERAGE, target / AVERAGE)
-    return target
-
-
-def _bare(source, target, model):
-    torch.save(load(source)["model_state_dict"], target / "model_checkpoint.pt")
-    return target
-
-
-def _bare_file(source, target, model):
-    torch.save(load(source)["model_state_dict"], target / "weights.pt")
-    return target / "weights.pt"
-
-
-def _legacy_file(source, target, model):
-    state = load(source)["model_state_dict"]
-    path = target / "weights.pt"
-    torch.save(state, path, _use_new_zipfile_serialization=False)
-    return path
-
-
-def _safetensors(source, target, model):
-    state = load(source)["model_state_dict"]
-    safetensors.torch.save_file(dict(state), target / "model.safetensors")
-    return target / "model.safetensors"
-
-
-def _safetensors_shards(source, target, model):
-    state = list(load(source)["model_state_dict"].items())
-    for i in range(3):
-        path = target / f"model-{i}.safetensors"
-        safetensors.torch.save_file(dict(state[i::3]), path)
-    return target
-
-
-# Formats with the whole state.
+# Formats with the whole state: the files of a run, by those of data parallelism.
 WHOLE = {
-    "none": _copied,
-    "fsdp2": _fsdp2,
-    "fsdp2 resumed": _fsdp2_resumed,
-    "fsdp of generation 1": _fsdp1,
-    "domain": _renaming(_domain),
-    "older branches": _renaming(_old_branches),
-    "older branches, domain, wrapped": _renaming(
-        lambda model: lambda key: f"module._orig_mod.{_old_branches(model)(key)}"
+    "none": lambda files, model: files,
+    "fsdp2": lambda files, model: {**files, MAIN: by_name(files[MAIN])},
+    "fsdp2 resumed": lambda files, model: {**files, MAIN: with_zeros(files[MAIN])},
+    "fsdp of generation 1": of_generation_1,
+    "domain": renaming(domain),
+    "older branches": renaming(lambda model: old_branches),
+    "older branches, domain, wrapped": renaming(
+        lambda model: lambda key: f"module._orig_mod.{old_branches(key)}"
     ),
-    "module.": _renaming(lambda model: lambda key: f"module.{key}"),
-    "_orig_mod.": _renaming(lambda model: lambda key: f"_orig_mod.{key}"),
-    "checkpoint wrapper": _renaming(
-        lambda model: (
-            lambda key: key.replace(
-                ".layers.0.0.", ".layers.0._checkpoint_wrapped_module.0."
-            )
-        )
-    ),
+    "module.": renaming(lambda model: lambda key: f"module.{key}"),
+    "_orig_mod.": renaming(lambda model: lambda key: f"_orig_mod.{key}"),
+    "checkpoint wrapper": renaming(lambda model: wrapped),
 }
+
+
+def write_whole(name, source, target, model):
+    """Writes a run, the `save_loc` of CREDIT, in a format; returns what to convert."""
+    files = {file: read_torch(source, file) for file in (MAIN, AVERAGE)}
+    for file, content in WHOLE[name](files, model).items():
+        torch.save(content, target / file)
+    return target / MAIN if name == "fsdp2" else target
+
+
 # Weights alone.
-BARE = {
-    "model_checkpoint.pt": _bare,
-    "bare file": _bare_file,
-    "before zip files": _legacy_file,
-    "safetensors": _safetensors,
-    "safetensors in shards": _safetensors_shards,
-}
+BARE = "model_checkpoint.pt", "file.pt", "old.pt", "safetensors", "shards.safetensors"
+
+
+def write_bare(name, source, target):
+    state, path = read_torch(source)["model_state_dict"], target / name
+    if name.endswith("safetensors"):
+        parts = [*state.items()]
+        number = 3 if name.startswith("shards") else 1
+        for i in range(number):
+            file = target / f"model-{i}.safetensors"
+            safetensors.torch.save_file(dict(parts[i::number]), file)
+        return target if number > 1 else file
+    torch.save(state, path, _use_new_zipfile_serialization=name != "old.pt")
+    return target if name == "model_checkpoint.pt" else path
 
 
 def with_convolutions(state: dict[str, Any]) -> dict[str, Any]:

@@ -34,12 +34,11 @@ from credit_jax.io.digests import record_files, write_records
 from credit_jax.models.conversion import key_map_for
 from credit_jax.models.registry import build
 from credit_torch_bridge.__main__ import main
-from tests.bridge.checkpoint.formats import with_convolutions
-from tests.bridge.checkpoint.untrusted import Creates
+from tests.bridge.checkpoint.formats import Creates, with_convolutions
+from tests.bridge.runs import CONFIG
 from tests.models.cases import NEXTGEN
-from tests.reference.training import GEN2_CONFIG
 from tests.support.memory import MemoryWatch
-from tests.support.mutations import changed_bytes, changed_json
+from tests.support.mutations import changed_bytes, changed_json, count_outcomes
 
 SECONDS = 20.0
 # Allowed outcomes of `convert`.
@@ -55,9 +54,7 @@ KINDS = ("zip", *SAVED, "safetensors", "run", "run")
 
 def model_of(kind: str) -> dict[str, Any]:
     """Returns the model of a kind of source."""
-    if kind == "nextgen":
-        return NEXTGEN["levels"].block
-    return yaml.safe_load(GEN2_CONFIG.read_text())["model"]
+    return NEXTGEN["levels"].block if kind == "nextgen" else CONFIG["model"]
 
 
 def whole_state(kind: str) -> dict[str, torch.Tensor]:
@@ -74,11 +71,8 @@ def whole_state(kind: str) -> dict[str, torch.Tensor]:
 
 def write_config(kind: str, path: Path) -> None:
     """Writes the YAML of a kind of source."""
-    if kind == "gen1":
-        trainer = {"type": "era5", "mode": "ddp"}
-        config = {"trainer": trainer, "data": {}, "save_loc": "."}
-    else:
-        config = yaml.safe_load(GEN2_CONFIG.read_text())
+    old = {"trainer": {"type": "era5", "mode": "ddp"}, "data": {}, "save_loc": "."}
+    config = old if kind == "gen1" else CONFIG
     path.write_text(yaml.safe_dump(config | {"model": model_of(kind)}))
 
 
@@ -112,8 +106,7 @@ def convert(kind: str, config: Path, source: Path, out: Path) -> tuple[int, str]
     words += ["--checkpoint", source, "--out", out]
     words += ["--weights-only"] if kind == "gen1" else []
     with contextlib.redirect_stdout(seen), contextlib.redirect_stderr(seen):
-        code = main(["convert", *map(str, words)])
-    return code, seen.getvalue()
+        return main(["convert", *map(str, words)]), seen.getvalue()
 
 
 def restored(folder: Path) -> tuple[int, str]:
@@ -297,19 +290,8 @@ def try_seeds(folder: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
     yield from memory.problems(seeds.stop)
 
 
-def run(argv: list[str]) -> int:
-    """Runs the program; prints how many were converted and refused."""
-    folder, first, stop = Path(argv[0]), int(argv[1]), int(argv[2])
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    counts = {"converted": 0, "refused": 0}
-    for seed, kind, result in try_seeds(folder, range(first, stop)):
-        if result not in counts:
-            print(f"seed {seed}, {kind}: {result}")
-            return 1
-        counts[result] += 1
-    print(counts)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    seeds = range(*map(int, sys.argv[2:]))
+    trials = try_seeds(Path(sys.argv[1]), seeds)
+    sys.exit(count_outcomes(trials, "converted", "refused"))

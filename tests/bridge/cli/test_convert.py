@@ -9,24 +9,55 @@ import torch
 import yaml
 
 from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.config.yaml_file import read_yaml
+from credit_jax.io.digests import record_files
+from credit_jax.packages.grids import write_grid
+from credit_jax.packages.manifest import Manifest
+from credit_jax.packages.weights import write_weights
 from credit_torch_bridge import to_torch
-from credit_torch_bridge.checkpoint.convert_run import RunConversion
+from credit_torch_bridge.checkpoint import convert_run
 from credit_torch_bridge.checkpoint.jax_checkpoint import read_run, write_run
-from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
-from tests.bridge.cli.runs import CONFIG, MODEL_DEF, SCALER, earlier, write_package
+from credit_torch_bridge.checkpoint.run_config import RunConfig
+from tests.bridge.runs import (
+    CONFIG,
+    MODEL_DEF,
+    SCALER,
+    assert_same,
+    earlier,
+    read_torch,
+)
 from tests.data.world import GRID, raw_config, write_world
 from tests.reference.training import GEN2_CONFIG
 
+same = chex.assert_trees_all_equal
+
+
+def weights_of(folder):
+    return read_torch(folder)["model_state_dict"]
+
+
+def written_for_torch(checkpoint):
+    return to_torch(CONFIG, checkpoint)["checkpoint.pt"]["model_state_dict"]
+
+
+@pytest.fixture
+def run(checkpoint, tmp_path):
+    """`run(settings, checkpoint, ...)` -> the folder of a run of credit_jax."""
+
+    def write(settings, *checkpoints):
+        run_config = RunConfig(CONFIG).with_settings(settings)
+        write_run(tmp_path / "run", run_config, checkpoints or [checkpoint])
+        return tmp_path / "run"
+
+    return write
+
 
 def test_best_and_backup_become_checkpoints(
-    bridge, credit_run_folder, tmp_path, checkpoint
+    bridge, credit_run_folder, jax_run, checkpoint, tmp_path
 ):
-    out = tmp_path / "jax"
-    given = "--checkpoint", credit_run_folder, "--out", out
-    code, text = bridge("convert", "--to", "jax", *given)
-    assert code == 0, text
-    assert (out / "training_log.csv").read_text().startswith("index,epoch")
-    store = CheckpointStore(out)
+    log = (jax_run / "training_log.csv").read_text()
+    assert log.startswith("index,epoch")
+    store = CheckpointStore(jax_run)
     assert store.steps() == [20, 40, 60]
     progress = store.progress(60)
     assert (progress.epoch, progress.best_epoch, progress.best_step) == (3, 0, 20)
@@ -35,29 +66,23 @@ def test_best_and_backup_become_checkpoints(
     assert store.item_names(60) == ["weights", "ema", "optimizer", "loss_scale"]
     assert store.item_names(40) == ["weights", "optimizer", "loss_scale"]
     store.close()
-    best = read_run(out, MODEL_DEF, 20)
-    np.testing.assert_array_equal(
-        best.params["head/out/kernel"],
-        earlier(checkpoint, 0).params["head/out/kernel"],
-    )
-    assert read_run(out, MODEL_DEF).loss_scale == SCALER
-
+    best = read_run(jax_run, MODEL_DEF, 20)
+    same(best.params, earlier(checkpoint, 0).params)
+    assert read_run(jax_run, MODEL_DEF).loss_scale == SCALER
     back = tmp_path / "torch"
-    code, text = bridge("convert", "--to", "torch", "--checkpoint", out, "--out", back)
-    assert code == 0, text
+    bridge.convert("torch", jax_run, back)
     for name in ("checkpoint.pt", "best_checkpoint.pt"):
-        ours = torch.load(back / name, weights_only=True)
-        theirs = torch.load(credit_run_folder / name, weights_only=True)
-        for key, tensor in theirs["model_state_dict"].items():
-            assert torch.equal(ours["model_state_dict"][key], tensor), key
-        for key in ("epoch", "scheduler_state_dict", "scaler_state_dict"):
+        ours, theirs = (read_torch(each, name) for each in (back, credit_run_folder))
+        for key in ("model_state_dict", "epoch"):
+            assert_same(ours[key], theirs[key])
+        for key in ("scheduler_state_dict", "scaler_state_dict"):
             assert ours[key] == theirs[key]
 
 
 def test_the_coordinates_of_the_files_are_recorded(checkpoint, tmp_path):
     write_world(tmp_path)
     config = RunConfig(raw_config(tmp_path))
-    conversion = RunConversion(config, tmp_path, tmp_path / "out")
+    conversion = convert_run.RunConversion(config, tmp_path, tmp_path / "out")
     found = conversion._located(checkpoint).progress.coordinates
     assert found["latitude"] == tuple(GRID["latitude"])
     assert found["sources"]["ERA5"]["levels"] == (1.0, 5.0)
@@ -72,201 +97,161 @@ def test_the_coordinates_of_the_files_are_recorded(checkpoint, tmp_path):
 def test_what_the_checkpoint_says_is_put_into_the_config(
     bridge, credit_run_folder, tmp_path
 ):
-    changes = "trainer.weight_decay=0.5", "trainer.scheduler.total_steps=7"
-    overrides = [word for change in changes for word in ("--set", change)]
-    given = "--checkpoint", credit_run_folder, "--out", tmp_path / "jax", *overrides
-    code, text = bridge("convert", "--to", "jax", *given)
-    assert code == 0, text
-    assert "note: trainer.weight_decay is 0.0 in the checkpoint" in text
-    assert "note: trainer.scheduler.total_steps is 100 in the checkpoint" in text
-    written = yaml.safe_load((tmp_path / "jax" / "model.yml").read_text())
+    trainer = {"weight_decay": (0.5, 0.0), "scheduler.total_steps": (7, 100)}
+    changes = [f"trainer.{key}={change}" for key, (change, _) in trainer.items()]
+    options = [word for change in changes for word in ("--set", change)]
+    notes = [
+        f"note: trainer.{k} is {stored} in the checkpoint"
+        for k, (_, stored) in trainer.items()
+    ]
+    bridge.convert("jax", credit_run_folder, tmp_path / "jax", *options, says=notes)
+    written = read_yaml(tmp_path / "jax" / "model.yml")
     assert written["trainer"]["weight_decay"] == 0.0
     assert written["trainer"]["scheduler"]["total_steps"] == 100
     assert written["save_loc"] == str(tmp_path / "jax")
 
 
 @pytest.mark.slow
-def test_a_run_stopped_in_an_epoch_on_a_mesh(bridge, checkpoint, tmp_path):
-    parallel = {"data": "fsdp2", "tensor": 2, "domain": 2}
-    run_config = RunConfig(CONFIG).with_settings({"trainer.parallelism": parallel})
-    run_config = run_config.with_settings({"trainer.compile": True})
+def test_a_run_stopped_in_an_epoch_on_a_mesh(bridge, run, checkpoint, tmp_path):
+    parallel, out = {"data": "fsdp2", "tensor": 2, "domain": 2}, tmp_path / "torch"
     stopped = replace(checkpoint, progress=Progress(epoch=2, batches=5))
-    write_run(tmp_path / "run", run_config, [stopped])
-    given = "--checkpoint", tmp_path / "run", "--out", tmp_path / "torch"
-    code, text = bridge("convert", "--to", "torch", *given)
-    assert code == 0, text
-    assert "stopped in epoch 3 after 5 batches; CREDIT counts whole epochs" in text
-    assert "model.yml asks for tensor: 1 and domain: 1" in text
-    written = yaml.safe_load((tmp_path / "torch" / "model.yml").read_text())
-    trainer = written["trainer"]
+    settings = {"trainer.parallelism": parallel, "trainer.compile": True}
+    says = [
+        "stopped in epoch 3 after 5 batches; CREDIT counts whole epochs",
+        "model.yml asks for tensor: 1 and domain: 1",
+        "model.yml says compile: false",
+    ]
+    bridge.convert("torch", run(settings, stopped), out, says=says)
+    trainer = read_yaml(out / "model.yml")["trainer"]
     assert trainer["parallelism"] == {"data": "fsdp2", "tensor": 1, "domain": 1}
     assert trainer["reload_epoch"] is trainer["load_optimizer"] is True
     assert trainer["compile"] is False
-    assert "model.yml says compile: false" in text
-    content = torch.load(tmp_path / "torch" / "checkpoint.pt", weights_only=True)
+    content = read_torch(out)
     assert content["epoch"] == 1
     assert "up_block4.2.bias" in content["optimizer_state_dict"]["state"]
 
 
-def test_what_credit_cannot_express_is_refused_at_once(bridge, checkpoint, tmp_path):
+def test_what_credit_cannot_express_is_refused_at_once(bridge, run, tmp_path):
     """Nothing is written, and the hint leads on."""
-    window = {"model.local_window_size": [2, 2, 2, 1]}
-    run_config = RunConfig(CONFIG).with_settings(window)
-    write_run(tmp_path / "run", run_config, [checkpoint])
-    given = "--checkpoint", tmp_path / "run", "--out", tmp_path / "torch"
-    code, text = bridge("convert", "--to", "torch", *given)
-    assert (code, "model.local_window_size: [2, 2, 2, 1]: CREDIT's" in text) == (
-        2,
-        True,
-    )
-    assert not (tmp_path / "torch").exists()
-    code, text = bridge("convert", "--to", "torch", *given, "--drop", "metrics.none")
-    assert (code, "the config has no such key" in text) == (2, True)
+    out = tmp_path / "torch"
+    given = "torch", run({"model.local_window_size": [2, 2, 2, 1]}), out
+    words = "model.local_window_size: [2, 2, 2, 1]: CREDIT's"
+    bridge.convert(*given, code=2, says=words)
+    drop, words = ("--drop", "metrics.none"), "the config has no such key"
+    bridge.convert(*given, *drop, code=2, says=words)
     window = "--set", "model.local_window_size=2"
     dates = "--set", "inference.single_forecast.start_datetime=2000-01-05"
-    code, text = bridge("convert", "--to", "torch", *given, *window, *dates)
-    assert code == 0, text
-    assert "credit rollout -c" in text
-    written = yaml.safe_load((tmp_path / "torch" / "model.yml").read_text())
-    assert written["inference"]["mode"] == "none"
-    # Not in the folder of the run.
-    folder = str(tmp_path / "torch" / "forecast")
-    assert written["inference"]["save_forecast"] == folder
+    bridge.convert(*given, *window, *dates, says="credit rollout -c")
+    inference = read_yaml(out / "model.yml")["inference"]
+    assert inference["mode"] == "none"
+    assert inference["save_forecast"] == str(out / "forecast"), "not that of the run"
 
 
 @pytest.mark.slow
-def test_weights_only_and_a_step(bridge, checkpoint, tmp_path):
-    run_config = read_run_config(CONFIG)
-    write_run(tmp_path / "run", run_config, [earlier(checkpoint, 0), checkpoint])
-    given = "--checkpoint", tmp_path / "run", "--weights-only", "--step", 20
-    out = tmp_path / "torch"
-    code, text = bridge("convert", "--to", "torch", *given, "--out", out)
-    assert code == 0, text
-    content = torch.load(out / "checkpoint.pt", weights_only=True)
-    assert set(content) == {"epoch", "model_state_dict"}
-    trainer = yaml.safe_load((out / "model.yml").read_text())["trainer"]
+def test_weights_only_and_a_step(bridge, run, checkpoint, tmp_path):
+    folder, out = run({}, earlier(checkpoint, 0), checkpoint), tmp_path / "torch"
+    bridge.convert("torch", folder, out, "--weights-only", "--step", 20)
+    assert set(read_torch(out)) == {"epoch", "model_state_dict"}
+    trainer = read_yaml(out / "model.yml")["trainer"]
     assert (trainer["load_weights"], trainer["load_optimizer"]) == (True, False)
-    given = "--checkpoint", tmp_path / "run", "--step", 21, "--out", tmp_path / "no"
-    code, text = bridge("convert", "--to", "torch", *given)
-    assert (code, "no checkpoint 21" in text) == (2, True)
-    given = "--checkpoint", tmp_path / "run", "--merge", "--out", tmp_path / "no"
-    code, text = bridge("convert", "--to", "torch", *given)
-    assert (code, "has no adapters (trainer.finetune.lora)" in text) == (2, True)
-    assert not (tmp_path / "no").exists()
+    given = "torch", folder, tmp_path / "no"
+    bridge.convert(*given, "--step", 21, code=2, says="no checkpoint 21")
+    words = "has no adapters (trainer.finetune.lora)"
+    bridge.convert(*given, "--merge", code=2, says=words)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["average", "last"])
-def test_one_kind_of_weights_alone(bridge, checkpoint, tmp_path, weights):
-    write_run(tmp_path / "run", read_run_config(CONFIG), [checkpoint])
-    params = checkpoint.ema if weights == "average" else checkpoint.params
-    label = "moving average" if weights == "average" else "last weights"
-    chosen = "--weights", weights, "--checkpoint"
-    to_torch_ = "convert", "--to", "torch", *chosen, tmp_path / "run"
-    code, text = bridge(*to_torch_, "--out", tmp_path / "torch")
-    assert code == 0, text
-    assert f"weights: {label}\n" in text
-    content = torch.load(tmp_path / "torch/checkpoint.pt", weights_only=True)
-    assert set(content) == {"epoch", "model_state_dict"}
-    assert not (tmp_path / "torch/checkpoint_ema.pt").exists()
+def test_one_kind_of_weights_alone(bridge, run, checkpoint, tmp_path, weights):
+    params, label = {
+        "average": (checkpoint.ema, "moving average"),
+        "last": (checkpoint.params, "last weights"),
+    }[weights]
+    out, chosen = tmp_path / "torch", ("--weights", weights)
+    bridge.convert("torch", run({}), out, *chosen, says=f"weights: {label}\n")
+    assert set(read_torch(out)) == {"epoch", "model_state_dict"}
+    assert not (out / "checkpoint_ema.pt").exists()
     alone = replace(checkpoint, params=params, moments=None, ema=None)
-    wanted = to_torch(CONFIG, alone)["checkpoint.pt"]["model_state_dict"]
-    for key, tensor in content["model_state_dict"].items():
-        assert torch.equal(tensor, wanted[key]), key
+    assert_same(weights_of(out), written_for_torch(alone))
     # Both ways: what has no average any more cannot give it.
-    to_jax = "convert", "--to", "jax", "--checkpoint", tmp_path / "torch", "--weights"
-    code, text = bridge(*to_jax, "average", "--out", tmp_path / "no")
-    assert (code, "has no moving average" in text) == (2, True)
-    code, text = bridge(*to_jax, "last", "--out", tmp_path / "back")
-    assert code == 0, text
+    given, words = ("jax", out), "has no moving average"
+    bridge.convert(*given, tmp_path / "no", "--weights", "average", code=2, says=words)
+    bridge.convert(*given, tmp_path / "back", "--weights", "last")
     back = read_run(tmp_path / "back", MODEL_DEF)
-    chex.assert_trees_all_equal(back.params, params)
-    assert back.ema is None
-    assert back.moments is None
+    same(back.params, params)
+    assert back.ema is back.moments is None
 
 
 def test_a_package_goes_both_ways(bridge, checkpoint, tmp_path):
-    given = "--checkpoint", write_package(checkpoint, tmp_path / "package")
-    code, text = bridge("convert", "--to", "torch", *given, "--out", tmp_path / "torch")
-    assert code == 0, text
-    content = torch.load(tmp_path / "torch/checkpoint.pt", weights_only=True)
-    wanted = to_torch(CONFIG, checkpoint)["checkpoint.pt"]["model_state_dict"]
-    assert list(content["model_state_dict"]) == list(wanted)
-    for key, tensor in content["model_state_dict"].items():
-        assert torch.equal(tensor, wanted[key]), key
-    code, text = bridge("convert", "--to", "jax", *given, "--out", tmp_path / "run")
-    assert code == 0, text
+    package = tmp_path / "package"
+    package.mkdir()
+    weights = checkpoint.params, checkpoint.model_state
+    write_weights(package / "weights.safetensors", MODEL_DEF, *weights)
+    config = {"model": CONFIG["model"], "data": {"source": {}}}
+    (package / "model.yml").write_text(yaml.safe_dump(config))
+    (package / "channels.json").write_text('{"input": [], "output": []}')
+    (package / "README.md").write_text("A model.\n")
+    write_grid(package / "grid.nc", np.arange(3.0), np.arange(4.0))
+    files = record_files(package)
+    Manifest("wxformer", 60, False, "0" * 64, "CREDIT", files).write(package)
+    bridge.convert("torch", package, tmp_path / "torch")
+    assert_same(weights_of(tmp_path / "torch"), written_for_torch(checkpoint))
+    bridge.convert("jax", package, tmp_path / "run")
     back = read_run(tmp_path / "run", MODEL_DEF)
-    chex.assert_trees_all_equal(back.params, checkpoint.params)
-    chex.assert_trees_all_equal(back.model_state, checkpoint.model_state)
-    (tmp_path / "package/weights.safetensors").write_bytes(b"")
-    code, text = bridge("convert", "--to", "jax", *given, "--out", tmp_path / "no")
-    assert (code, "SHA-256" in text) == (2, True)
+    same((back.params, back.model_state), weights)
+    (package / "weights.safetensors").write_bytes(b"")
+    bridge.convert("jax", package, tmp_path / "no", code=2, says="SHA-256")
 
 
 def test_a_config_of_generation_1_gives_weights(bridge, credit_run_folder, tmp_path):
-    old = CONFIG | {"trainer": {"type": "era5", "mode": "fsdp"}, "data": {}}
-    (tmp_path / "old.yml").write_text(yaml.safe_dump(old))
-    given = "--config", tmp_path / "old.yml", "--checkpoint", credit_run_folder
-    code, text = bridge("convert", "--to", "jax", *given, "--out", tmp_path / "jax")
-    assert (code, "is of CREDIT's generation 1" in text) == (2, True)
-    given += "--weights-only", "--out", tmp_path / "jax"
-    code, text = bridge("convert", "--to", "jax", *given)
-    assert code == 0, text
-    assert "training will not take this config as it is" in text
+    old, out = tmp_path / "old.yml", tmp_path / "jax"
+    trainer = {"type": "era5", "mode": "fsdp"}
+    old.write_text(yaml.safe_dump(CONFIG | {"trainer": trainer, "data": {}}))
+    given = "jax", credit_run_folder, out, "--config", old
+    bridge.convert(*given, code=2, says="is of CREDIT's generation 1")
+    words = "training will not take this config as it is"
+    bridge.convert(*given, "--weights-only", says=words)
 
 
 @pytest.mark.slow
 def test_a_disk_that_fails_leaves_nothing(
     bridge, credit_run_folder, tmp_path, monkeypatch
 ):
-    from credit_torch_bridge.checkpoint import convert_run
-
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(convert_run, "write_run", full)
-    before = sorted(tmp_path.iterdir())
-    given = "--checkpoint", credit_run_folder, "--out", tmp_path / "jax"
-    code, text = bridge("convert", "--to", "jax", *given)
-    assert (code, "No space left" in text) == (2, True)
-    assert sorted(tmp_path.iterdir()) == before
+    given = "jax", credit_run_folder, tmp_path / "jax"
+    bridge.convert(*given, code=2, says="No space left")
+    assert not [*tmp_path.iterdir()]
 
 
-def test_inspect_reads_both_sides(bridge, credit_run_folder, tmp_path):
-    code, text = bridge("inspect", "--checkpoint", credit_run_folder)
-    assert code == 0, text
-    assert "checkpoint of none or ddp" in text
-    assert "besides: optimizer, schedule, loss scaling, average; epoch 2" in text
-    assert (
-        "layers.0.0.convs.0.1.weight_u (4,) -> stages/0/embed/convs/0/kernel (u)"
-        in text
+def test_inspect_reads_both_sides(bridge, credit_run_folder, jax_run, tmp_path):
+    says = (
+        "checkpoint of none or ddp",
+        "besides: optimizer, schedule, loss scaling, average; epoch 2",
+        "layers.0.0.convs.0.1.weight_u (4,) -> stages/0/embed/convs/0/kernel (u)",
     )
+    text = bridge("inspect", "--checkpoint", credit_run_folder, says=says)
     assert text.endswith("every key has its place\n")
-    state = torch.load(credit_run_folder / "checkpoint.pt", weights_only=True)
-    weights = {f"module.{k}": v for k, v in state["model_state_dict"].items()}
+    weights = {f"module.{k}": v for k, v in weights_of(credit_run_folder).items()}
     weights["module.more"] = weights.pop("module.up_block4.2.bias")
     torch.save(weights, tmp_path / "file.pt")
-    code, text = bridge("inspect", "--checkpoint", tmp_path / "file.pt")
-    assert (code, "name it with --config" in text) == (0, True)
-    given = "--checkpoint", tmp_path / "file.pt", "--config", GEN2_CONFIG
-    code, text = bridge("inspect", *given)
-    assert code == 0, text
-    assert "module.more (6,) [wrapper removed] -> not known" in text
-    assert "missing: up_block4.2.bias (6,)\n  unexpected: more (6,)" in text
-    bridge("convert", "--to", "jax", "--checkpoint", credit_run_folder,
-           "--out", tmp_path / "jax")  # fmt: skip
-    code, text = bridge("inspect", "--checkpoint", tmp_path / "jax")
-    assert code == 0, text
-    assert "60 micro-batches: weights, ema, optimizer, loss_scale; epoch 4" in text
-    assert "forecasts take the moving average" in text
-    given = "--to", "jax", "--checkpoint", tmp_path / "jax", "--out", tmp_path / "no"
-    code, text = bridge("convert", *given)
-    assert (code, "convert it with --to torch" in text) == (2, True)
-
-
-@pytest.mark.parametrize("command", ["compare", "convert"])
-def test_a_checkpoint_that_is_missing_is_named(bridge, tmp_path, command):
-    options = ["--to", "jax", "--out", tmp_path / "out"] if command == "convert" else []
-    code, text = bridge(command, "--checkpoint", tmp_path / "absent", *options)
-    assert (code, f"{tmp_path}/absent: no such file or folder" in text) == (2, True)
+    given = "inspect", "--checkpoint", tmp_path / "file.pt"
+    bridge(*given, says="name it with --config")
+    says = (
+        "module.more (6,) [wrapper removed] -> not known",
+        "missing: up_block4.2.bias (6,)\n  unexpected: more (6,)",
+    )
+    bridge(*given, "--config", GEN2_CONFIG, says=says)
+    says = (
+        "60 micro-batches: weights, ema, optimizer, loss_scale; epoch 4",
+        "forecasts take the moving average",
+    )
+    bridge("inspect", "--checkpoint", jax_run, says=says)
+    no = tmp_path / "no"
+    bridge.convert("jax", jax_run, no, code=2, says="convert it with --to torch")
+    absent = tmp_path / "absent"
+    words = f"{absent}: no such file or folder"
+    bridge.convert("jax", absent, no, code=2, says=words)
+    bridge("compare", "--checkpoint", absent, code=2, says=words)

@@ -7,10 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
+import yaml
 
 from credit_jax.config import apply_overrides
 from credit_jax.data import build_loader
 from credit_torch_bridge import convert_config
+from credit_torch_bridge.compare.jax_side import import_credit
 from tests.data.world import DEEP, FLAT, GRID, NUM_LAT, NUM_LON, parsed, save
 from tests.support import assert_close
 
@@ -23,35 +25,26 @@ CASES = {
     "static first": [],
     "static last": ["data.static_first=false"],
     "other files at the surface": ["data.save_loc_surface=low_????.nc"],
-    "two times": [
-        "data.history_len=2",
-        "data.valid_history_len=2",
-        "model.frames=2",
-    ],
+    "two times": ["data.history_len=2", "data.valid_history_len=2", "model.frames=2"],
     "static last, nothing diagnosed": [
-        "data.static_first=false",
-        "data.diagnostic_variables=[]",
-        "data.save_loc_diagnostic=null",
-        "model.output_only_channels=0",
+        *("data.static_first=false", "data.diagnostic_variables=[]"),
+        *("data.save_loc_diagnostic=null", "model.output_only_channels=0"),
     ],
 }
 
 
+# Mean and standard deviation of each variable.
+DRAWN = {"T": (280, 10), "U": (0, 5), "SP": (1e5, 1e3), "t2m": (280, 9)}
+DRAWN |= {"tsi": (1, 1), "rain": (1, 1)}
+
+
 def fields(times, rng):
-    flat = (len(times), NUM_LAT, NUM_LON)
-    deep = (len(times), 3, NUM_LAT, NUM_LON)
-
-    def draw(dims, shape, mean, std):
-        return dims, rng.normal(mean, std, shape).astype(np.float32)
-
-    variables = {
-        "T": draw(DEEP, deep, 280, 10),
-        "U": draw(DEEP, deep, 0, 5),
-        "SP": draw(FLAT, flat, 1e5, 1e3),
-        "t2m": draw(FLAT, flat, 280, 9),
-        "tsi": draw(FLAT, flat, 1, 1),
-        "rain": draw(FLAT, flat, 1, 1),
-    }
+    sizes = {"time": len(times), "level": 3, "latitude": NUM_LAT, "longitude": NUM_LON}
+    variables = {}
+    for name, normal in DRAWN.items():
+        dims = DEEP if name in "TU" else FLAT
+        values = rng.normal(*normal, [sizes[dim] for dim in dims])
+        variables[name] = dims, values.astype(np.float32)
     coords = {"time": times, "level": [10, 60, 137], **GRID}
     return xr.Dataset(variables, coords=coords)
 
@@ -76,79 +69,59 @@ def folder(tmp_path_factory):
     return folder
 
 
-def gen1_config(case):
-    config = {
-        "save_loc": "run",
-        "seed": 3,
-        "data": {
-            "variables": ["U", "T"],
-            "save_loc": FILES,
-            "surface_variables": ["SP", "t2m"],
-            "save_loc_surface": FILES,
-            "dynamic_forcing_variables": ["tsi"],
-            "save_loc_dynamic_forcing": FILES,
-            "diagnostic_variables": ["rain"],
-            "save_loc_diagnostic": FILES,
-            "static_variables": ["LSM", "z"],
-            "save_loc_static": "static.nc",
-            "mean_path": "mean.nc",
-            "std_path": "std.nc",
-            "train_years": [1999, 2001],
-            "valid_years": [1999, 2001],
-            "scaler_type": "std_new",
-            "history_len": 1,
-            "forecast_len": 0,
-            "lead_time_periods": STEP,
-            "static_first": True,
-            "dataset_type": "ERA5_MultiStep_Batcher",
-        },
-        "model": {
-            "type": "wxformer",
-            "frames": 1,
-            "image_height": NUM_LAT,
-            "image_width": NUM_LON,
-            "levels": 3,
-            "channels": 2,
-            "surface_channels": 2,
-            "input_only_channels": 3,
-            "output_only_channels": 1,
-            "dim": [8, 16, 32, 64],
-            "dim_head": 8,
-            "global_window_size": [1, 1, 1, 1],
-            "local_window_size": 1,
-            "cross_embed_strides": [2, 2, 2, 2],
-            "cross_embed_kernel_sizes": [[2, 4], [2, 4], [2, 4], [2, 4]],
-            "pad_lat": 5,
-            "pad_lon": 3,
-        },
-        "loss": {
-            "training_loss": "mse",
-            "use_latitude_weights": False,
-            "use_variable_weights": False,
-            "latitude_weights": None,
-        },
-        "trainer": {
-            "type": "era5",
-            "mode": "none",
-            "load_weights": False,
-            "learning_rate": 1e-3,
-            "train_batch_size": 1,
-            "valid_batch_size": 1,
-            "batches_per_epoch": 0,
-            "valid_batches_per_epoch": 0,
-            "start_epoch": 0,
-            "epochs": 1,
-            "use_scheduler": False,
-            "thread_workers": 0,
-        },
-    }
-    return apply_overrides(config, CASES[case])
+CONFIG = f"""
+save_loc: run
+seed: 3
+data:
+  variables: [U, T]
+  save_loc: {FILES}
+  surface_variables: [SP, t2m]
+  save_loc_surface: {FILES}
+  dynamic_forcing_variables: [tsi]
+  save_loc_dynamic_forcing: {FILES}
+  diagnostic_variables: [rain]
+  save_loc_diagnostic: {FILES}
+  static_variables: [LSM, z]
+  save_loc_static: static.nc
+  mean_path: mean.nc
+  std_path: std.nc
+  train_years: [1999, 2001]
+  valid_years: [1999, 2001]
+  scaler_type: std_new
+  history_len: 1
+  forecast_len: 0
+  lead_time_periods: {STEP}
+  static_first: true
+  dataset_type: ERA5_MultiStep_Batcher
+model:
+  type: wxformer
+  frames: 1
+  image_height: {NUM_LAT}
+  image_width: {NUM_LON}
+  levels: 3
+  channels: 2
+  surface_channels: 2
+  input_only_channels: 3
+  output_only_channels: 1
+  dim: [8, 16, 32, 64]
+  dim_head: 8
+  global_window_size: [1, 1, 1, 1]
+  local_window_size: 1
+  cross_embed_strides: [2, 2, 2, 2]
+  cross_embed_kernel_sizes: [[2, 4], [2, 4], [2, 4], [2, 4]]
+  pad_lat: 5
+  pad_lon: 3
+loss: {{training_loss: mse, use_latitude_weights: false}}
+trainer:
+  {{type: era5, mode: none, load_weights: false, learning_rate: 1.0e-3,
+    train_batch_size: 1, valid_batch_size: 1, batches_per_epoch: 0,
+    valid_batches_per_epoch: 0, start_epoch: 0, epochs: 1, use_scheduler: false,
+    thread_workers: 0}}
+"""
 
 
 def gen1_samples(config):
     """Last input time -> x and y of CREDIT's generation 1 data set."""
-    from credit_torch_bridge.compare.jax_side import import_credit
-
     parser = import_credit("parser")
     loading = import_credit("datasets.gen_1.load_dataset_and_dataloader")
     joined = import_credit("data").concat_and_reshape
@@ -195,7 +168,7 @@ def test_samples(credit, folder, monkeypatch, case):
     from tests.data.credit_batches import credit_batches
 
     monkeypatch.chdir(folder)
-    config = gen1_config(case)
+    config = apply_overrides(yaml.safe_load(CONFIG), CASES[case])
     samples = gen1_samples(config)
     gen2, _ = convert_config(config, to="gen2")
     assert "all_%Y*.nc" in str(gen2)

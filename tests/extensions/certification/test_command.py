@@ -29,56 +29,66 @@ from credit_jax.extensions.certification.command import (
 from credit_jax.extensions.certification.page import page_of
 from credit_jax.extensions.certification.small_config import SAMPLES, certified_mapping
 from credit_jax.extensions.certification.verdict import FLOAT32, Check
+from credit_jax.models.debugger import DebuggerConfig
 from credit_jax.models.registry import build
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
+from tests.support.configs import CONFIGS
 
-CONFIGS = Path(__file__).parents[3] / "configs"
+CASES = Cases("certify")
+
+
+def demo():
+    return yaml.safe_load((CONFIGS / "demo.yaml").read_text())
 
 
 def small_debugger():
     """The demo's config with the smallest model."""
-    mapping = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
-    keys = "image_height", "image_width", "frames", "levels", "channels"
-    keys += "surface_channels", "input_only_channels", "output_only_channels"
+    mapping = demo()
+    keys = DebuggerConfig.model_fields.keys() & mapping["model"]
     section = {key: mapping["model"][key] for key in keys}
-    mapping["model"] = {"type": "debugger", **section}
-    return mapping
+    return mapping | {"model": section | {"type": "debugger"}}
 
 
-@pytest.fixture
-def config(tmp_path):
-    """The file of `small_debugger`."""
-    mapping = small_debugger()
-    path = tmp_path / "small.yaml"
+def write(path, mapping):
     path.write_text(yaml.safe_dump(mapping, sort_keys=False))
     return path
 
 
+@pytest.fixture
+def certified(tmp_path):
+    """`certified(config, ...)` -> what the page and its JSON say of a config."""
+
+    def certify(config, *options, code=OK):
+        out = tmp_path / "page.html"
+        given = ["--config", str(config), "--out", str(out), "--cache", "none"]
+        assert main([*given, *options]) == code
+        if code == OK:
+            return out.read_text(), json.loads(out.with_suffix(".json").read_text())
+        return None
+
+    return certify
+
+
 @pytest.mark.slow
-def test_a_page_and_its_json(config, tmp_path, capsys):
+def test_a_page_and_its_json(certified, tmp_path, capsys):
     """Every mesh is a process of its own."""
-    out = tmp_path / "page.html"
-    options = ["--meshes", "domain3,fsdp2", "--out", str(out), "--cache", "none"]
-    assert main(["--config", str(config), *options]) == OK
-    printed = capsys.readouterr().out
-    assert "OK: 2 meshes give what one device gives" in printed
-    facts = json.loads(out.with_suffix(".json").read_text())
+    config = write(tmp_path / "small.yaml", small_debugger())
+    page, facts = certified(config, "--meshes", "domain3,fsdp2")
+    assert "OK: 2 meshes give what one device gives" in capsys.readouterr().out
     assert facts["passed"]
     assert [v["mesh"] for v in facts["verdicts"]] == ["domain3", "fsdp2"]
     quantities = {check["quantity"] for check in facts["verdicts"][0]["checks"]}
     assert {"prediction", "loss of each update"} <= quantities
     assert {"change of all weights", "checkpoint restored here"} <= quantities
-    page = out.read_text()
     assert "Passed: 2 meshes give what mesh 1 gives." in page
     assert facts["provenance"]["jax"] in page
 
 
 @pytest.mark.slow
-def test_adapters_and_stages(tmp_path):
+def test_adapters_and_stages(certified, tmp_path):
     """Without the base; there is a loss of each stage."""
-    mapping, config = (
-        yaml.safe_load((CONFIGS / "demo.yaml").read_text()),
-        tmp_path / "c",
-    )
+    mapping = demo()
     lora = {"rank": 2, "alpha": 4, "targets": ["*attention/to_*", "*feed_forward*"]}
     mapping["trainer"]["finetune"] = {"from": "nowhere", "lora": lora}
     mapping["trainer"]["curriculum"] = [
@@ -86,45 +96,46 @@ def test_adapters_and_stages(tmp_path):
         {"until": 24000, "forecast_len": 2, "learning_rate": 1e-6},
         {"forecast_len": 6, "backprop": "full"},
     ]
-    config.write_text(yaml.safe_dump(mapping, sort_keys=False))
-    out = tmp_path / "page.html"
-    options = ["--meshes", "fsdp2xdomain2", "--out", str(out), "--cache", "none"]
-    assert main(["--config", str(config), *options]) == OK
-    (verdict,) = json.loads(out.with_suffix(".json").read_text())["verdicts"]
-    errors = {check["quantity"]: check["error"] for check in verdict["checks"]}
-    assert {"change of the average", "loss of each update"} <= errors.keys()
+    config = write(tmp_path / "c", mapping)
+    _, facts = certified(config, "--meshes", "fsdp2xdomain2")
+    (verdict,) = facts["verdicts"]
+    quantities = {check["quantity"] for check in verdict["checks"]}
+    assert {"change of the average", "loss of each update"} <= quantities
+
+
+LORA = {"rank": 2, "alpha": 4.0}
 
 
 @pytest.mark.parametrize(
     ("finetune", "left"),
     [
         ({"freeze": ["stages/*", "layers.1.1.layers.1.*"]}, {"freeze": ["stages/*"]}),
-        ({"train": ["head/*"], "lora": 0}, {"train": ["head/*"]}),
+        (
+            {
+                "train": ["head/*"],
+                "lora": {"targets": ["*feed_forward*", "stages/9/*"]},
+            },
+            {"train": ["head/*"], "lora": {"targets": ["*feed_forward*"]}},
+        ),
     ],
 )
 def test_what_a_small_model_has_is_frozen(tmp_path, finetune, left):
-    mapping = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
-    if "lora" in finetune:
-        lora = {"rank": 2, "alpha": 4.0, "targets": ["*feed_forward*", "stages/9/*"]}
-        finetune = finetune | {"lora": lora}
-        left = left | {"lora": lora | {"targets": ["*feed_forward*"]}}
+    mapping = demo()
+    for section in (finetune, left):
+        if "lora" in section:
+            section["lora"] |= LORA
     mapping["trainer"]["finetune"] = {"from": "nowhere", **finetune}
     mapping["trainer"]["curriculum"] = [
         {"until": "5 epochs", "grad_accum_every": 2},
         {"forecast_len": 4, "batches_per_epoch": 10},
     ]
     small = certified_mapping(mapping, tmp_path, num_samples=4, num_updates=3)
-    section = small["trainer"]["finetune"]
-    assert {key: value for key, value in section.items() if value} == {
-        "from": "nowhere",
-        **left,
-    }
+    section = {k: v for k, v in small["trainer"]["finetune"].items() if v}
+    assert section == {"from": "nowhere", **left}
     assert small["trainer"]["curriculum"] == [{"until": 1}, {"forecast_len": 4}]
-    first, last = (
-        pd.Timestamp(small["data"][f"{k}_datetime"]) for k in ("start", "end")
-    )
-    windows = (last - first) // pd.Timedelta("24h") + 1 - 4
-    assert windows == SAMPLES
+    first, last = (small["data"][f"{k}_datetime"] for k in ("start", "end"))
+    days = (pd.Timestamp(last) - pd.Timestamp(first)) // pd.Timedelta("24h")
+    assert days + 1 - 4 == SAMPLES
     build_config(small)
 
 
@@ -133,9 +144,10 @@ def run_folder(tmp_path_factory):
     """A config with data of its own, two kinds of parallelism, and a trained run."""
     folder = tmp_path_factory.mktemp("certified")
     mapping = small_debugger()
-    mapping["trainer"]["parallelism"] = {"data": "fsdp2", "tensor": 2, "domain": 2}
+    parallelism = {"data": "fsdp2", "tensor": 2, "domain": 2}
+    mapping["trainer"]["parallelism"] = parallelism
     small = small_config(mapping, folder)
-    small["trainer"]["parallelism"] = mapping["trainer"]["parallelism"]
+    small["trainer"]["parallelism"] = parallelism
     path = write_plain(small, folder / "whole.yml")
     with contextlib.chdir(folder):
         assert train(["--config", str(path), "--devices", "4", "--cache", "none"]) == OK
@@ -143,15 +155,14 @@ def run_folder(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_config_as_it_is_with_the_weights_of_a_run(run_folder, tmp_path, capsys):
+def test_the_config_as_it_is_with_the_weights_of_a_run(
+    run_folder, certified, tmp_path, capsys
+):
     """Weights that are not finite show that they are those of the checkpoint."""
     config, run = run_folder
-    out = tmp_path / "page.html"
-    options = ["--full", "--meshes", "fsdp2", "--out", str(out), "--cache", "none"]
-    given = ["--config", str(config), *options, "--checkpoint"]
+    options = ["--full", "--meshes", "fsdp2", "--checkpoint"]
     with contextlib.chdir(config.parent):
-        assert main([*given, str(run)]) == OK
-        facts = json.loads(out.with_suffix(".json").read_text())
+        _, facts = certified(config, *options, str(run))
         weights = open_run(run)
         recorded = facts["provenance"]["checkpoint"]
         assert recorded.startswith(f"{run}, step {weights.step}, ")
@@ -163,52 +174,52 @@ def test_the_config_as_it_is_with_the_weights_of_a_run(run_folder, tmp_path, cap
         items = {"weights": {"params": params, **model_state}}
         store.save(3, items, Progress(epoch=0))
         store.close()
-        out.rename(tmp_path / "whole.html")
-        out.with_suffix(".json").unlink()
+        for name in ("page.html", "page.json"):
+            (tmp_path / name).unlink()
         capsys.readouterr()
-        assert main([*given, str(broken)]) == USER_ERROR
+        certified(config, *options, str(broken), code=USER_ERROR)
     first = f"(weights {sorted(params)[0]}), with which nothing can be compared"
     assert first in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.slow
-def test_errors_of_a_whole_config(run_folder, tmp_path, capsys):
-    config, run = run_folder
-    given = ["--config", str(config), "--full", "--out", str(tmp_path / "page.html")]
-    (tmp_path / "checkpoint.pt").touch()
-    with contextlib.chdir(config.parent):
-        for options, message in (
-            (["--checkpoint", str(tmp_path)], "has no model.yml"),
-            (["--set", "model.surface_channels=2"], "surface_channels"),
-            (["--set", "data.source.demo.vars_3D=[Z]"], "vars_3D"),
-        ):
-            assert main([*given, *options]) == USER_ERROR
-            assert message in capsys.readouterr().err
-    assert run.is_dir()
+def wrong(*options, tmp_path):
+    config = write(tmp_path / "small.yaml", small_debugger())
+    out = ["--out", str(tmp_path / "page.html")]
+    return lambda: main(["--config", str(config), *out, *options])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--checkpoint", "RUN"], "add --full"),
-        (["--full", "--checkpoint", "nowhere"], "nowhere"),
-        (["--full"], "data/"),
-        (["--devices", "0"], "--devices: must be at least 1, got 0"),
-        (["--devices", "1"], "--meshes: none is left beside 1 on 1 devices"),
-        (["--processes", "0"], "--processes: must be at least 1, got 0"),
-        (["--meshes", ""], "--meshes: got ''; expected 1, or factors"),
-        (["--meshes", "1"], "--meshes: none is left beside 1"),
-        (["--out", "nowhere/page.html"], "--out: there is no folder nowhere"),
-        (["--meshes", "dp2"], "--meshes: got 'dp2'; expected 1, or factors"),
-        (["--meshes", "tp16"], "it has 16 devices, there are 8"),
-        (["--set", "model.type=wxfomer"], "wxfomer"),
-    ],
+def wrong_whole(*options, run_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(run_folder[0].parent)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoint.pt").touch()
+    given = ["--full", "--out", str(tmp_path / "page.html")]
+    options = [word.replace("TMP", str(tmp_path)) for word in options]
+    return lambda: main(["--config", str(run_folder[0]), *given, *options])
+
+
+CASES.rows(
+    wrong,
+    ("--checkpoint", "RUN"),
+    ("--full", "--checkpoint", "nowhere"),
+    ("--full",),
+    ("--devices", "0"),
+    ("--devices", "1"),
+    ("--processes", "0"),
+    ("--meshes", ""),
+    ("--meshes", "1"),
+    ("--out", "nowhere/page.html"),
+    ("--meshes", "dp2"),
+    ("--meshes", "tp16"),
+    ("--set", "model.type=wxfomer"),
 )
-def test_errors(config, tmp_path, capsys, options, message):
-    given = ["--config", str(config), "--out", str(tmp_path / "page.html"), *options]
-    assert main(given) == USER_ERROR
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "page.html").exists()
+CASES.rows(
+    wrong_whole,
+    ("--checkpoint", "TMP/run"),
+    ("--set", "model.surface_channels=2"),
+    ("--set", "data.source.demo.vars_3D=[Z]"),
+    name="whole",
+    marks=pytest.mark.slow,
+)
 
 
 def certificate(*verdicts):
@@ -226,17 +237,19 @@ def test_a_page_names_the_place_that_differs():
             MeshVerdict("domain2", place="it does not run: <error>"),
         )
     )
-    assert "Not passed: tp4, domain2." in page
-    assert "output of layers.0.1" in page
-    assert "(channel 2)" in page
-    assert "&lt;error&gt;" in page
+    for text in (
+        "tp4, domain2.",
+        "output of layers.0.1",
+        "(channel 2)",
+        "&lt;error&gt;",
+    ):
+        assert text in page
     assert "<model>" not in page
 
 
 def test_float64_decides():
     broken = Check("prediction", 2e-6, 1e-6, "channel 0")
-    same = Check("prediction", 1e-15, 1e-12)
-    verdict = MeshVerdict("tp2", (broken,), (same,))
+    verdict = MeshVerdict("tp2", (broken,), (Check("prediction", 1e-15, 1e-12),))
     assert verdict.passed
     assert certificate(verdict).passed
     (line,) = verdict.lines()

@@ -1,33 +1,28 @@
-"""What a certificate measures of a mesh, in the order of one device."""
+"""What a certificate measures of a mesh, and the meshes that a model fits."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
-from credit_jax.extensions.certification import measure as certified
-from credit_jax.extensions.certification.measure import FORECAST, TRAINING, measure
-from credit_jax.extensions.certification.meshes import ONE_DEVICE
+from credit_jax.extensions.certification.measure import FORECAST
+from credit_jax.extensions.certification.meshes import (
+    CANDIDATES,
+    ONE_DEVICE,
+    chosen_meshes,
+    dims_of,
+    reference_of,
+)
 from credit_jax.extensions.certification.subject import NUM_SAMPLES, subject_of_model
-from credit_jax.extensions.certification.verdict import FLOAT64, compare
-from credit_jax.models.model_def import ModelDef
-from credit_jax.nn import layers
-from credit_jax.training import restore, step
-from credit_jax.training.restore import RunStore
+from credit_jax.models.registry import build
 from credit_jax.transforms import ONE_STEP
-from tests.models.toy import TOY
-from tests.training.noisy import Noisy, NoisyConfig
-from tests.training.toy_runs import CONFIG, MODEL_DEF
+from tests.extensions.certification.test_faults import NOISY, SECTION, measured
+from tests.training.toy_runs import MODEL_DEF
 
 MEMBERS = 3
-SECTION = {**CONFIG.model_dump(), "use_spectral_norm": False}
-NOISY = ModelDef(NoisyConfig(**SECTION), Noisy)
 
 
 @pytest.mark.slow(but=["fsdp2xdomain2"])
@@ -37,149 +32,12 @@ def test_members_of_a_forecast(tmp_path, mesh):
     with jax.enable_x64(True):
         forecast = replace(ONE_STEP, num_members=MEMBERS)
         subject = replace(subject_of_model(NOISY, x64=True), forecast=forecast)
-        devices, parts = jax.devices(), (FORECAST,)
-        expected = measure(
-            subject, ONE_DEVICE, devices, folder=tmp_path / "one", parts=parts
-        )
-        actual = measure(
-            subject,
-            mesh,
-            devices,
-            folder=tmp_path / mesh,
-            expected=expected,
-            parts=parts,
-        )
+        expected = measured(subject, ONE_DEVICE, tmp_path, parts=(FORECAST,))
+        actual = measured(subject, mesh, tmp_path, expected, (FORECAST,))
     (name,) = expected.forecast
     whole = expected.forecast[name]
-    assert len(whole) == NUM_SAMPLES * MEMBERS
-    assert len(np.unique(whole[:, 0, 0, 0, 0])) == len(whole)
+    assert len(np.unique(whole[:, 0, 0, 0, 0])) == len(whole) == NUM_SAMPLES * MEMBERS
     np.testing.assert_allclose(actual.forecast[name], whole, rtol=0, atol=1e-13)
-
-
-def broken(subject, mesh, folder, target, name, fault):
-    """The checks of a mesh that do not pass with a fault in the place of a function."""
-    with jax.enable_x64(True):
-        devices, parts, one = jax.devices(), (TRAINING,), folder / "one"
-        expected = measure(subject, ONE_DEVICE, devices, folder=one, parts=parts)
-        with mock.patch.object(target, name, fault(getattr(target, name))):
-            actual = measure(
-                subject,
-                mesh,
-                devices,
-                folder=folder / mesh,
-                reference=one,
-                expected=expected,
-                parts=parts,
-            )
-        checks = compare(actual, expected, FLOAT64)
-    return {check.quantity: check.where for check in checks if not check.passed}
-
-
-def with_empty_moments(restore):
-    """A checkpoint whose moments are not read."""
-
-    def faulty(store, step, state):
-        restored = restore(store, step, state)
-        return replace(restored, stored_opt_state=state.stored_opt_state)
-
-    return faulty
-
-
-def test_a_moment_that_is_not_restored(tmp_path):
-    """The first check that fails is the cause; what follows is wrong with it."""
-    subject = subject_of_model(MODEL_DEF, x64=True)
-    wrong = broken(subject, "fsdp2", tmp_path, RunStore, "restore", with_empty_moments)
-    first, *others = wrong
-    assert first == "checkpoint restored here"
-    assert wrong[first].startswith("optimizer/")
-    assert "state at the end" in others
-
-
-def with_the_first_shard(unpack_on_host):
-    """What is written of a split vector is its first half, twice."""
-
-    def faulty(tree, packing):
-        def of_one_shard(leaf):
-            if not isinstance(leaf, jax.Array) or leaf.is_fully_replicated:
-                return leaf
-            shard = leaf.addressable_shards[0].data
-            copies = [-(-n // m) for n, m in zip(leaf.shape, shard.shape, strict=True)]
-            return np.tile(shard, copies)
-
-        return unpack_on_host(jax.tree.map(of_one_shard, tree), packing)
-
-    return faulty
-
-
-def test_a_shard_that_is_not_written(tmp_path):
-    """No mesh reads it in this certificate."""
-    subject = subject_of_model(MODEL_DEF, x64=True)
-    wrong = broken(
-        subject, "fsdp2", tmp_path, restore, "unpack_on_host", with_the_first_shard
-    )
-    assert wrong.keys() == {"checkpoint written here"}
-
-
-def statistics_of_a_shard(as_invarying):
-    """Running statistics of one shard, which nothing in training reads."""
-
-    def faulty(x):
-        shard = lax.axis_index("domain").astype(x.dtype)
-        return as_invarying(x + shard)
-
-    return faulty
-
-
-@pytest.mark.slow
-def test_a_running_statistic_of_a_shard(tmp_path):
-    subject = subject_of_model(TOY, x64=True)
-    wrong = broken(
-        subject,
-        "domain2",
-        tmp_path,
-        layers,
-        "_as_invarying",
-        statistics_of_a_shard,
-    )
-    assert "batch_stats/blocks/norm_" in wrong["state of the model"]
-
-
-def averaged_over_micro_batches(make):
-    """A step that divides by another number of micro-batches than there are."""
-    return lambda *args, accumulate, **options: make(*args, **options)
-
-
-def test_gradients_of_two_micro_batches(tmp_path):
-    subject = replace(subject_of_model(MODEL_DEF, x64=True), accumulate=2)
-    wrong = broken(
-        subject,
-        "fsdp2",
-        tmp_path,
-        certified,
-        "make_train_step",
-        averaged_over_micro_batches,
-    )
-    assert "gradient of all weights" in wrong
-
-
-def repeated_key(module):
-    """The third micro-batch draws as the second."""
-
-    class Faulty:
-        def __getattr__(self, name):
-            return getattr(module, name)
-
-        @staticmethod
-        def arange(count):
-            return jnp.minimum(jnp.arange(count), 1)
-
-    return Faulty()
-
-
-def test_the_key_of_the_third_micro_batch(tmp_path):
-    subject = replace(subject_of_model(NOISY, x64=True), accumulate=3)
-    wrong = broken(subject, "ddp2", tmp_path, step, "jnp", repeated_key)
-    assert "gradient of all weights" in wrong
 
 
 def test_the_samples_of_a_batch_of_trees():
@@ -187,3 +45,50 @@ def test_the_samples_of_a_batch_of_trees():
     subject = subject_of_model(MODEL_DEF)
     batch = {"forcing": {"ERA5": {}}, **subject.batches[0]}
     assert replace(subject, batches=(batch,)).num_samples == NUM_SAMPLES
+
+
+@pytest.mark.parametrize(
+    ("name", "degrees"),
+    [
+        ("1", {"world_size": 1}),
+        ("ddp2xfsdp2xtp2", dict.fromkeys(("dp_replicate", "dp_shard", "tp"), 2)),
+        ("ddp2xfsdp2xtp2", {"world_size": 8}),
+        ("domain4xulysses2", {"ulysses_degree": 2, "world_size": 4}),
+        ("ep2xtp2xetp1", {"etp": 1, "world_size": 4}),
+    ],
+)
+def test_a_name_is_degrees(name, degrees):
+    assert {key: getattr(dims_of(name), key) for key in degrees} == degrees
+
+
+def test_meshes_that_fit():
+    assert len(set(CANDIDATES)) == len(CANDIDATES)
+    assert {dims_of(name).world_size for name in CANDIDATES} <= {*range(2, 9)}
+
+    def chosen(*arguments, **options):
+        return chosen_meshes(build(SECTION), None, *arguments, num_samples=4, **options)
+
+    names = {*chosen(4)}
+    assert {"fsdp4", "domain3", "domain2xulysses2"} <= names
+    assert not {"ep2", "domain8", "fsdp2xtp2xdomain2"} & names
+    assert len(chosen(8)) >= 12
+    ranks = {*chosen(8, num_ranks=2)}
+    assert {"fsdp2", "ddp2"} <= ranks
+    assert not {"tp2", "fsdp4"} & ranks
+    # Members that are ranks have a reference of as many.
+    assert (reference_of(None), reference_of(2)) == ("1", "ddp2")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        *((name, "expected 1, or factors ddpN") for name in ("tp", "tp2xtp2", "tp0")),
+        *((name, "expected 1, or factors ddpN") for name in ("dp2", "2tp")),
+        ("ep2", "has no experts to share"),
+        ("domain8xtp2", "it has 16 devices, there are 8"),
+        ("ddp3", "its 3 data-parallel ranks do not fit: expected a divisor of 8"),
+    ],
+)
+def test_a_mesh_that_was_asked_for_and_does_not_fit(name, reason):
+    with pytest.raises(ValueError, match=reason):
+        chosen_meshes(build(SECTION), ["tp2", name], 8, num_samples=8)

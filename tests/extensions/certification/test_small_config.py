@@ -1,6 +1,4 @@
-"""Small configs: what becomes of the objects of a user's own."""
-
-from pathlib import Path
+"""Small configs: what becomes of grids, ranks, and objects of a user's own."""
 
 import pytest
 
@@ -22,6 +20,7 @@ from credit_jax.models.swin.swin import SwinConfig
 from credit_jax.plan import plan_run
 from tests.config.example import example
 from tests.data.world import MODEL
+from tests.support.configs import CONFIGS
 from tests.support.custom_objects import no_objects_left
 
 __all__ = ["no_objects_left"]
@@ -47,6 +46,12 @@ my_model = ModelEntry(MyConfig, Debugger)
 my_source = SourceEntry(FolderConfig, open_local)
 """
 KINDS = {"my_loss": "loss", "my_model": "model", "my_source": "dataset"}
+VARIABLES = {
+    "prognostic": {"vars_3D": ["T", "U"], "vars_2D": ["SP"]},
+    "dynamic_forcing": {"vars_2D": ["tsi"]},
+    "static": {"vars_2D": ["LSM"]},
+    "diagnostic": {"vars_2D": ["TP"]},
+}
 
 
 @pytest.mark.usefixtures("no_objects_left")
@@ -54,16 +59,12 @@ def test_objects_of_ones_own(tmp_path, monkeypatch):
     """The model keeps its sizes, the source is files; from any working folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "objects.py").write_text(OBJECTS)
-    objects = {
-        name: {"object_type": kind, "module_path": "objects.py"}
-        for name, kind in KINDS.items()
-    }
-    fields = {"prognostic": {"vars_3D": ["T", "U"], "vars_2D": ["SP"]}}
-    fields |= {"dynamic_forcing": {"vars_2D": ["tsi"]}, "static": {"vars_2D": ["LSM"]}}
-    fields |= {"diagnostic": {"vars_2D": ["TP"]}}
-    source = {"dataset_type": "my_source", "folder": "mine", "variables": fields}
+    source = {"dataset_type": "my_source", "folder": "mine", "variables": VARIABLES}
     mapping = example(
-        custom_objects=objects,
+        custom_objects={
+            name: {"object_type": kind, "module_path": "objects.py"}
+            for name, kind in KINDS.items()
+        },
         data__source={"Mine": source},
         model={**MODEL, "type": "my_model"},
         loss={"training_loss": "my_loss"},
@@ -78,13 +79,12 @@ def test_objects_of_ones_own(tmp_path, monkeypatch):
     write_files(config)
     assert config.data.source["Mine"].dataset_type == "local"
     assert small["model"] == mapping["model"]
-    plan = plan_run(config)
-    assert "train" in plan.loaders
+    assert "train" in plan_run(config).loaders
 
 
-def test_padding_where_it_is_seldom(tmp_path):
-    """A config of CREDIT's first generation pads a Swin by 80 rows."""
-    mapping = read_yaml(Path(__file__).parents[3] / "configs" / "swin_6h.yaml")
+def test_sizes_of_a_model(tmp_path, monkeypatch):
+    """A config of generation 1 pads a Swin by 80 rows; a model says its least sizes."""
+    mapping = read_yaml(CONFIGS / "swin_6h.yaml")
     padding = {"activate": True, "mode": "earth", "pad_lat": [80, 80]}
     mapping["model"]["padding_conf"] = {**padding, "pad_lon": [80, 80]}
     model = make_small(mapping, tmp_path)["model"]
@@ -92,11 +92,7 @@ def test_padding_where_it_is_seldom(tmp_path):
     assert build(model).validate() == []
     del mapping["model"]["padding_conf"]
     assert grid_of(make_small(mapping, tmp_path)["model"]) == UNPADDED
-
-
-def test_a_model_says_how_small_it_can_be(tmp_path, monkeypatch):
-    """Of a section inside of the model's, only the keys that it names change."""
-    mapping = read_yaml(Path(__file__).parents[3] / "configs" / "swin_6h.yaml")
+    # Of a section inside of the model's, only the keys that it names change.
     small = {"embed_dim": 16, "post_conf": {"activate": False}}
     monkeypatch.setattr(SwinConfig, "small_keys", small)
     mapping["model"]["post_conf"] = {"activate": True, "other": 1}
@@ -118,7 +114,7 @@ def test_a_model_says_how_small_it_can_be(tmp_path, monkeypatch):
     ],
 )
 def test_ranks_of_a_loss_that_depends_on_their_number(name, loss, members, ranks):
-    mapping = read_yaml(f"configs/{name}.yaml")
+    mapping = read_yaml(CONFIGS / f"{name}.yaml")
     mapping["loss"] |= {"training_loss": loss}
     mapping["trainer"] |= {"ensemble_size": members}
     changed = for_any_mesh(mapping, num_samples=8, num_updates=3)
@@ -127,11 +123,8 @@ def test_ranks_of_a_loss_that_depends_on_their_number(name, loss, members, ranks
 
 
 def test_a_source_of_later_times_has_all_samples(tmp_path, monkeypatch):
-    mapping = read_yaml("configs/wrf_1h.yaml")
     monkeypatch.chdir(tmp_path)
-    small = small_config(mapping, tmp_path)
-    config = build_config(small)
-    plan = plan_run(config, num_devices=1, begins=False)
+    config = build_config(small_config(read_yaml(CONFIGS / "wrf_1h.yaml"), tmp_path))
+    dataset = plan_run(config, num_devices=1, begins=False).loaders["train"].dataset
     trainer = config.trainer
-    count = trainer.train_batch_size * trainer.batches_per_epoch
-    assert len(plan.loaders["train"].dataset) == count
+    assert len(dataset) == trainer.train_batch_size * trainer.batches_per_epoch

@@ -15,6 +15,19 @@ NAMES = {name for _, name, _, _ in Formatter().parse(CARD) if name}
 NAMES -= {"spdx", "tag", "data", "scores", "parameters"}
 
 
+def card(folder, text, data, *, dates=None, **row):
+    """The card with a text as every name, and a score."""
+    row |= {"metric": "rmse", "system": "forecast", "region": "global"}
+    row |= {"units": text, "lead_hours": 6.0, "value": 1.25}
+    pd.DataFrame([row]).to_csv(folder / "scores.csv", index=False)
+    if dates is not None:
+        scores = xr.Dataset(attrs={"training_dates": dates})
+        scores.to_netcdf(folder / "scores.nc", engine="h5netcdf")
+    facts = dict.fromkeys(NAMES, text) | {"parameters": 1}
+    write_card(folder / "card.md", facts, data, folder / "scores.csv")
+    return (folder / "card.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("dates", "text"),
     [
@@ -24,29 +37,14 @@ NAMES -= {"spdx", "tag", "data", "scores", "parameters"}
     ],
 )
 def test_scores_of_training_dates_are_said_to_be_so(dates, text, tmp_path):
-    row = dict.fromkeys(("system", "channel", "units"), "forecast")
-    row |= {"metric": "rmse", "region": "global", "lead_hours": 6.0, "value": 1.25}
-    pd.DataFrame([row]).to_csv(tmp_path / "scores.csv", index=False)
-    if dates is not None:
-        scores = xr.Dataset(attrs={"training_dates": dates})
-        scores.to_netcdf(tmp_path / "scores.nc", engine="h5netcdf")
-    facts = dict.fromkeys(NAMES, "x") | {"parameters": 1}
-    write_card(tmp_path / "card.md", facts, "", tmp_path / "scores.csv")
-    assert text in (tmp_path / "card.md").read_text()
+    assert text in card(tmp_path, "x", "", dates=dates, channel="x")
 
 
 def test_texts_of_others_are_texts_in_the_card(tmp_path):
     """Names, licenses and units are no cells, links, HTML or keys of Markdown."""
     evil = "x|<img src=y>\n# [a](b)\x1b[2J"
-    facts = dict.fromkeys(NAMES, evil) | {"parameters": 1}
     data = data_lines([f"source.{evil}.path"])
-    scores = tmp_path / "scores.csv"
-    row = dict.fromkeys(("metric", "system", "channel", "region"), evil)
-    row |= {"metric": "rmse", "system": "forecast", "region": "global"}
-    row |= {"units": evil, "lead_hours": 6.0, "value": 1.25}
-    pd.DataFrame([row]).to_csv(scores, index=False)
-    write_card(tmp_path / "card.md", facts, data, scores)
-    text = (tmp_path / "card.md").read_text()
+    text = card(tmp_path, evil, data, channel=evil)
     head, _, body = text.removeprefix("---\n").partition("---\n")
     assert yaml.safe_load(head)["license"] == evil
     assert yaml.safe_load(head)["tags"] == ["weather", evil]

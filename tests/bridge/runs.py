@@ -3,15 +3,12 @@
 from dataclasses import replace
 
 import numpy as np
+import torch
 import yaml
 
 from credit_jax.checkpoint import Progress
-from credit_jax.io.digests import record_files
 from credit_jax.models.registry import build
 from credit_jax.nn.spectral_norm import spectral_norm_shapes
-from credit_jax.packages.grids import write_grid
-from credit_jax.packages.manifest import Manifest
-from credit_jax.packages.weights import write_weights
 from credit_torch_bridge import JaxCheckpoint, Moments
 from tests.reference.training import GEN2_CONFIG
 
@@ -26,14 +23,15 @@ SCALER = {
 }
 
 
-def draw(seed):
+def draw(seed, model_def=MODEL_DEF):
     rng = np.random.default_rng(seed)
-    shapes = {path: d.shape for path, d in MODEL_DEF.param_specs.items()}
+    shapes = {path: spec.shape for path, spec in model_def.param_specs.items()}
     return {path: rng.normal(size=s).astype("f4") for path, s in shapes.items()}
 
 
-def draw_checkpoint(rng):
+def draw_checkpoint():
     """Returns a random checkpoint of epoch 2 after 60 micro-batches."""
+    rng = np.random.default_rng(0)
     vectors = {
         path: {
             k: rng.normal(size=s).astype("f4")
@@ -54,24 +52,24 @@ def draw_checkpoint(rng):
 
 
 def earlier(checkpoint, epoch):
-    return replace(
-        checkpoint,
-        params=draw(10 + epoch),
-        micro_step=20 * (epoch + 1),
-        progress=Progress(epoch=epoch + 1),
-    )
+    progress, params = Progress(epoch=epoch + 1), draw(10 + epoch)
+    steps = 20 * (epoch + 1)
+    return replace(checkpoint, params=params, micro_step=steps, progress=progress)
 
 
-def write_package(checkpoint, folder):
-    """Writes a model package with the weights of a checkpoint."""
-    folder.mkdir()
-    weights = checkpoint.params, checkpoint.model_state
-    write_weights(folder / "weights.safetensors", MODEL_DEF, *weights)
-    config = {"model": CONFIG["model"], "data": {"source": {}}}
-    (folder / "model.yml").write_text(yaml.safe_dump(config))
-    (folder / "channels.json").write_text('{"input": [], "output": []}')
-    (folder / "README.md").write_text("A model.\n")
-    write_grid(folder / "grid.nc", np.arange(3.0), np.arange(4.0))
-    manifest = Manifest("wxformer", 60, False, "0" * 64, "CREDIT", record_files(folder))
-    manifest.write(folder)
-    return folder
+def read_torch(folder, name="checkpoint.pt"):
+    return torch.load(folder / name, weights_only=True)
+
+
+def assert_same(actual, expected, what="content"):
+    """Asserts equal structure, types, dtypes, bits and order of keys."""
+    assert type(actual) is type(expected), what
+    if isinstance(expected, torch.Tensor):
+        assert actual.dtype == expected.dtype, what
+        assert torch.equal(actual, expected), what
+    elif isinstance(expected, dict):
+        assert list(actual) == list(expected), what
+        for key, value in expected.items():
+            assert_same(actual[key], value, f"{what}.{key}")
+    else:
+        assert actual == expected, what
