@@ -73,7 +73,13 @@ def initial(world):
 def made(run, tmp_path_factory):
     """A package of the run; tests must not change it."""
     out = tmp_path_factory.mktemp("packages") / "tiny"
+    scores = out.with_name("given.csv")
+    head = "metric,system,channel,variable,level,level_units,units,region,lead_hours,"
+    scores.write_text(
+        f"{head}value\nrmse,forecast,T500,T,500.0,hPa,K,global,6.0,1.25\n"
+    )
     options = ["--config", str(run), "--checkpoint", str(run.parent / "run")]
+    options += ["--scores", str(scores), "--license", "CC-BY-4.0"]
     assert package.main([*options, "--out", str(out)]) == OK
     return out
 

@@ -10,10 +10,8 @@ import json
 import random
 import shutil
 import sys
-import time
-import traceback
-import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from credit_jax.cli.commands import OK
@@ -24,11 +22,14 @@ from credit_jax.packages.manifest import MANIFEST
 from credit_jax.packages.package import open_package
 from tests.data.world import write_world
 from tests.forecast.tiny_run import make_run
-from tests.support.memory import MemoryWatch
-from tests.support.mutations import changed_bytes, changed_json, count_outcomes
+from tests.support.mutations import (
+    changed_bytes,
+    changed_json,
+    count_outcomes,
+    trial,
+    try_all,
+)
 from tests.training.tiny import Tiny, TinyConfig
-
-SECONDS = 20.0
 
 
 def write_package(folder: Path) -> Path:
@@ -64,30 +65,24 @@ def change(package: Path, chosen: random.Random) -> None:
         manifest.write_text(json.dumps(content))
 
 
-def try_seed(seed: int, package: Path, folder: Path) -> str:
-    """Returns the outcome of a seed: "read", "refused", or the failure."""
+def try_seed(seed: int, package: Path, folder: Path) -> tuple[str, str]:
+    """Returns (kind, outcome): "read", "refused", or the failure."""
     chosen = random.Random(seed)
     copy = folder / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(package, copy)
     change(copy, chosen)
-    before = {path: path.lstat().st_mtime_ns for path in folder.rglob("*")}
-    began = time.process_time()
-    result = "read"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+
+    def read() -> str:
+        try:
             opened = open_package(copy)
             opened.resolved()
             _ = opened.weights
-    except (ValueError, OSError):
-        result = "refused"
-    except Exception:
-        return traceback.format_exc()[-3000:]
-    if time.process_time() - began > SECONDS:
-        return f"took {time.process_time() - began:.0f} s"
-    after = {path: path.lstat().st_mtime_ns for path in folder.rglob("*")}
-    return result if after == before else "files were written"
+        except (ValueError, OSError):
+            return "refused"
+        return "read"
+
+    return "package", trial(read, folder)
 
 
 def try_seeds(
@@ -95,10 +90,7 @@ def try_seeds(
 ) -> Iterator[tuple[int, str, str]]:
     """Yields (seed, kind, outcome) for each seed; copies are below a folder."""
     registry.MODELS["tiny"] = registry.ModelEntry(TinyConfig, Tiny)
-    memory = MemoryWatch()
-    for seed in seeds:
-        yield seed, "package", try_seed(seed, package, folder)
-    yield from memory.problems(seeds.stop)
+    return try_all(seeds, partial(try_seed, package=package, folder=folder))
 
 
 if __name__ == "__main__":

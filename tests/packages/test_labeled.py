@@ -273,43 +273,40 @@ def test_files_of_states_are_not_needed(forecaster, folder, tmp_path, initial):
         open_forecaster(folder, overrides=[gone])
 
 
-def later(state):
-    return state.assign_coords(time=state.time + np.timedelta64(6, "h"))
+def at(change):
+    """A forecast from a changed state."""
+    return lambda forecaster, state: next(forecaster(change(state), 1))
 
 
-STATES = {
-    "no T, SP": lambda s: s.drop_vars(["T", "SP"]),
-    **{
-        f"no coordinate {name}": lambda s, name=name: s.drop_vars(name)
-        for name in ("latitude", "level", "time")
-    },
-    "other rows": lambda s: s.assign_coords(latitude=s.latitude + 1),
-    "fewer columns": lambda s: s.isel(longitude=slice(1, None)),
-    "other levels": lambda s: s.assign_coords(level=[1.0, 2.0, 7.0]),
-    "one level": lambda s: s.isel(level=0),
-    "members": lambda s: s.expand_dims(number=2),
-    "two times": lambda s: xr.concat([s, later(s)], "time"),
-    "NaN": lambda s: s.assign(T=s["T"] * np.nan),
-    "text": lambda s: s.assign(T=s["T"].astype(str)),
-    "another calendar": lambda s: s.convert_calendar("noleap"),
+def two_times(state):
+    later = state.assign_coords(time=state.time + np.timedelta64(6, "h"))
+    return xr.concat([state, later], "time")
+
+
+CALLS = {
+    "no T, SP": at(lambda s: s.drop_vars(["T", "SP"])),
+    "no latitude": at(lambda s: s.drop_vars("latitude")),
+    "no level": at(lambda s: s.drop_vars("level")),
+    "no time": at(lambda s: s.drop_vars("time")),
+    "other rows": at(lambda s: s.assign_coords(latitude=s.latitude + 1)),
+    "fewer columns": at(lambda s: s.isel(longitude=slice(1, None))),
+    "other levels": at(lambda s: s.assign_coords(level=[1.0, 2.0, 7.0])),
+    "one level": at(lambda s: s.isel(level=0)),
+    "members": at(lambda s: s.expand_dims(number=2)),
+    "two times": at(two_times),
+    "NaN": at(lambda s: s.assign(T=s["T"] * np.nan)),
+    "text": at(lambda s: s.assign(T=s["T"].astype(str))),
+    "another calendar": at(lambda s: s.convert_calendar("noleap")),
+    "no steps": lambda forecaster, state: forecaster(state, 0),
+    "no members": lambda forecaster, state: forecaster(state, 1, members=0),
 }
 
 
-def other_state(name, forecaster, initial):
-    next(forecaster(STATES[name](initial), 1))
+def call(name, forecaster, initial):
+    CALLS[name](forecaster, initial)
 
 
-CASES.rows(other_state, *STATES)
-
-
-@CASES.case
-def no_steps(forecaster, initial):
-    forecaster(initial, 0)
-
-
-@CASES.case
-def no_members(forecaster, initial):
-    forecaster(initial, 1, members=0)
+CASES.rows(call, *CALLS)
 
 
 @CASES.case

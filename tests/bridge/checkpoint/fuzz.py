@@ -15,11 +15,10 @@ import os
 import random
 import shutil
 import sys
-import time
-import traceback
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ import yaml
 
 from credit_jax import ParallelDims, restore
 from credit_jax.checkpoint.store import DIGESTS
+from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.io.digests import record_files, write_records
 from credit_jax.models.conversion import key_map_for
 from credit_jax.models.registry import build
@@ -37,12 +37,14 @@ from credit_torch_bridge.__main__ import main
 from tests.bridge.checkpoint.formats import Creates, with_convolutions
 from tests.bridge.runs import CONFIG
 from tests.models.cases import NEXTGEN
-from tests.support.memory import MemoryWatch
-from tests.support.mutations import changed_bytes, changed_json, count_outcomes
+from tests.support.mutations import (
+    changed_bytes,
+    changed_json,
+    count_outcomes,
+    trial,
+    try_all,
+)
 
-SECONDS = 20.0
-# Allowed outcomes of `convert`.
-CONVERTED, REFUSED = 0, 2
 # Uncompressed size in bytes of a zip member of zeros.
 BOMB = 512 * 2**20
 
@@ -96,7 +98,7 @@ def write_sources(folder: Path) -> None:
         out = folder / ("run" if kind == "zip" else f"{kind}_converted")
         if kind != "run":
             code, text = convert(kind, folder / f"{kind}.yml", folder / kind, out)
-            assert code == CONVERTED, text
+            assert code == OK, text
 
 
 def convert(kind: str, config: Path, source: Path, out: Path) -> tuple[int, str]:
@@ -109,14 +111,14 @@ def convert(kind: str, config: Path, source: Path, out: Path) -> tuple[int, str]
         return main(["convert", *map(str, words)]), seen.getvalue()
 
 
-def restored(folder: Path) -> tuple[int, str]:
-    """`restore` of a run on one device, as an exit code and its error."""
+def restored(folder: Path) -> str:
+    """The outcome of `restore` of a run on one device."""
     mesh = ParallelDims(world_size=1).build_mesh(jax.devices()[:1])
     try:
         restore(folder, mesh)
-    except (ValueError, OSError) as error:
-        return REFUSED, f"error: {type(error).__name__}"
-    return CONVERTED, ""
+    except (ValueError, OSError):
+        return "refused"
+    return "converted"
 
 
 def change_bytes(folder: Path, chosen: random.Random) -> None:
@@ -252,42 +254,27 @@ def try_seed(seed: int, sources: Path, folder: Path) -> tuple[str, str]:
     else:
         change_bytes(work, chosen)
     restores = kind == "run" and chosen.random() < 0.5
-    name = "run, restored" if restores else kind
-    before = sorted(path.name for path in folder.iterdir())
-    began = time.process_time()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if restores:
-                code, text = restored(work)
-            else:
-                code, text = convert(kind, sources / f"{kind}.yml", work, out)
-    except Exception:
-        return name, traceback.format_exc()[-3000:]
-    seconds = time.process_time() - began
-    after = sorted(path.name for path in folder.iterdir())
-    if code == CONVERTED:
-        after = [found for found in after if found != out.name]
-    elif code != REFUSED or text.count("error: ") != 1 or "Traceback" in text:
-        return name, f"exit code {code}: {text[-2000:]}"
-    if after != before:
-        return name, f"left behind: {sorted(set(after) ^ set(before))}"
-    if seconds > SECONDS:
-        return name, f"took {seconds:.0f} s"
-    return name, "converted" if code == CONVERTED else "refused"
+
+    def read() -> str:
+        if restores:
+            return restored(work)
+        code, text = convert(kind, sources / f"{kind}.yml", work, out)
+        if code == OK:
+            return "converted"
+        is_one = text.count("error: ") == 1 and "Traceback" not in text
+        is_refused = code == USER_ERROR and is_one and not out.exists()
+        return "refused" if is_refused else f"exit code {code}: {text[-2000:]}"
+
+    return "run, restored" if restores else kind, trial(read, folder, out.name)
 
 
 def try_seeds(folder: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
     """Yields (seed, kind, outcome) for each seed; checkpoints are below a folder."""
     warnings.simplefilter("ignore")
-    sources = folder / "sources"
+    sources, place = folder / "sources", folder / "place"
     write_sources(sources)
-    place = folder / "place"
     place.mkdir()
-    memory = MemoryWatch()
-    for seed in seeds:
-        yield seed, *try_seed(seed, sources, place)
-    yield from memory.problems(seeds.stop)
+    return try_all(seeds, partial(try_seed, sources=sources, folder=place))
 
 
 if __name__ == "__main__":

@@ -75,25 +75,11 @@ for _text, _block in CASES.blocks().items():
             GEN1.append(_row["changes"] or "")
 
 
-BOMB, MERGES = (
-    first + "".join(f"a{n}: &a{n} {more(n - 1)}\n" for n in range(1, 12))
-    for first, more in (
-        ("a0: &a0 [1, 1]\n", lambda n: f"[{', '.join([f'*a{n}'] * 9)}]"),
-        ("a0: &a0 {k: 1}\n", lambda n: f"\n  <<: [{', '.join([f'*a{n}'] * 9)}]"),
-    )
-)
+# `read_yaml` refuses others (`tests/messages/config.txt`).
 STRANGE = {
     "binary": b"\x89HDF\r\n\x1a\n\x00\xff",
-    "no YAML": b"data: [1, 2\nmodel: }",
     "nothing": b"",
-    "a list": b"- data\n- model\n",
-    "a text": b"hello",
-    "twice": b"data: 1\ndata: 2\n",
     "a python object": b"data: !!python/object/apply:os.system ['touch bad']\n",
-    "large": b"data: " + b"x" * 1_100_000,
-    "deep": b"data: " + b"[" * 3000 + b"]" * 3000,
-    "aliases of aliases": BOMB.encode(),
-    "merges of merges": MERGES.encode(),
     "in itself": b"data: &a {source: *a}\nmodel: {}\nloss: {}\ntrainer: {}\n",
     "no sections": b"data: {source: {}}\n",
     "odd sections": b"data: {source: 3}\nmodel: {type: [1]}\nloss: {}\ntrainer: {}\n",
@@ -256,19 +242,15 @@ def test_any_value_in_any_place(name):
     draw = random.Random(name)
     counts = {"converted": 0, "refused": 0}
     for _ in range(150):
-        config = yaml.safe_load(dump(whole))
-        here = config
-        while True:
+        config = here = yaml.safe_load(dump(whole))
+        key = draw.choice(list(here))
+        while isinstance(here[key], dict) and here[key] and draw.random() >= 0.15:
+            here = here[key]
             key = draw.choice(list(here))
-            inner = here[key]
-            if not isinstance(inner, dict) or not inner or draw.random() < 0.15:
-                break
-            here = inner
         here[key] = draw.choice(VALUES)
         try:
-            out, _ = convert_config(config, to=draw.choice(["gen2", "jax"]))
+            convert_config(config, to=draw.choice(["gen2", "jax"]))
             counts["converted"] += 1
-            assert isinstance(out, dict)
         except ValueError:
             counts["refused"] += 1
     print(counts)
