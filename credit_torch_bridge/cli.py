@@ -78,7 +78,7 @@ class Convert(Command):
     def run(self) -> int:
         """Converts a checkpoint or a run."""
         from credit_torch_bridge.checkpoint.convert_run import RunConversion
-        from credit_torch_bridge.checkpoint.run_config import read_run_config
+        from credit_torch_bridge.checkpoint.jax_checkpoint import read_run_config
 
         source, out = Path(self.checkpoint), Path(self.out).absolute()
         refuse_existing(out)

@@ -16,8 +16,11 @@ import jax
 from rich.console import Console
 
 from credit_jax.config import build_config
-from credit_jax.extensions.certification.random_files import fit_scalers, write_files
-from credit_jax.extensions.certification.small_config import make_small
+from credit_jax.extensions.certification.small_config import (
+    fit_scalers,
+    make_small,
+    write_files,
+)
 from credit_jax.parallel.mesh.devices import required_devices
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display

@@ -36,7 +36,7 @@ from credit_jax.forecast.forecaster import Forecaster
 from credit_jax.forecast.members import MemberNoise, member_noise, members_of
 from credit_jax.named_fields.coordinates import GridCoordinates, as_values
 from credit_jax.named_fields.tree import by_source
-from credit_jax.packages.grids import groups_of, read_grid
+from credit_jax.packages.arrays import groups_of, read_grid
 from credit_jax.packages.manifest import GRID
 from credit_jax.packages.package import Package
 from credit_jax.parallel.mesh.devices import forward_devices

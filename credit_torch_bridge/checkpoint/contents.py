@@ -12,7 +12,7 @@ from credit_jax.config.load import read_model_section
 from credit_jax.models.registry import build
 from credit_jax.state_dict.key_table import compare_shapes
 from credit_jax.state_dict.torch_model import is_domain_parallel
-from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
+from credit_torch_bridge.checkpoint.jax_checkpoint import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.torch_checkpoint import (
     TorchCheckpoint,
     open_checkpoint,

@@ -21,7 +21,9 @@ from credit_jax.packages.package import open_artifact, open_package
 from credit_jax.plan.finetune import kind_of
 from credit_jax.training.loggers import LOG_NAME
 from credit_torch_bridge.checkpoint.jax_checkpoint import (
+    CONFIG_FILE,
     JaxCheckpoint,
+    RunConfig,
     read_run,
     write_run,
 )
@@ -31,7 +33,6 @@ from credit_torch_bridge.checkpoint.jax_to_torch import (
     resume_settings,
     to_torch_files,
 )
-from credit_torch_bridge.checkpoint.run_config import CONFIG_FILE, RunConfig
 from credit_torch_bridge.checkpoint.torch_checkpoint import (
     CHECKPOINT,
     TorchCheckpoint,
@@ -39,7 +40,7 @@ from credit_torch_bridge.checkpoint.torch_checkpoint import (
 )
 from credit_torch_bridge.checkpoint.torch_to_jax import to_jax_checkpoint
 from credit_torch_bridge.config.convert import dump
-from credit_torch_bridge.config.inference_section import complete_inference
+from credit_torch_bridge.config.credit_blocks import complete_inference
 from credit_torch_bridge.config.to_gen2 import ONLY_WEIGHTS
 
 BEST, BACKUP = "best_", "backup_"

@@ -12,10 +12,13 @@ import torch
 
 from credit_jax.models.conversion import idle_keys
 from credit_jax.nn.parameters import BATCH_STATS
-from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint, read_run
-from credit_torch_bridge.checkpoint.optimizer import write_moments
-from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
-from credit_torch_bridge.checkpoint.schedulers import write_position
+from credit_torch_bridge.checkpoint.jax_checkpoint import (
+    JaxCheckpoint,
+    RunConfig,
+    read_run,
+    read_run_config,
+)
+from credit_torch_bridge.checkpoint.optimizer import write_moments, write_position
 from credit_torch_bridge.checkpoint.torch_checkpoint import CHECKPOINT
 from credit_torch_bridge.config.convert import GEN2, convert_config
 from credit_torch_bridge.config.editor import ConfigEditor

@@ -21,20 +21,23 @@ from credit_jax.state_dict.key_table import raise_non_finite
 from credit_jax.state_dict.torch_model import RenamedKey
 from credit_jax.training.loggers import LOG_NAME, read_log
 from credit_jax.training.loop import is_better
-from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
-from credit_torch_bridge.checkpoint.optimizer import read_moments
-from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
-from credit_torch_bridge.checkpoint.schedulers import (
+from credit_torch_bridge.checkpoint.jax_checkpoint import (
+    JaxCheckpoint,
+    RunConfig,
+    read_run_config,
+)
+from credit_torch_bridge.checkpoint.optimizer import (
     PER_EPOCH,
+    read_moments,
     read_plateau,
     read_position,
     settings_of,
 )
 from credit_torch_bridge.checkpoint.torch_checkpoint import (
+    LazyArray,
     TorchCheckpoint,
     open_checkpoint,
 )
-from credit_torch_bridge.checkpoint.torch_files import LazyArray
 
 
 def recognized_model(keys: Collection[str]) -> str | None:

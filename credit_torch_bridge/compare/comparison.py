@@ -24,8 +24,12 @@ from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.state_dict.key_map import Arrays
-from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint, read_run
-from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
+from credit_torch_bridge.checkpoint.jax_checkpoint import (
+    JaxCheckpoint,
+    RunConfig,
+    read_run,
+    read_run_config,
+)
 from credit_torch_bridge.checkpoint.torch_checkpoint import open_checkpoint
 from credit_torch_bridge.checkpoint.torch_to_jax import to_jax_checkpoint
 from credit_torch_bridge.compare.credit_side import (

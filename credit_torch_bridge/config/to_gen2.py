@@ -11,12 +11,13 @@ from credit_jax.losses import LOSSES
 from credit_jax.models.crossformer.config import StagesConfig
 from credit_jax.models.registry import MODELS
 from credit_torch_bridge.config.credit_blocks import (
+    SEED,
     add_scored_fields,
+    forecast_section,
     refuse_blocks,
 )
 from credit_torch_bridge.config.editor import ConfigEditor
 from credit_torch_bridge.config.from_gen1 import mode_to_parallelism, pairs
-from credit_torch_bridge.config.inference_section import SEED, forecast_section
 
 # CREDIT's trainer of ensembles with a member on each rank (pull request 309).
 ENSEMBLE = "ensemble-gen2"

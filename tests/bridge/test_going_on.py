@@ -16,13 +16,15 @@ from credit_jax.cli.commands import OK
 from credit_jax.cli.forecast import main as forecast
 from credit_jax.cli.train import main as train
 from credit_jax.config import apply_overrides, build_config, write_config
-from credit_jax.extensions.certification.random_files import fit_scalers, write_files
-from credit_jax.extensions.certification.small_config import make_small
+from credit_jax.extensions.certification.small_config import (
+    fit_scalers,
+    make_small,
+    write_files,
+)
 from credit_jax.extensions.packaging import command as package
 from credit_jax.models.conversion import from_state_dict
 from credit_torch_bridge import JaxCheckpoint, Moments
-from credit_torch_bridge.checkpoint.jax_checkpoint import write_run
-from credit_torch_bridge.checkpoint.run_config import read_run_config
+from credit_torch_bridge.checkpoint.jax_checkpoint import read_run_config, write_run
 from tests.bridge.going_on import JaxRun, credit_goes_on, follow
 from tests.bridge.runs import assert_same, read_torch
 from tests.reference.training import run_credit

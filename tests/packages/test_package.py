@@ -20,9 +20,9 @@ from credit_jax.cli.commands import OK
 from credit_jax.config.components import file_fields
 from credit_jax.extensions.packaging import command as package
 from credit_jax.models.registry import build
+from credit_jax.packages.arrays import read_weights, write_weights
 from credit_jax.packages.manifest import CONFIG, GRID, MANIFEST, WEIGHTS
 from credit_jax.packages.package import open_package, restore
-from credit_jax.packages.weights import read_weights, write_weights
 from credit_jax.transforms import TRANSFORMS
 from tests.data.world import NUM_LAT, NUM_LON
 from tests.forecast.tiny_run import make_run, read

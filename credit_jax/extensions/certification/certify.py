@@ -15,7 +15,6 @@ import jax
 
 from credit_jax.extensions.certification.measure import PARTS, Measured, measure
 from credit_jax.extensions.certification.meshes import ONE_DEVICE, chosen_meshes
-from credit_jax.extensions.certification.place import block_outputs, first_difference
 from credit_jax.extensions.certification.subject import (
     NUM_SAMPLES,
     Subject,
@@ -26,7 +25,9 @@ from credit_jax.extensions.certification.verdict import (
     FLOAT64,
     Bounds,
     Check,
+    block_outputs,
     compare,
+    first_difference,
     not_finite,
     vanishing,
 )

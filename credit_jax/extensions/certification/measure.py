@@ -16,12 +16,15 @@ from credit_jax.checkpoint import Progress
 from credit_jax.checkpoint.artifact import first_adapters
 from credit_jax.extensions.certification.meshes import dims_of
 from credit_jax.extensions.certification.runs import train_config
-from credit_jax.extensions.certification.states import (
+from credit_jax.extensions.certification.subject import (
+    NUM_STEPS,
     Arrays,
+    Subject,
     checkpointed,
     first_state,
     flat,
     host,
+    mean_square,
     of_first_update,
     of_run,
     placed_weights,
@@ -29,7 +32,6 @@ from credit_jax.extensions.certification.states import (
     run_store,
     trained_arrays,
 )
-from credit_jax.extensions.certification.subject import NUM_STEPS, Subject, mean_square
 from credit_jax.models.parallel_model import (
     ParallelModel,
     build_parallel_model,

@@ -26,7 +26,7 @@ from credit_jax.checkpoint.run import open_run
 from credit_jax.config import Config, build_config
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.extensions.certification.meshes import dims_of
-from credit_jax.extensions.certification.states import (
+from credit_jax.extensions.certification.subject import (
     Arrays,
     checkpointed,
     first_state,
@@ -35,8 +35,8 @@ from credit_jax.extensions.certification.states import (
     of_run,
     placed_weights,
     recorded,
+    wide,
 )
-from credit_jax.extensions.certification.subject import wide
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display

@@ -6,44 +6,54 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import yaml
 
 from credit_jax.checkpoint.run import RunArtifact
 from credit_jax.checkpoint.store import label_of
 from credit_jax.config import Config, dump_config
 from credit_jax.config.inference import InferenceConfig, read_attributes
-from credit_jax.config.messages import counted
+from credit_jax.config.messages import counted, printable, typeset_units
 from credit_jax.data import ChannelGroup, ChannelSchema
 from credit_jax.data.forecast_data import DIAGNOSTIC, ForecastData, open_forecast_data
 from credit_jax.data.sources.file_source import descriptive
-from credit_jax.extensions.packaging.card import data_lines, write_card
+from credit_jax.extensions.plots.canvas import field_text
 from credit_jax.forecast.archive import software
 from credit_jax.io.activity import activity
 from credit_jax.io.anemoi import DATA, is_anemoi
 from credit_jax.io.atomic import new_folder
 from credit_jax.io.digests import record_files
 from credit_jax.io.metadata import METADATA_FILES
+from credit_jax.io.open_files import opened
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.named_fields.coordinates import Coordinates, as_values
 from credit_jax.packages import manifest as file_names
-from credit_jax.packages.adapters import adapter_record, model_with_adapters, read_base
-from credit_jax.packages.grids import (
+from credit_jax.packages.arrays import (
+    NATIVE,
     channel_groups,
+    names_of,
     write_axes,
     write_channels,
     write_grid,
     write_static,
+    write_weights,
 )
 from credit_jax.packages.manifest import COORDINATES, AdapterRecord, Manifest, kind_of
-from credit_jax.packages.package import base_of_run
+from credit_jax.packages.package import (
+    adapter_record,
+    base_of_run,
+    model_with_adapters,
+    read_base,
+)
 from credit_jax.packages.references import (
     FILE,
     GRID,
@@ -53,9 +63,118 @@ from credit_jax.packages.references import (
     normalized,
     references,
 )
-from credit_jax.packages.weights import NATIVE, names_of, write_weights
 from credit_jax.plan.forecast import forecast_pipeline, forecast_schema
 from credit_jax.transforms import Pipeline
+
+# Scores in the card: this metric of forecasts in this region, with at most so many lead
+# times and channels.
+_METRIC, _REGION = "rmse", "global"
+_MAX_LEADS, _MAX_CHANNELS = 6, 12
+_COLUMNS = ("metric", "system", "channel", "units", "region", "lead_hours", "value")
+
+
+def write_card(
+    path: Path, facts: Mapping[str, Any], data: str, scores: Path | None = None
+) -> None:
+    """Writes the card: facts by their names in card.md, and YAML lines of the data."""
+    template = (
+        files("credit_jax.extensions.packaging").joinpath("card.md").read_text("utf-8")
+    )
+    texts = {k: markdown_text(v) if isinstance(v, str) else v for k, v in facts.items()}
+    text = template.format(
+        **texts,
+        spdx=_yaml_text(facts["license"]),
+        tag=_yaml_text(facts["model_type"]),
+        data=data,
+        scores="None were given." if scores is None else _score_table(scores),
+    )
+    path.write_text(text, encoding="utf-8")
+
+
+def markdown_text(text: str) -> str:
+    r"""A text of others as it is shown in Markdown: no links, HTML, cells or lines.
+
+    >>> markdown_text("T|<b>\n[x](y)")
+    'T\\|\\<b\\>\\\\n\\[x\\](y)'
+    """
+    displayed = printable(text).replace("\n", "\\n").replace("\t", " ")
+    return re.sub(r"[\\`|<>\[\]*&]", r"\\\g<0>", displayed)
+
+
+def _score_table(path: Path) -> str:
+    """RMSE of forecasts by channel and lead time, as Markdown."""
+    table = pd.read_csv(path, low_memory=False)
+    missing = [name for name in _COLUMNS if name not in table.columns]
+    if missing:
+        raise ValueError(
+            f"--scores: {path} has no column {', '.join(missing)}; expected scores.csv "
+            "of credit-jax score"
+        )
+    chosen = {"metric": _METRIC, "region": _REGION, "system": "forecast"}
+    table_rows = table.loc[(table[[*chosen]] == [*chosen.values()]).all(axis=1)]
+    if table_rows.empty:
+        return f"`scores.csv` has no {_METRIC} of forecasts; all scores are there."
+    channels = list(dict.fromkeys(table_rows["channel"]))[:_MAX_CHANNELS]
+    leads = sorted(set(table_rows["lead_hours"]))
+    # Evenly spaced, the last one among them.
+    leads = leads[::-1][:: -(-len(leads) // _MAX_LEADS)][::-1]
+    rows = [["RMSE, global", *(f"{lead:g} h" for lead in leads)]]
+    for name in channels:
+        part = table_rows.loc[table_rows["channel"] == name].set_index("lead_hours")
+        unit = typeset_units(str(part["units"].iloc[0]))
+        label = _label(str(name), part.iloc[0])
+        label = f"{label} ({unit})" if unit and unit != "nan" else label
+        cells = (part["value"].get(lead) for lead in leads)
+        rows.append([label, *(f"{c:.4g}" if c is not None else "" for c in cells)])
+    lines = [f"| {' | '.join(map(markdown_text, row))} |" for row in rows]
+    lines.insert(1, "|" + "---|" * len(rows[0]))
+    # Whether they are of training dates, by the scores.nc beside the table.
+    beside, seen = path.with_suffix(".nc"), "unknown"
+    if beside.is_file():
+        with opened(beside) as scores:
+            seen = str(scores.attrs.get("training_dates", seen))
+    sentence = {
+        "unknown": "Whether their dates are held out is not recorded.",
+        "none": "No date is in the training period.",
+    }.get(seen, f"{seen[:1].upper()}{seen[1:]}.")
+    return "\n".join((*lines, "", f"{sentence} All scores are in `scores.csv`."))
+
+
+def _label(channel: str, row: pd.Series) -> str:
+    """Variable and level of a channel; its key in tables of earlier versions."""
+    if "level_units" not in row:
+        return channel
+    units: Any = row["level_units"]
+    variable, level = str(row["variable"]), float(row["level"])  # pyright: ignore
+    return field_text(variable, level, units if isinstance(units, str) else "")
+
+
+def data_lines(keys: Sequence[str]) -> str:
+    """Returns YAML lines of a data section whose dotted keys a user fills in."""
+    tree: dict[str, Any] = {}
+    for dotted in keys:
+        *parents, last = dotted.split(".")
+        node = tree
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = "..."
+    lines = list(_lines(tree, 1)) or ["    {}  # every source finds its data itself"]
+    return "\n".join(lines)
+
+
+def _lines(tree: Mapping[str, Any], depth: int) -> Iterable[str]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield f"{'    ' * depth}{_yaml_text(key)}:"
+            yield from _lines(value, depth + 1)
+        else:
+            yield f"{'    ' * depth}{_yaml_text(key)}: {value}"
+
+
+def _yaml_text(text: str) -> str:
+    """A text as YAML has it: in quotes unless it is a plain name."""
+    return text if re.fullmatch(r"[A-Za-z][\w.-]*", text) else json.dumps(text)
+
 
 _UNSAFE = re.compile(r"[^\w.+-]")
 

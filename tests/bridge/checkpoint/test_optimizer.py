@@ -16,12 +16,10 @@ from credit_torch_bridge.checkpoint.jax_checkpoint import Moments
 from credit_torch_bridge.checkpoint.optimizer import (
     CORRECTED,
     read_moments,
-    write_moments,
-)
-from credit_torch_bridge.checkpoint.schedulers import (
     read_plateau,
     read_position,
     settings_of,
+    write_moments,
     write_position,
 )
 from tests.bridge.runs import CONFIG, draw

@@ -14,9 +14,12 @@ from credit_jax.models.conversion import key_map_for
 from credit_jax.packages.package import open_artifact, restore
 from credit_jax.plan.finetune import find_base
 from credit_torch_bridge import Moments, from_torch, to_torch
-from credit_torch_bridge.checkpoint.jax_checkpoint import items_of, read_run
+from credit_torch_bridge.checkpoint.jax_checkpoint import (
+    items_of,
+    read_run,
+    read_run_config,
+)
 from credit_torch_bridge.checkpoint.jax_to_torch import cautions
-from credit_torch_bridge.checkpoint.run_config import read_run_config
 from tests.bridge.checkpoint.formats import (
     AVERAGE,
     BARE,

@@ -14,8 +14,7 @@ import torch
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.conversion import key_map_for
 from credit_torch_bridge.__main__ import main
-from credit_torch_bridge.checkpoint.torch_checkpoint import open_checkpoint
-from credit_torch_bridge.checkpoint.torch_files import load_file
+from credit_torch_bridge.checkpoint.torch_checkpoint import load_file, open_checkpoint
 from tests.bridge.checkpoint.formats import Creates
 from tests.bridge.runs import MODEL_DEF
 from tests.messages.engine import *  # noqa: F403

@@ -11,13 +11,11 @@ import yaml
 from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.io.digests import record_files
-from credit_jax.packages.grids import write_grid
+from credit_jax.packages.arrays import write_grid, write_weights
 from credit_jax.packages.manifest import Manifest
-from credit_jax.packages.weights import write_weights
 from credit_torch_bridge import to_torch
 from credit_torch_bridge.checkpoint import convert_run
-from credit_torch_bridge.checkpoint.jax_checkpoint import read_run, write_run
-from credit_torch_bridge.checkpoint.run_config import RunConfig
+from credit_torch_bridge.checkpoint.jax_checkpoint import RunConfig, read_run, write_run
 from tests.bridge.runs import (
     CONFIG,
     MODEL_DEF,

@@ -26,11 +26,11 @@ from credit_jax.data.schedule import make_schedule
 from credit_jax.transforms import Phase, build_pipeline, for_forecast
 from credit_torch_bridge import convert_config
 from credit_torch_bridge.__main__ import main
-from credit_torch_bridge.checkpoint.run_config import read_run_config
+from credit_torch_bridge.checkpoint.jax_checkpoint import read_run_config
 from credit_torch_bridge.config.convert import dump
+from credit_torch_bridge.config.credit_blocks import complete_inference
 from credit_torch_bridge.config.editor import leaves
-from credit_torch_bridge.config.from_gen1_sources import template_of
-from credit_torch_bridge.config.inference_section import complete_inference
+from credit_torch_bridge.config.from_gen1_data import template_of
 from tests.bridge.config.conversions import (
     FOLDER,
     config_of,

@@ -7,11 +7,11 @@ import pytest
 
 from benchmarks.configs.credit_verdict import TAKES, credit_forecasts, credit_verdict
 from credit_torch_bridge import convert_config
+from credit_torch_bridge.checkpoint.jax_checkpoint import read_run_config
 from credit_torch_bridge.checkpoint.jax_to_torch import config_for_credit
-from credit_torch_bridge.checkpoint.run_config import read_run_config
 from credit_torch_bridge.compare.jax_side import import_credit
 from credit_torch_bridge.config.convert import dump
-from credit_torch_bridge.config.inference_section import complete_inference
+from credit_torch_bridge.config.credit_blocks import complete_inference
 from credit_torch_bridge.config.to_gen2 import ONLY_WEIGHTS
 from tests.bridge.config.conversions import config_of
 from tests.support.configs import CONFIGS

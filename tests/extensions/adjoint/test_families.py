@@ -17,8 +17,11 @@ from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.data.schedule import Task
 from credit_jax.extensions.adjoint import inner_product, linearized, tangent_linear
 from credit_jax.extensions.adjoint.maps import map_of_reader
-from credit_jax.extensions.certification.random_files import fit_scalers, write_files
-from credit_jax.extensions.certification.small_config import certified_mapping
+from credit_jax.extensions.certification.small_config import (
+    certified_mapping,
+    fit_scalers,
+    write_files,
+)
 from credit_jax.forecast import Forecaster
 from credit_jax.forecast.members import member_noise
 from credit_jax.parallel.params.precision import default_mp_policy

@@ -23,10 +23,10 @@ from credit_jax.extensions.certification.certify import MeshVerdict
 from credit_jax.extensions.certification.command import (
     _against_credit,
     main,
+    page_of,
     small_config,
     write_plain,
 )
-from credit_jax.extensions.certification.page import page_of
 from credit_jax.extensions.certification.small_config import SAMPLES, certified_mapping
 from credit_jax.extensions.certification.verdict import FLOAT32, Check
 from credit_jax.models.debugger import DebuggerConfig

@@ -23,10 +23,15 @@ from credit_jax.extensions.certification import measure as certified
 from credit_jax.extensions.certification.command import small_config, write_plain
 from credit_jax.extensions.certification.measure import PARTS, TRAINING, Measured
 from credit_jax.extensions.certification.meshes import ONE_DEVICE
-from credit_jax.extensions.certification.place import block_outputs, first_difference
 from credit_jax.extensions.certification.runs import train_config
 from credit_jax.extensions.certification.subject import subject_of_model
-from credit_jax.extensions.certification.verdict import FLOAT32, FLOAT64, compare
+from credit_jax.extensions.certification.verdict import (
+    FLOAT32,
+    FLOAT64,
+    block_outputs,
+    compare,
+    first_difference,
+)
 from credit_jax.models.common import resampling
 from credit_jax.models.crossformer import attention
 from credit_jax.models.model_def import ModelDef

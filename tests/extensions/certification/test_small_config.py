@@ -7,13 +7,13 @@ from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.extensions.certification.command import small_config
 from credit_jax.extensions.certification.meshes import reference_of
-from credit_jax.extensions.certification.random_files import write_files
 from credit_jax.extensions.certification.small_config import (
     GRID,
     UNPADDED,
     for_any_mesh,
     grid_of,
     make_small,
+    write_files,
 )
 from credit_jax.models.registry import build
 from credit_jax.models.swin.swin import SwinConfig

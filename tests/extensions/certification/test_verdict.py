@@ -9,13 +9,13 @@ import pytest
 
 from credit_jax.extensions.certification import Certificate
 from credit_jax.extensions.certification.certify import Job, Judge
+from credit_jax.extensions.certification.command import page_of
 from credit_jax.extensions.certification.measure import (
     FORECAST,
     PARTS,
     TRAINING,
     Measured,
 )
-from credit_jax.extensions.certification.page import page_of
 from credit_jax.extensions.certification.verdict import (
     FLOAT32,
     compare,

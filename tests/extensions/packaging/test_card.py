@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 import yaml
 
-from credit_jax.extensions.packaging.card import data_lines, write_card
+from credit_jax.extensions.packaging.write import data_lines, write_card
 
 CARD = files("credit_jax.extensions.packaging").joinpath("card.md").read_text()
 NAMES = {name for _, name, _, _ in Formatter().parse(CARD) if name}
