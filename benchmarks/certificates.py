@@ -31,7 +31,6 @@ from credit_jax.extensions.certification.small_config import certified_mapping
 from credit_jax.extensions.certification.subject import (
     NUM_SAMPLES,
     NUM_UPDATES,
-    ranks_of,
 )
 from credit_jax.models.registry import build
 
@@ -135,7 +134,7 @@ def meshes_of(path: Path) -> list[str]:
             num_samples=NUM_SAMPLES,
             num_updates=NUM_UPDATES,
         )
-        num_ranks = ranks_of(build_config(small))
+        num_ranks = build_config(small).trainer.num_devices
         sizes = {"num_samples": NUM_SAMPLES, "num_ranks": num_ranks}
         fitting = chosen_meshes(build(small["model"]), None, NUM_DEVICES, **sizes)
     return [name for name in fitting if name != reference_of(num_ranks)]

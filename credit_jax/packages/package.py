@@ -1,4 +1,4 @@
-"""Opens packages: all files are checked before any is used."""
+"""Opens packages: all files are checked before any is used; adapters need a base."""
 
 from __future__ import annotations
 

@@ -43,34 +43,20 @@ def contents(path: Path, find_config: Callable[[], Path]) -> Iterator[str]:
                 yield f"  {name} {spec.shape}"
         return
     checkpoint = open_checkpoint(path)
-    yield from _contents(checkpoint)
-    try:
-        config = find_config()
-    except FileNotFoundError:
-        yield "no config: name it with --config to see what becomes of each key"
-        for key, tensor in checkpoint.model.items():
-            yield f"  {key} {tuple(tensor.shape)}"
-        return
-    yield from _keys(read_run_config(config), checkpoint)
-
-
-def _contents(checkpoint: TorchCheckpoint) -> Iterator[str]:
     numbers = {
         key: tensor.numel()
         for key, tensor in checkpoint.model.items()
         if not key.endswith(("_u", "_v"))
     }
     vectors = len(checkpoint.model) - len(numbers)
-    domain = (
-        ", of a domain-parallel run" if is_domain_parallel(checkpoint.model) else ""
-    )
-    yield f"{checkpoint.path}: {checkpoint.format}{domain}"
+    domain = is_domain_parallel(checkpoint.model)
+    kind = ", of a domain-parallel run" if domain else ""
+    yield f"{checkpoint.path}: {checkpoint.format}{kind}"
     yield (
         f"  weights: {sum(numbers.values()):,} numbers in {len(numbers)} arrays"
         + (f", {vectors} vectors of spectral norm" if vectors else "")
     )
-    recognized = recognized_model(checkpoint.model)
-    if recognized:
+    if recognized := recognized_model(checkpoint.model):
         yield f"  model: {recognized}"
     states = {
         "optimizer": checkpoint.optimizer,
@@ -80,8 +66,15 @@ def _contents(checkpoint: TorchCheckpoint) -> Iterator[str]:
     }
     present = [name for name, state in states.items() if state]
     yield f"  besides: {', '.join(present) or 'nothing'}; epoch {checkpoint.epoch}"
-    for note in checkpoint.notes:
-        yield f"  note: {note}"
+    yield from (f"  note: {note}" for note in checkpoint.notes)
+    try:
+        config = find_config()
+    except FileNotFoundError:
+        yield "no config: name it with --config to see what becomes of each key"
+        for key, tensor in checkpoint.model.items():
+            yield f"  {key} {tuple(tensor.shape)}"
+        return
+    yield from _keys(read_run_config(config), checkpoint)
 
 
 def _keys(run_config: RunConfig, checkpoint: TorchCheckpoint) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A checkpoint as host arrays: the common form of both directions of conversion.
+"""The config of a run, and a checkpoint as host arrays: the form that both sides share.
 
 Also the folder of a run of credit_jax: `model.yml` and Orbax checkpoints, with the
 items that `credit_jax.checkpoint` describes.

@@ -1,10 +1,15 @@
-"""Converts the state of torch.optim.AdamW, keyed by number or by name.
+"""Converts the states of torch.optim.AdamW, keyed by number or by name, and schedules.
 
 PyTorch counts the updates of each parameter; optax has one count. The counts are equal
 except for parameters that no output depends on, such as the patch embedding of one
 point, which never get a gradient: PyTorch has no state for them, or zeros. In
 credit_jax their moments are zero, and no state is written back. Frozen parameters are
 in PyTorch's group without state, and have no moments in credit_jax.
+
+In credit_jax the rate is a function of the micro-batches seen. CREDIT's schedules have
+counters: `linear-warmup-cosine` and `cosine-annealing-restarts` count micro-batches,
+`cosine-annealing` counts epochs, and `lambda` counts twice per epoch. The state of
+`plateau`, the best metric and the epochs since then, is the same in both.
 """
 
 from __future__ import annotations
@@ -56,12 +61,16 @@ def read_position(
     steps = _checked_count(state, kind, (*_COMMON, *further))
     if kind not in PER_EPOCH:
         return steps
+    return steps // PER_EPOCH[kind] * _batches(kind, batches_per_epoch)
+
+
+def _batches(kind: str, batches_per_epoch: int | None) -> int:
     if batches_per_epoch is None:
         raise ValueError(
             f"{kind!r} counts epochs, and the batches of an epoch are not known: set "
             "trainer.batches_per_epoch, or give --batches-per-epoch"
         )
-    return steps // PER_EPOCH[kind] * batches_per_epoch
+    return batches_per_epoch
 
 
 def _checked_count(state: Mapping[str, Any], kind: str, needed: Sequence[str]) -> int:
@@ -130,11 +139,6 @@ def write_position(
         } | ({} if state.best is None else {"best": state.best})
         return ReduceLROnPlateau(optimizer, **settings).state_dict() | seen, rate
     if kind in PER_EPOCH:
-        if batches_per_epoch is None:
-            raise ValueError(
-                f"{kind!r} counts epochs, and the batches of an epoch are not known: "
-                "set trainer.batches_per_epoch, or give --batches-per-epoch"
-            )
         # The state of a torch schedule after some steps; its cosine is recursive.
         schedule = (
             CosineAnnealingLR(optimizer, **settings)
@@ -142,7 +146,8 @@ def write_position(
             else LambdaLR(optimizer, lr_lambda=_lambda_factor)
         )
         optimizer.step()
-        for _ in range(micro_step // batches_per_epoch * PER_EPOCH[kind]):
+        epochs = micro_step // _batches(kind, batches_per_epoch)
+        for _ in range(epochs * PER_EPOCH[kind]):
             schedule.step()
         return schedule.state_dict(), optimizer.param_groups[0]["lr"]
     if kind == WARMUP:

@@ -1,4 +1,8 @@
-"""Reads PyTorch checkpoints of any format; arrays keep the names of the file."""
+"""Reads PyTorch checkpoints of any format; arrays keep the names of the file.
+
+`torch.load(weights_only=True)` is the only loader: a file with more than tensors and
+plain values, which would run code, is refused. Files are memory-mapped.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -155,14 +156,14 @@ def run_credit(
     """Runs one forward and backward pass of a model from `build_credit`."""
     seen: dict[str, np.ndarray] = {}
 
-    def record(name: str) -> Any:
-        def hook(_: Any, __: Any, output: torch.Tensor) -> None:
-            seen[name] = output.detach().numpy().copy()
+    def record(name: str, _: Any, __: Any, output: torch.Tensor) -> None:
+        seen[name] = output.detach().numpy().copy()
 
-        return hook
-
-    modules = model.named_modules()
-    hooks = [m.register_forward_hook(record(n)) for n, m in modules if n in blocks]
+    hooks = [
+        module.register_forward_hook(partial(record, name))
+        for name, module in model.named_modules()
+        if name in blocks
+    ]
     try:
         model.zero_grad()
         with failures_of_credit("run"):

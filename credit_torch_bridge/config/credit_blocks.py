@@ -1,4 +1,4 @@
-"""Blocks that CREDIT's trainer and rollout ask for, and those that they do not have."""
+"""Blocks that CREDIT's trainer and rollout ask for or lack, and its `inference:`."""
 
 from __future__ import annotations
 

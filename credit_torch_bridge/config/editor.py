@@ -26,13 +26,9 @@ class Change:
     path: Path  # the key, from the top of the file
     text: str = ""  # the new key, the new value, or the reason
 
-    @property
-    def key(self) -> str:
-        """The dotted path."""
-        return dotted(self.path)
-
     def __str__(self) -> str:
-        return f"{self.kind}: {self.key}" + (f": {self.text}" if self.text else "")
+        text = f"{self.kind}: {dotted(self.path)}"
+        return f"{text}: {self.text}" if self.text else text
 
 
 @dataclass(frozen=True)
@@ -138,11 +134,8 @@ class ConfigEditor:
 
     def compute(self, key: str | Path, value: Any, why: str) -> None:
         """Sets and records a computed value, if it was absent or different."""
-        if (
-            self.has(key)
-            and self.get(key) == value
-            and type(self.get(key)) is type(value)
-        ):
+        old = self.get(key)
+        if self.has(key) and old == value and type(old) is type(value):
             return
         self.put(key, value)
         self.changes.append(Change(COMPUTED, as_path(key), f"{shown(value)} ({why})"))

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import yaml
 
 from credit_jax.cli.commands import FAILED, OK, ConfigOptions, option, print_line
-from credit_jax.config import Config, apply_overrides, build_config, dump_config
+from credit_jax.config import apply_overrides, build_config, dump_config
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.extensions.certification.certify import (
     Certificate,
@@ -52,7 +52,6 @@ from credit_jax.extensions.certification.subject import (
     NUM_SAMPLES,
     NUM_STEPS,
     NUM_UPDATES,
-    ranks_of,
 )
 from credit_jax.extensions.certification.verdict import (
     FLOAT32,
@@ -219,7 +218,8 @@ class Certify(ConfigOptions):
         if not out.parent.is_dir():
             raise ValueError(f"--out: there is no folder {out.parent}; make it first")
         weights = None if self.checkpoint is None else open_artifact(self.checkpoint)
-        for name in _names(self) or ():
+        names = None if self.meshes == "all" else self.meshes.split(",")
+        for name in names or ():
             dims_of(name)
         mapping = apply_overrides(read_yaml(self.config), self.set)
         config = build_config(mapping, source=self.config)
@@ -228,7 +228,10 @@ class Certify(ConfigOptions):
         for note in [] if weights is None else weights.compare(config):
             print_line(f"note: {note}", "yellow")
         with tempfile.TemporaryDirectory() as folder:
-            certificate = _certified(self, mapping, _mesh_of(config), Path(folder))
+            # Of the config, unless it is too large to be simulated.
+            dims = dims_of_config(config)
+            mesh = name_of(dims) if dims.world_size <= MAX_DEVICES else ONE_DEVICE
+            certificate = _certified(self, mapping, names, mesh, Path(folder))
         if weights is not None:
             kind = "average of the weights" if weights.average else "weights"
             text = f"{self.checkpoint}, step {weights.step}, {kind}, SHA-256 "
@@ -253,17 +256,6 @@ class Certify(ConfigOptions):
 main = Certify.main
 
 
-def _names(args: Certify) -> list[str] | None:
-    """The meshes that are asked for; None for all."""
-    return None if args.meshes == "all" else args.meshes.split(",")
-
-
-def _mesh_of(config: Config) -> str:
-    """The mesh that a config names; one device if it is too large to be simulated."""
-    dims = dims_of_config(config)
-    return name_of(dims) if dims.world_size <= MAX_DEVICES else ONE_DEVICE
-
-
 def small_config(
     mapping: Mapping[str, Any], folder: Path, num_samples: int = NUM_SAMPLES
 ) -> dict[str, Any]:
@@ -275,7 +267,7 @@ def small_config(
         config = build_config(small)
         write_files(config)
         fit_scalers(config)
-        plan_run(config, num_devices=ranks_of(config) or 1, begins=False)
+        plan_run(config, num_devices=config.trainer.num_devices or 1, begins=False)
     return small
 
 
@@ -287,20 +279,24 @@ def write_plain(mapping: Mapping[str, Any], path: Path) -> Path:
 
 
 def _certified(
-    args: Certify, mapping: Mapping[str, Any], mesh: str, folder: Path
+    args: Certify,
+    mapping: Mapping[str, Any],
+    names: list[str] | None,
+    mesh: str,
+    folder: Path,
 ) -> Certificate:
-    """The certificate of a config that names a mesh."""
+    """The certificate of a config on some meshes, and the one that it names itself."""
     num_samples = math.lcm(NUM_SAMPLES, dims_of(mesh).batch_size)
     if args.full:
         sizes = {"num_samples": num_samples, "num_updates": NUM_UPDATES}
         mapping = for_any_mesh(mapping, **sizes)
         config = build_config(mapping, source=args.config)
-        plan_run(config, num_devices=ranks_of(config) or 1, begins=False)
+        plan_run(config, num_devices=config.trainer.num_devices or 1, begins=False)
     else:
         mapping = small_config(mapping, folder, num_samples)
         config = build_config(mapping)
     path = write_plain(mapping, folder / "config.yml")
-    model_def, num_ranks, names = build(config.model), ranks_of(config), _names(args)
+    model_def, num_ranks = build(config.model), config.trainer.num_devices
     reference, not_certified = reference_of(num_ranks), _NOT_CERTIFIED
     sizes = {"num_samples": num_samples, "num_ranks": num_ranks}
     chosen = chosen_meshes(model_def, names, args.devices, **sizes)

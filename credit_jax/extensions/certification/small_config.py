@@ -1,7 +1,7 @@
 """A config made small: a few days, a small grid, narrow layers, short epochs.
 
 What a config is about stays: sources, variables, levels, blocks, loss, metrics,
-schedule and numbers of steps.
+schedule and numbers of steps. Its files are random fields, grids, and fitted scalers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a certificate is about: a model, how it is trained, and data to run it on."""
+"""What a certificate is about: a model, its training, its data, and its states."""
 
 from __future__ import annotations
 
@@ -272,7 +272,8 @@ def subject_of_config(
     config: Config, path: Path, *, x64: bool = False, weights: Artifact | None = None
 ) -> Subject:
     """The model, the optimizer and the data of a config and of its file."""
-    plan = plan_run(config, num_devices=ranks_of(config) or 1, begins=False)
+    # Its devices are the ranks that its loss needs, by `for_any_mesh`.
+    plan = plan_run(config, num_devices=config.trainer.num_devices or 1, begins=False)
     objective, trainer = plan.objective, config.trainer
     assert objective is not None, "a plan without problems has losses"
     model_def = plan.model.model_def
@@ -302,11 +303,6 @@ def subject_of_config(
         weights=weights,
         config=path,
     )
-
-
-def ranks_of(config: Config) -> int | None:
-    """Data-parallel ranks that a config of `for_any_mesh` needs; None for any."""
-    return config.trainer.num_devices
 
 
 def wide(tree: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The comparison of a mesh with one device: errors, bounds and their origin."""
+"""The comparison of a mesh with one device: errors, bounds, and where it differs."""
 
 from __future__ import annotations
 
@@ -117,26 +117,26 @@ def block_outputs(
     # The order of one device.
     back = np.argsort(order)
     fields = [field[back, :size] for field, size in zip(outputs, sizes, strict=True)]
-    return _block_names(definition, len(fields)), fields
+    names = _blocks_of(definition)[: len(fields)]
+    unnamed = range(len(names) + 1, len(fields) + 1)
+    return [*names, *(f"block {number}" for number in unnamed)], fields
 
 
-def _block_names(model_def: ModelDef, count: int) -> list[str]:
-    names = [f"block {number}" for number in range(1, count + 1)]
+def _blocks_of(model_def: ModelDef) -> Sequence[str]:
+    """CREDIT's names of the blocks of a model; none if it does not have it."""
     try:
-        available = torch_model(model_def.config.type).block_names(model_def.config)
+        return torch_model(model_def.config.type).block_names(model_def.config)
     except (AttributeError, ValueError):
-        return names
-    return [*available[:count], *names[len(available) :]]
+        return ()
 
 
 def _nearest_to_output(model_def: ModelDef, wrong: dict[str, float]) -> str:
     """Of parameters with a wrong gradient one of the last block; else the worst."""
-    worst = max(wrong, key=lambda path: wrong[path])
+    blocks = _blocks_of(model_def)
     try:
-        blocks = torch_model(model_def.config.type).block_names(model_def.config)
         keys = {path: credit_key(path, model_def)[-1] for path in wrong}
     except (AttributeError, ValueError):
-        return worst
+        blocks, keys = (), {}
 
     def rank(path: str) -> tuple[int, float]:
         inside = [i for i, b in enumerate(blocks) if keys[path].startswith(f"{b}.")]

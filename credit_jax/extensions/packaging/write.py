@@ -1,4 +1,4 @@
-"""Makes a package of a run: weights, and all that forecasts need except data."""
+"""Makes a package of a run: weights, all that forecasts need except data, a card."""
 
 from __future__ import annotations
 
@@ -34,13 +34,11 @@ from credit_jax.io.digests import record_files
 from credit_jax.io.metadata import METADATA_FILES
 from credit_jax.io.open_files import opened
 from credit_jax.models.model_def import ModelDef
-from credit_jax.models.registry import build
+from credit_jax.models.registry import MODELS, build
 from credit_jax.named_fields.coordinates import Coordinates, as_values
 from credit_jax.packages import manifest as file_names
 from credit_jax.packages.arrays import (
-    NATIVE,
     channel_groups,
-    names_of,
     write_axes,
     write_channels,
     write_grid,
@@ -389,16 +387,6 @@ def _loss(config: Config) -> str:
     return str(written.get("training_loss") or written.get("type") or "unknown")
 
 
-def _inputs(contents: Contents) -> str:
-    """Describes the channels of x, and the further inputs of the model."""
-    parts = [", ".join(contents.schema.names["input"])]
-    for name, schema in contents.data.further.items():
-        parts.append(f"{name}: {', '.join(schema.names['input'])}")
-    for name, which in contents.data.data.time_encoding.items():
-        parts.append(f"{name}: times of {', '.join(which)}")
-    return "; ".join(parts)
-
-
 def _facts(
     contents: Contents,
     weights: RunArtifact,
@@ -409,7 +397,13 @@ def _facts(
     """What card.md says of the model."""
     config, model_def, latitude = contents.config, contents.model_def, contents.latitude
     is_whole = record is None
+    in_credit = MODELS[model_def.config.type].key_table is not None
     shape = f"{model_def.image_height} x {model_def.image_width}"
+    inputs = [", ".join(contents.schema.names["input"])]
+    for input_name, schema in contents.data.further.items():
+        inputs.append(f"{input_name}: {', '.join(schema.names['input'])}")
+    for input_name, which in contents.data.data.time_encoding.items():
+        inputs.append(f"{input_name}: times of {', '.join(which)}")
     of_weights, training = label_of(average=weights.average), ""
     if record is not None:
         of_weights = f"adapters of rank {record.rank}, {of_weights}"
@@ -422,11 +416,12 @@ def _facts(
         "parameters": model_def.num_parameters,
         "weights": of_weights,
         "step": weights.step,
-        "names": names_of(model_def) if is_whole else NATIVE,
+        # Of the arrays, as `write_weights` names them.
+        "names": "CREDIT" if is_whole and in_credit else "credit_jax",
         "grid": f"{shape}, latitudes {latitude.flat[0]:g} to {latitude.flat[-1]:g}",
         "timestep": str(config.data.timestep),
         "times": counted(model_def.frames, "time"),
-        "inputs": _inputs(contents),
+        "inputs": "; ".join(inputs),
         "outputs": ", ".join(contents.schema.names["target"]),
         "dates": ", ".join(f"{first} to {last}" for first, last in config.data.ranges),
         "training": f"loss {_loss(config)}, seed {config.seed}{training}",
