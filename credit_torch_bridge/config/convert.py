@@ -90,23 +90,23 @@ def gen2_to_jax(editor: ConfigEditor) -> None:
                 )
     readable = len(editor.problems) == previous
     model = _parsed(editor, "model", lambda: parse_model(editor.get("model")))
-    config = _parsed(editor, "", lambda: _parse_config(editor)) if readable else None
+    # A config without a trainer is of forecasts alone.
+    training = editor.has("trainer")
+
+    def parsed() -> Config:
+        mapping = editor.config if training else for_forecasts(editor.config)
+        config = parse(Config, mapping)
+        _ = config.inference
+        return config
+
+    config = _parsed(editor, "", parsed) if readable else None
     if config is None or model is None:
         return
-    problems = section_conflicts(config, training=editor.has("trainer"))
+    problems = section_conflicts(config, training=training)
     problems += fit_problems(config, model)
     parallel = config.trainer.parallelism
     problems += model_problems(model, {TP: parallel.tensor})
     editor.problems += [line for line in problems if not _UNSET.match(line)]
-
-
-def _parse_config(editor: ConfigEditor) -> Config:
-    """The config; one without a trainer is of forecasts alone."""
-    training = editor.has("trainer")
-    mapping = editor.config if training else for_forecasts(editor.config)
-    config = parse(Config, mapping)
-    _ = config.inference
-    return config
 
 
 def _parsed(editor: ConfigEditor, section: str, read: Any) -> Any:

@@ -118,14 +118,10 @@ class Certificate:
 
     def to_json(self) -> dict[str, Any]:
         """The certificate as JSON values."""
-        return {
-            **dataclasses.asdict(self),
-            "passed": self.passed,
-            "verdicts": [
-                {**dataclasses.asdict(verdict), "passed": verdict.passed}
-                for verdict in self.verdicts
-            ],
-        }
+        content = {**dataclasses.asdict(self), "passed": self.passed}
+        for verdict, values in zip(self.verdicts, content["verdicts"], strict=True):
+            values["passed"] = verdict.passed
+        return content
 
 
 def _broken(checks: Sequence[Check], *, final: bool = False) -> tuple[str, ...]:

@@ -113,7 +113,19 @@ def page_of(certificate: Certificate) -> str:
         "Provenance": [part("definitions", pairs=certificate.provenance)],
     }
     title = f"Certificate: {certificate.subject}"
-    return page_of_sections(title, _verdict(certificate), sections)
+    broken = [v.mesh for v in certificate.verdicts if not v.passed]
+    broken += [] if certificate.credit_passed else ["serial CREDIT"]
+    text = f"Not passed: {', '.join(broken)}."
+    if not broken:
+        count = meshes_text(len(certificate.verdicts), "give")
+        text = f"Passed: {count} what mesh {certificate.reference} gives."
+    text += (
+        " Compared were forecasts, losses, every gradient, the weights after some "
+        "updates, the state of the model, a checkpoint written on one mesh and "
+        "restored on another, and what a run logs that goes on from it. Errors are "
+        "relative, in the L2 norm; 0 means the same bits."
+    )
+    return page_of_sections(title, text, sections)
 
 
 def meshes_text(number: int, verb: str = "") -> str:
@@ -124,23 +136,6 @@ def meshes_text(number: int, verb: str = "") -> str:
     """
     noun, ending = ("mesh", "s") if number == 1 else ("meshes", "")
     return f"{number} {noun} {verb}{ending}" if verb else f"{number} {noun}"
-
-
-def _verdict(certificate: Certificate) -> str:
-    broken = [v.mesh for v in certificate.verdicts if not v.passed]
-    if not certificate.credit_passed:
-        broken.append("serial CREDIT")
-    if not broken:
-        text = meshes_text(len(certificate.verdicts), "give")
-        text = f"Passed: {text} what mesh {certificate.reference} gives."
-    else:
-        text = f"Not passed: {', '.join(broken)}."
-    return (
-        f"{text} Compared were forecasts, losses, every gradient, the weights after "
-        "some updates, the state of the model, a checkpoint written on one mesh and "
-        "restored on another, and what a run logs that goes on from it. Errors are "
-        "relative, in the L2 norm; 0 means the same bits."
-    )
 
 
 def _rows(certificate: Certificate, quantities: Sequence[str]) -> Iterator[TableRow]:

@@ -416,7 +416,15 @@ def for_any_mesh(
     mapping: Mapping[str, Any], *, num_samples: int, num_updates: int
 ) -> dict[str, Any]:
     """A config with batches of so many samples, on no mesh of its own."""
-    trainer, ranks = mapping["trainer"], _num_ranks(mapping)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        config = build_config(mapping)
+    ranks = config.trainer.ensemble_size if config.loss.members_are_ranks else None
+    if config.shares_batches and not config.loss.members_are_ranks:
+        # Ranks train on the same samples with other members, as in CREDIT: their number
+        # is part of the function.
+        ranks = min(dims_of_config(config).batch_size, MAX_RANKS)
+    trainer = mapping["trainer"]
     accumulated = min(trainer.get("grad_accum_every", 1), MAX_ACCUMULATED)
     trainer = {
         **trainer,
@@ -437,19 +445,6 @@ def for_any_mesh(
             stage["until"] = number
         trainer["curriculum"] = short
     return {**mapping, "trainer": trainer}
-
-
-def _num_ranks(mapping: Mapping[str, Any]) -> int | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        config = build_config(mapping)
-    if config.loss.members_are_ranks:
-        return config.trainer.ensemble_size
-    if not config.shares_batches:
-        return None
-    # Ranks train on the same samples with other members, as in CREDIT: their number is
-    # part of the function.
-    return min(dims_of_config(config).batch_size, MAX_RANKS)
 
 
 def dims_of_config(config: Config) -> ParallelDims:

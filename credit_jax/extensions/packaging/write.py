@@ -294,27 +294,27 @@ def _copy_files(config: dict[str, Any], folder: Path) -> None:
             names = (f"{stem}_{n}" if n else stem for n in range(len(used) + 1))
             paths = (f"{file_names.FILES}/{name}{suffix}" for name in names)
             copied[source] = next(path for path in paths if path not in used)
-            _copy(source, folder / copied[source])
+            target = folder / copied[source]
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir():
+                # Of anemoi data the statistics alone are needed.
+                values = str(source / DATA) if is_anemoi(source) else ""
+                shutil.copytree(
+                    source,
+                    target,
+                    ignore=lambda parent, names, values=values: [
+                        name
+                        for name in names
+                        if parent == values and name not in METADATA_FILES
+                    ],
+                )
+            else:
+                shutil.copyfile(source, target)
         reference.set(copied[source])
     for number, reference in enumerate(references(config, GRID)):
         target = f"{file_names.FILES}/grid_of_source_{number}.nc"
         write_axes(folder / target, os.path.expandvars(reference.path))
         reference.set(target)
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copies a file or a folder; of anemoi data the statistics alone are needed."""
-
-    def values(folder: str, names: list[str]) -> list[str]:
-        left_out = is_statistics and Path(folder) == source / DATA
-        return [name for name in names if left_out and name not in METADATA_FILES]
-
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_dir():
-        is_statistics = is_anemoi(source)
-        shutil.copytree(source, target, ignore=values)
-    else:
-        shutil.copyfile(source, target)
 
 
 def _write_static_fields(
