@@ -1,5 +1,6 @@
 """Files that a config names are found, copied and renamed."""
 
+import copy
 import pickle
 import shutil
 
@@ -19,12 +20,11 @@ from credit_jax.packages.references import (
     references,
 )
 from credit_jax.transforms import TRANSFORMS, Transform
+from credit_torch_bridge.config.editor import dotted, leaves
+from tests.messages.engine import *  # noqa: F403
+from tests.messages.engine import Cases
 
-
-def block(kind: str, **args):
-    return {"type": kind, "args": args}
-
-
+CASES = Cases("references")
 CONFIG = """
 save_loc: /somewhere
 trainer: {epochs: 3}
@@ -82,51 +82,21 @@ def config(tmp_path):
     return yaml.safe_load(text)
 
 
-def test_only_what_forecasts_need_is_kept(config):
+@CASES.case
+def what_a_package_holds_of_a_config(config, tmp_path):
+    """Keys that forecasts need, and files by their kind: copied, and named anew."""
+    before, folder = copy.deepcopy(config), tmp_path / "package"
     own = normalized(config)
-    assert set(own) == {"model", "data", "preblocks", "postblocks", "inference"}
-    assert set(own["inference"]) == {"output"}
-    assert "mean_path" not in own["data"]
-    assert "mode" not in own["data"]["source"]["ERA5"]
-    height = own["postblocks"]["per_step"]["height"]["args"]
-    assert height == {"level_info_file": "ERA5_Lev_Info.nc"}
-    wet = own["postblocks"]["per_step"]["sea"]["args"]["conf"]["data"]
-    assert set(wet) == {"data_path"}, "CREDIT's mean_path is never read"
-    assert config["trainer"] == {"epochs": 3}, "the config is not changed"
-
-
-def test_places_of_data_are_told_from_files(config):
-    own = normalized(config)
-    places = {r.dotted for r in references(own, PLACE)}
-    assert places == {
-        "data.source.ERA5.variables.prognostic.path",
-        "data.source.GFS.base_path",
-        "data.source.GFS.store",
-    }
-    static, grid = "ERA5.variables.static.path", "sun.latlon_grid_path"
-    for kind, key in ((STATIC, static), (GRID, grid)):
-        assert [r.dotted for r in references(own, kind)] == [f"data.source.{key}"]
-
-
-def test_files_are_copied_and_named_anew(config, tmp_path):
-    own, folder = normalized(config), tmp_path / "package"
+    named = {kind: references(own, kind) for kind in (FILE, GRID, STATIC, PLACE)}
     _copy_files(own, folder)
-    named = {r.dotted: r.path for r in references(own, FILE)}
-    steps = "postblocks.per_step"
-    assert named == {
-        "model.post_conf.std_path": "files/grid.nc",
-        "preblocks.per_step.names.args.mapping_file": "files/map.yaml",
-        "preblocks.per_step.scaler.args.scaler_path": "files/scaler.json",
-        f"{steps}.mass.args.save_loc_physics": "files/grid_1.nc",
-        f"{steps}.height.args.level_info_file": "files/ERA5_Lev_Info.nc",
-        f"{steps}.sea.args.conf.data.data_path": "files/masks.zarr",
-        "inference.output.metadata": "files/era5.yaml",
-    }
-    for path in named.values():
-        assert (folder / path).exists()
+    assert config == before
+    for reference in references(own, FILE):
+        assert (folder / reference.path).exists()
     sun = folder / own["data"]["source"]["sun"]["latlon_grid_path"]
     with xr.open_dataset(sun) as found:
         assert set(found.variables) == {"lat", "lon"}, "not the fields beside them"
+    kinds = [f"{kind}: {each.dotted}" for kind in named for each in named[kind]]
+    return kinds + [f"{dotted(path)} = {value!r}" for path, value in leaves(own)]
 
 
 def test_references_to_code_are_kept_for_forecasts_alone(config):
@@ -146,7 +116,7 @@ def test_files_of_blocks_of_ones_own_are_copied(config, tmp_path, monkeypatch):
         table: FilePath
 
     monkeypatch.setitem(TRANSFORMS["preblocks"], "mine", Mine)
-    table = block("mine", table=str(tmp_path / "a/grid.nc"))
+    table = {"type": "mine", "args": {"table": str(tmp_path / "a/grid.nc")}}
     config["preblocks"]["per_step"] = {"mine": table}
     own = normalized(config)
     _copy_files(own, tmp_path / "package")
