@@ -26,11 +26,12 @@ from benchmarks.report import Table, add_out_option, write_report
 from credit_jax.config import build_config
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.extensions.certification.meshes import chosen_meshes, reference_of
 from credit_jax.extensions.certification.small_config import certified_mapping
 from credit_jax.extensions.certification.subject import (
     NUM_SAMPLES,
     NUM_UPDATES,
+    chosen_meshes,
+    reference_of,
 )
 from credit_jax.models.registry import build
 

@@ -125,7 +125,7 @@ class Inspect(Command):
 
     def run(self) -> int:
         """Prints the contents of a checkpoint."""
-        from credit_torch_bridge.checkpoint.contents import contents
+        from credit_torch_bridge.checkpoint.convert_run import contents
 
         path = Path(self.checkpoint)
         for line in contents(path, lambda: config_file(self.config, path)):

@@ -14,10 +14,11 @@ from typing import Any
 import jax
 
 from credit_jax.extensions.certification.measure import PARTS, Measured, measure
-from credit_jax.extensions.certification.meshes import ONE_DEVICE, chosen_meshes
 from credit_jax.extensions.certification.subject import (
     NUM_SAMPLES,
+    ONE_DEVICE,
     Subject,
+    chosen_meshes,
     subject_of_model,
 )
 from credit_jax.extensions.certification.verdict import (

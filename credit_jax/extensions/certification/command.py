@@ -31,14 +31,6 @@ from credit_jax.extensions.certification.certify import (
     MeshVerdict,
 )
 from credit_jax.extensions.certification.measure import FIRST
-from credit_jax.extensions.certification.meshes import (
-    MAX_DEVICES,
-    ONE_DEVICE,
-    chosen_meshes,
-    dims_of,
-    name_of,
-    reference_of,
-)
 from credit_jax.extensions.certification.processes import Processes, is_simulated
 from credit_jax.extensions.certification.small_config import (
     MAX_ACCUMULATED,
@@ -49,9 +41,15 @@ from credit_jax.extensions.certification.small_config import (
     write_files,
 )
 from credit_jax.extensions.certification.subject import (
+    MAX_DEVICES,
     NUM_SAMPLES,
     NUM_STEPS,
     NUM_UPDATES,
+    ONE_DEVICE,
+    chosen_meshes,
+    dims_of,
+    name_of,
+    reference_of,
 )
 from credit_jax.extensions.certification.verdict import (
     FLOAT32,

@@ -14,13 +14,13 @@ from jax.sharding import PartitionSpec
 
 from credit_jax.checkpoint import Progress
 from credit_jax.checkpoint.artifact import first_adapters
-from credit_jax.extensions.certification.meshes import dims_of
 from credit_jax.extensions.certification.runs import train_config
 from credit_jax.extensions.certification.subject import (
     NUM_STEPS,
     Arrays,
     Subject,
     checkpointed,
+    dims_of,
     first_state,
     flat,
     host,

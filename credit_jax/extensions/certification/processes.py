@@ -24,8 +24,11 @@ import jax
 
 from credit_jax.config import load_config
 from credit_jax.extensions.certification.certify import Job
-from credit_jax.extensions.certification.meshes import dims_of
-from credit_jax.extensions.certification.subject import Subject, subject_of_config
+from credit_jax.extensions.certification.subject import (
+    Subject,
+    dims_of,
+    subject_of_config,
+)
 from credit_jax.packages.package import open_artifact
 from credit_jax.parallel.compiler import compile_quickly, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import ensure_devices

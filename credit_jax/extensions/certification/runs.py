@@ -25,10 +25,10 @@ from credit_jax.checkpoint.artifact import Artifact
 from credit_jax.checkpoint.run import open_run
 from credit_jax.config import Config, build_config
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.extensions.certification.meshes import dims_of
 from credit_jax.extensions.certification.subject import (
     Arrays,
     checkpointed,
+    dims_of,
     first_state,
     flat,
     of_first_update,

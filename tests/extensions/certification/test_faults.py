@@ -22,9 +22,8 @@ from credit_jax.data.preparation import Preparation
 from credit_jax.extensions.certification import measure as certified
 from credit_jax.extensions.certification.command import small_config, write_plain
 from credit_jax.extensions.certification.measure import PARTS, TRAINING, Measured
-from credit_jax.extensions.certification.meshes import ONE_DEVICE
 from credit_jax.extensions.certification.runs import train_config
-from credit_jax.extensions.certification.subject import subject_of_model
+from credit_jax.extensions.certification.subject import ONE_DEVICE, subject_of_model
 from credit_jax.extensions.certification.verdict import (
     FLOAT32,
     FLOAT64,

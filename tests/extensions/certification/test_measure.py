@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from credit_jax.extensions.certification.measure import FORECAST
-from credit_jax.extensions.certification.meshes import (
+from credit_jax.extensions.certification.subject import (
     CANDIDATES,
+    NUM_SAMPLES,
     ONE_DEVICE,
     chosen_meshes,
     dims_of,
     reference_of,
+    subject_of_model,
 )
-from credit_jax.extensions.certification.subject import NUM_SAMPLES, subject_of_model
 from credit_jax.models.registry import build
 from credit_jax.transforms import ONE_STEP
 from tests.extensions.certification.test_faults import NOISY, SECTION, measured

@@ -6,7 +6,6 @@ from credit_jax.config import build_config
 from credit_jax.config.custom_objects import register_objects
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.extensions.certification.command import small_config
-from credit_jax.extensions.certification.meshes import reference_of
 from credit_jax.extensions.certification.small_config import (
     GRID,
     UNPADDED,
@@ -15,6 +14,7 @@ from credit_jax.extensions.certification.small_config import (
     make_small,
     write_files,
 )
+from credit_jax.extensions.certification.subject import reference_of
 from credit_jax.models.registry import build
 from credit_jax.models.swin.swin import SwinConfig
 from credit_jax.plan import plan_run
