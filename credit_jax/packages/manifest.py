@@ -162,15 +162,10 @@ def read_manifest(folder: Path) -> Manifest:
         )
     content = read_json(path)
     version = content.get("schema_version") if isinstance(content, dict) else None
-    if type(version) is not int or version < 1:
+    if type(version) is not int or not 1 <= version <= WITH_ADAPTERS:
         raise ValueError(
-            f"{path}: schema_version is {version!r}, expected {SCHEMA_VERSION}; this "
-            "is not the file of a model package"
-        )
-    if version > WITH_ADAPTERS:
-        raise ValueError(
-            f"{path}: schema_version is {version}, this credit_jax reads versions up "
-            f"to {WITH_ADAPTERS}; update credit_jax"
+            f"{path}: schema_version is {version!r}, expected one from 1 to "
+            f"{WITH_ADAPTERS}; update credit_jax for a newer package"
         )
     try:
         return Manifest(**content)
