@@ -111,7 +111,9 @@ model:
   cross_embed_kernel_sizes: [[2, 4], [2, 4], [2, 4], [2, 4]]
   pad_lat: 5
   pad_lon: 3
-loss: {{training_loss: mse, use_latitude_weights: false}}
+loss:
+  {{training_loss: mse, use_latitude_weights: false, use_variable_weights: false,
+    latitude_weights: null}}
 trainer:
   {{type: era5, mode: none, load_weights: false, learning_rate: 1.0e-3,
     train_batch_size: 1, valid_batch_size: 1, batches_per_epoch: 0,
