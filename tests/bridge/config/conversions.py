@@ -37,8 +37,9 @@ def converted(mapping, to, drop=()):
     named = {change.path for change in report.changes if change.kind != "note"}
     after = dict(leaves(out))
     for path, value in leaves(mapping):
-        kept = path in report.kept
-        assert kept or any(path[:n] in named for n in range(1, len(path) + 1)), path
+        kept, is_empty = path in report.kept, value in (None, {})
+        prefixes = {path[:n] for n in range(1, len(path) + 1)}
+        assert kept or is_empty or named & prefixes, path
         assert not kept or repr(after[path]) == repr(value)
     return out, report
 
