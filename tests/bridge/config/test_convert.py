@@ -194,6 +194,7 @@ def test_a_file_of_prediction_alone():
     assert config.inference.batch_forecast.forecast_length == "2d"
 
 
+@pytest.mark.torch
 def test_arguments_that_credits_models_lack():
     """Converted with a checkpoint they are left out, else they are noted."""
     from credit_torch_bridge.checkpoint.jax_to_torch import config_for_credit
@@ -297,6 +298,7 @@ def with_objects(path, text, **names):
     return config_of("gen2") | {"custom_objects": objects}
 
 
+@pytest.mark.torch
 @pytest.mark.usefixtures("no_objects_left")
 def test_custom_objects(tmp_path):
     """Entries are read here; classes of PyTorch are refused here, kept for CREDIT."""
