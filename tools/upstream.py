@@ -262,7 +262,7 @@ def _state_dicts(checkout: Path) -> list[str]:
 
 def print_state_dicts() -> None:
     """Prints which models of CREDIT have other arrays than the key tables."""
-    from credit_torch_bridge.checkpoint.run_config import read_run_config
+    from credit_torch_bridge.checkpoint.jax_checkpoint import read_run_config
     from credit_torch_bridge.compare.credit_side import new_credit_model
 
     os.chdir(tempfile.mkdtemp())
