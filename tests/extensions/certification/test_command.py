@@ -188,15 +188,6 @@ def wrong(*options, tmp_path):
     return lambda: main(["--config", str(config), *out, *options])
 
 
-def wrong_whole(*options, run_folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(run_folder[0].parent)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "checkpoint.pt").touch()
-    given = ["--full", "--out", str(tmp_path / "page.html")]
-    options = [word.replace("TMP", str(tmp_path)) for word in options]
-    return lambda: main(["--config", str(run_folder[0]), *given, *options])
-
-
 CASES.rows(
     wrong,
     ("--checkpoint", "RUN"),
@@ -212,14 +203,19 @@ CASES.rows(
     ("--meshes", "tp16"),
     ("--set", "model.type=wxfomer"),
 )
-CASES.rows(
-    wrong_whole,
-    ("--checkpoint", "TMP/run"),
-    ("--set", "model.surface_channels=2"),
-    ("--set", "data.source.demo.vars_3D=[Z]"),
-    name="whole",
-    marks=pytest.mark.slow,
-)
+
+
+@pytest.mark.slow
+def test_errors_of_a_whole_config(run_folder, certified, tmp_path, capsys):
+    (tmp_path / "checkpoint.pt").touch()
+    with contextlib.chdir(run_folder[0].parent):
+        for options, message in (
+            (["--checkpoint", str(tmp_path)], "has no model.yml"),
+            (["--set", "model.surface_channels=2"], "surface_channels"),
+            (["--set", "data.source.demo.vars_3D=[Z]"], "vars_3D"),
+        ):
+            certified(run_folder[0], "--full", *options, code=USER_ERROR)
+            assert message in capsys.readouterr().err
 
 
 def certificate(*verdicts):
