@@ -368,7 +368,8 @@ def _make_source_small(source: dict[str, Any], block: Path) -> None:
             del source[key]
         source["dataset_type"] = "local"
         source.setdefault("level_coord", "level")
-        for field_type, fields in source["variables"].items():
+        # A type may be null, as in CREDIT's configs of HRRR.
+        for field_type, fields in filter(all, source["variables"].items()):
             fields["path"] = f"{block}_{field_type}.zarr"
     if kind == "tisr" and "lat_spec" in source:
         rows, columns = GRID

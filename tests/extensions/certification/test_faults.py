@@ -45,8 +45,7 @@ from credit_jax.parallel.domain import norm, rearrange
 from credit_jax.parallel.params import fsdp, init
 from credit_jax.parallel.rows import exchange
 from credit_jax.training import optimizer, restore, setup, step
-from credit_jax.training.epoch_end import EpochNumbers
-from credit_jax.training.loop import TrainingLoop
+from credit_jax.training.loop import EpochNumbers, TrainingLoop
 from credit_jax.training.restore import RunStore
 from tests.extensions.certification.test_command import small_debugger
 from tests.models.toy import TOY
