@@ -109,8 +109,9 @@ CASES.rows(
 
 
 @CASES.case
-def training_names_this_command():
-    load_config(FOLDER / "gen1.yml")
+def training_names_this_command(monkeypatch):
+    monkeypatch.chdir(FOLDER)
+    load_config("gen1.yml")
 
 
 def alike(left, right):
