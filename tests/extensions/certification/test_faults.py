@@ -45,7 +45,8 @@ from credit_jax.parallel.domain import norm, rearrange
 from credit_jax.parallel.params import fsdp, init
 from credit_jax.parallel.rows import exchange
 from credit_jax.training import optimizer, restore, setup, step
-from credit_jax.training.loop import EpochNumbers, TrainingLoop
+from credit_jax.training.loggers import StepRecords
+from credit_jax.training.loop import EpochNumbers
 from credit_jax.training.restore import RunStore
 from tests.extensions.certification.test_command import small_debugger
 from tests.models.toy import TOY
@@ -409,10 +410,11 @@ def shard_not_written(unpack_on_host, tree, packing):
     return unpack_on_host(jax.tree.map(of_one_shard, tree), packing)
 
 
-@plant(MODELS, "domain2", layers, "_as_invarying", TOY, 1, STATISTICS, "blocks/norm_")
-def statistic_of_a_shard(as_invarying, x):
+@plant(MODELS, "domain2", layers.BatchNorm, "update", TOY, 1, STATISTICS, "norm_")
+def statistic_of_a_shard(update, self, after):
     """Running statistics of one shard, which nothing in training reads."""
-    return as_invarying(x + lax.axis_index("domain").astype(x.dtype))
+    shard = lax.axis_index("domain")
+    return update(self, jax.tree.map(lambda x: x + shard.astype(x.dtype), after))
 
 
 @plant(MODELS, "fsdp2", certified, "make_train_step", MODEL_DEF, 2, GRADIENT, "")
@@ -428,10 +430,10 @@ def repeated_key(arange, *arguments, **options):
     return jnp.minimum(numbers, 1) if arguments == (3,) else numbers
 
 
-@plant(RUNS, "ddp2", setup, "counted_from", LOGS, "learning_rate")
-def schedule_of_all_ranks(counted, schedule, start):
+@plant(RUNS, "ddp2", setup, "with_first_rate_at", LOGS, "learning_rate")
+def schedule_of_all_ranks(with_first, schedule, *first):
     """A schedule that counts the batches of every rank."""
-    return counted(lambda number: schedule(2 * number), start)
+    return with_first(lambda number: schedule(2 * number), *first)
 
 
 @plant(RUNS, "domain2", step, "evaluate_forecast", LOGS, "valid_")
@@ -445,10 +447,10 @@ def metrics_of_one_shard(evaluate, model, rollout, metrics, *arguments):
     return evaluate(model, rollout, of_one, *arguments)
 
 
-@plant(RUNS, "fsdp2", TrainingLoop, "_record", LOGS, "grad_norm")
-def logged_norm(record, self, epoch, info, losses, norm, count):
+@plant(RUNS, "fsdp2", StepRecords, "updated", LOGS, "grad_norm")
+def logged_norm(updated, self, *, grad_norm, **values):
     """A norm that is right where the gradient is clipped, and wrong in the log."""
-    return record(self, epoch, info, losses, 2 * norm, count)
+    return updated(self, grad_norm=2 * grad_norm, **values)
 
 
 @plant(RUNS, "ddp2", Sampler, "batches", LOGS, "")
