@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from credit_jax.io.folder_lock import is_running
 from credit_jax.io.mirror import local_path
 
 
@@ -27,7 +28,7 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     # Files that dead processes of this host left behind.
     for other in target.parent.glob(f"{prefix}*{target.suffix}"):
         number = other.name.removeprefix(prefix).removesuffix(target.suffix)
-        if number.isdigit() and not _is_running(int(number)):
+        if number.isdigit() and not is_running(int(number)):
             _remove(other)
     partial = target.parent / f"{prefix}{os.getpid()}{target.suffix}"
     try:
@@ -70,14 +71,3 @@ def move_aside(path: Path) -> Path:
     aside = next(name for name in names if not name.exists())
     os.rename(path, aside)
     return aside
-
-
-def _is_running(process: int) -> bool:
-    """Whether another process of this host has that ID."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return process != os.getpid()

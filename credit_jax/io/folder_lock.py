@@ -1,4 +1,4 @@
-"""A lock that lets only one run at a time use a folder."""
+"""A lock that lets only one run at a time use a folder; whether a process runs."""
 
 from __future__ import annotations
 
@@ -61,3 +61,14 @@ def _taken(path: Path) -> IO[str] | None:
             file.truncate()
             return file
         file.close()
+
+
+def is_running(process: int) -> bool:
+    """Whether another process of this host has that ID."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return process != os.getpid()

@@ -22,12 +22,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from jax._src.distributed import global_state
 
-from credit_jax.io.remote import has_credentials, store_at
+from credit_jax.io.folder_lock import is_running
+from credit_jax.io.remote import has_credentials, parts_of
 from credit_jax.io.retry import brief, retried
 
 SCHEMES = ("az", "gs", "http", "https", "s3")
@@ -72,8 +74,11 @@ def local_path(path: str) -> str:
     parents, parent = [path], path
     while (parent := parent.rpartition("/")[0]).count("/") > 2:
         parents.append(parent)
+    # Those that are copied already are not asked for again.
+    copied = (p for p in parents if p in _mirrors)
     try:
-        address = next((p for p in parents if p in _mirrors or _is_listed(p)), path)
+        listed = (p for p in parents if _is_listed(p))
+        address = next(chain(copied, listed), path)
         if address not in _mirrors:
             _mirrors[address] = Mirror(address)
     except OSError as error:
@@ -97,18 +102,11 @@ def upload_all() -> None:
 atexit.register(upload_all)
 
 
-def _split(address: str) -> tuple[Any, str]:
-    """The store of an address, and the key in it."""
-    scheme, _, remainder = address.partition("://")
-    host, _, key = remainder.partition("/")
-    return store_at(f"{scheme}://{host}"), key
-
-
 def _is_listed(address: str) -> bool:
     import obstore
 
     try:
-        store, key = _split(address)
+        store, key = parts_of(address)
         retried(lambda: obstore.head(store, f"{key}/{LIST}"), address)
     except FileNotFoundError:
         return False
@@ -131,7 +129,7 @@ class Mirror:
     def __init__(self, address: str) -> None:
         """Copies what is there, unless another process of the job has done so."""
         self.address = address
-        self._store, self._key = _split(address)
+        self._store, self._key = parts_of(address)
         self._root = cache_folder() / "addresses"
         self._root /= sha256(address.encode()).hexdigest()[:16]
         self._root.mkdir(parents=True, exist_ok=True)
@@ -274,7 +272,9 @@ class Mirror:
             while self._lease is None:
                 try:
                     tag, holder = self._lock()
-                    if not tag or _is_dead(holder) or time.monotonic() > since + LEASE:
+                    here = tag and holder["host"] == socket.gethostname()
+                    ended = here and not is_running(holder["process"])
+                    if not tag or ended or time.monotonic() > since + LEASE:
                         self._renew(tag)
                         break
                     if tag != (first := first or tag):
@@ -376,16 +376,3 @@ class Mirror:
                 self._lease = None
                 self._call(obstore.delete, LOCK)
             self._users.close()
-
-
-def _is_dead(holder: dict[str, Any]) -> bool:
-    """Whether the holder of a lock was a process of this machine that has ended."""
-    if holder["host"] != socket.gethostname():
-        return False
-    try:
-        os.kill(holder["process"], 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return holder["process"] == os.getpid()

@@ -55,7 +55,7 @@ def exists(path: str) -> bool:
 def _url_exists(url: str) -> bool:
     if is_repository(url):
         return bool(session_at(url))
-    store, key = _parts(url)
+    store, key = parts_of(url)
     import obstore
 
     try:
@@ -77,7 +77,7 @@ def read_bytes(path: str, start: int = 0, size: int = -1) -> bytes:
                 return file.read(size)
 
         return retried(read, path)
-    store, key = _parts(path)
+    store, key = parts_of(path)
     import obstore
 
     try:
@@ -93,7 +93,7 @@ def read_bytes(path: str, start: int = 0, size: int = -1) -> bytes:
 
 def open_binary(url: str) -> io.BufferedReader:
     """Opens a URL as a binary file that is read by ranges."""
-    store, key = _parts(url)
+    store, key = parts_of(url)
     import obstore
 
     try:
@@ -103,7 +103,7 @@ def open_binary(url: str) -> io.BufferedReader:
         raise OSError(f"{url}: cannot be opened ({brief(error)})") from error
 
 
-def _parts(url: str) -> tuple[Any, str]:
+def parts_of(url: str) -> tuple[Any, str]:
     """The store of the host or bucket, and the path in it."""
     scheme, _, remainder = url.partition("://")
     host, _, key = remainder.partition("/")
