@@ -25,7 +25,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from credit_jax.cli.console import all_commands
@@ -35,11 +34,10 @@ from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.loss import LossConfig
 from credit_jax.config.sources.registry import source_types
 from credit_jax.config.trainer import TrainerConfig
-from credit_jax.extensions.certification.small_config import grid_of, make_small
+from credit_jax.extensions.certification.small_config import make_small, write_edges
 from credit_jax.losses import LOSSES
 from credit_jax.losses.build import BaseLoss
 from credit_jax.metrics import METRICS
-from credit_jax.models.graph.graph import nearest_edges
 from credit_jax.models.registry import MODELS
 from credit_jax.transforms import TRANSFORMS
 from tools.imports import ROOT
@@ -247,13 +245,16 @@ def _commands(root: Path) -> Iterator[str]:
 
 def _state_dicts(checkout: Path) -> list[str]:
     """What `print_state_dicts` prints where the package of a checkout is imported."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import tools.upstream as t; t.print_state_dicts()"],
-        env={**os.environ, "PYTHONPATH": f"{checkout}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    path = f"{checkout.resolve()}{os.pathsep}{ROOT}"
+    with tempfile.TemporaryDirectory() as folder:  # for files of edges
+        done = subprocess.run(
+            [sys.executable, "-c", "import tools.upstream as t; t.print_state_dicts()"],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if done.returncode:
         return [f"Not compared: {done.stderr.strip().splitlines()[-1]}"]
     # Models of CREDIT print lines, too.
@@ -265,7 +266,6 @@ def print_state_dicts() -> None:
     from credit_torch_bridge.checkpoint.jax_checkpoint import read_run_config
     from credit_torch_bridge.compare.credit_side import new_credit_model
 
-    os.chdir(tempfile.mkdtemp())
     sections = dict[str, Any]()
     for path in sorted((ROOT / "configs").glob("*.yaml")):
         mapping = yaml.safe_load(path.read_text())
@@ -273,12 +273,7 @@ def print_state_dicts() -> None:
             sections.setdefault(name, make_small(mapping, Path())["model"])
     for name, section in sections.items():
         if "edge_path" in section:
-            rows, columns = grid_of(section)
-            edges = nearest_edges(
-                np.linspace(90, -90, rows), np.arange(columns) * 360 / columns, 5
-            )
-            section["edge_path"] = "edges.nc"
-            edges.to_netcdf("edges.nc", engine="h5netcdf")
+            write_edges(section)
         key_map = read_run_config({"model": section}).key_map
         try:
             key_map.check(new_credit_model(section).state_dict())

@@ -27,6 +27,13 @@ from credit_jax.packages.manifest import read_json
 from credit_jax.state_dict.key_map import Arrays, HostModelState, KeyMap
 from credit_jax.state_dict.key_table import raise_non_finite, raise_problems
 
+CREDIT, NATIVE = "CREDIT", "credit_jax"
+
+
+def names_of(model_def: ModelDef) -> str:
+    """Returns whose names the arrays of a model have: CREDIT's, if it has the model."""
+    return CREDIT if MODELS[model_def.config.type].key_table else NATIVE
+
 
 def write_weights(
     path: Path, model_def: ModelDef, params: Arrays, model_state: HostModelState
@@ -85,7 +92,7 @@ def _key_map(model_def: ModelDef) -> KeyMap:
     """CREDIT's names of a model that it has; our paths of others, and of adapters."""
     if model_def.low_rank is not None:
         return native_key_map(model_def, model_def.trainable)
-    is_credit = MODELS[model_def.config.type].key_table is not None
+    is_credit = names_of(model_def) == CREDIT
     return key_map_for(model_def) if is_credit else native_key_map(model_def)
 
 

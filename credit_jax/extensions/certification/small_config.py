@@ -87,6 +87,12 @@ def _coordinates(grid: tuple[int, int]) -> dict[str, np.ndarray]:
     }
 
 
+def write_edges(model: Mapping[str, Any]) -> None:
+    """Writes the edges of the grid of a model section to its `edge_path`."""
+    edges = nearest_edges(**_coordinates(grid_of(model)), neighbors=NEIGHBORS)
+    _write(edges, model["edge_path"])
+
+
 def write_files(config: Config) -> None:
     """Writes the data of a config, and the files of its grid."""
     grid = grid_of(config.model)
@@ -97,8 +103,7 @@ def write_files(config: Config) -> None:
             if source.dataset_type != "tisr":
                 _add_source(stores, source, data, config.model)
     if "edge_path" in config.model:
-        edges = nearest_edges(**_coordinates(grid), neighbors=NEIGHBORS)
-        _write(edges, config.model["edge_path"])
+        write_edges(config.model)
     extra = {
         path: _grid_variables(args, model_levels, grid) for path, args in _grids(config)
     }
@@ -368,9 +373,9 @@ def _make_source_small(source: dict[str, Any], block: Path) -> None:
             del source[key]
         source["dataset_type"] = "local"
         source.setdefault("level_coord", "level")
-        # A type may be null, as in CREDIT's configs of HRRR.
-        for field_type, fields in filter(all, source["variables"].items()):
-            fields["path"] = f"{block}_{field_type}.zarr"
+        for field_type, fields in source["variables"].items():
+            if fields is not None:  # as some are in CREDIT's configs of HRRR
+                fields["path"] = f"{block}_{field_type}.zarr"
     if kind == "tisr" and "lat_spec" in source:
         rows, columns = GRID
         source["lat_spec"] = [90, -90, rows]

@@ -34,11 +34,13 @@ from credit_jax.io.digests import record_files
 from credit_jax.io.metadata import METADATA_FILES
 from credit_jax.io.open_files import opened
 from credit_jax.models.model_def import ModelDef
-from credit_jax.models.registry import MODELS, build
+from credit_jax.models.registry import build
 from credit_jax.named_fields.coordinates import Coordinates, as_values
 from credit_jax.packages import manifest as file_names
 from credit_jax.packages.arrays import (
+    NATIVE,
     channel_groups,
+    names_of,
     write_axes,
     write_channels,
     write_grid,
@@ -294,27 +296,27 @@ def _copy_files(config: dict[str, Any], folder: Path) -> None:
             names = (f"{stem}_{n}" if n else stem for n in range(len(used) + 1))
             paths = (f"{file_names.FILES}/{name}{suffix}" for name in names)
             copied[source] = next(path for path in paths if path not in used)
-            target = folder / copied[source]
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if source.is_dir():
-                # Of anemoi data the statistics alone are needed.
-                values = str(source / DATA) if is_anemoi(source) else ""
-                shutil.copytree(
-                    source,
-                    target,
-                    ignore=lambda parent, names, values=values: [
-                        name
-                        for name in names
-                        if parent == values and name not in METADATA_FILES
-                    ],
-                )
-            else:
-                shutil.copyfile(source, target)
+            _copy(source, folder / copied[source])
         reference.set(copied[source])
     for number, reference in enumerate(references(config, GRID)):
         target = f"{file_names.FILES}/grid_of_source_{number}.nc"
         write_axes(folder / target, os.path.expandvars(reference.path))
         reference.set(target)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copies a file or a folder; of anemoi data the statistics alone are needed."""
+
+    def values(folder: str, names: list[str]) -> list[str]:
+        left_out = is_statistics and Path(folder) == source / DATA
+        return [name for name in names if left_out and name not in METADATA_FILES]
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        is_statistics = is_anemoi(source)
+        shutil.copytree(source, target, ignore=values)
+    else:
+        shutil.copyfile(source, target)
 
 
 def _write_static_fields(
@@ -397,7 +399,6 @@ def _facts(
     """What card.md says of the model."""
     config, model_def, latitude = contents.config, contents.model_def, contents.latitude
     is_whole = record is None
-    in_credit = MODELS[model_def.config.type].key_table is not None
     shape = f"{model_def.image_height} x {model_def.image_width}"
     inputs = [", ".join(contents.schema.names["input"])]
     for input_name, schema in contents.data.further.items():
@@ -416,8 +417,7 @@ def _facts(
         "parameters": model_def.num_parameters,
         "weights": of_weights,
         "step": weights.step,
-        # Of the arrays, as `write_weights` names them.
-        "names": "CREDIT" if is_whole and in_credit else "credit_jax",
+        "names": names_of(model_def) if is_whole else NATIVE,
         "grid": f"{shape}, latitudes {latitude.flat[0]:g} to {latitude.flat[-1]:g}",
         "timestep": str(config.data.timestep),
         "times": counted(model_def.frames, "time"),
