@@ -222,11 +222,10 @@ _SHOWN = (FORECAST, PERSISTENCE, CLIMATOLOGY)
 MAX_LEADS = 5
 
 
-def _spaced_leads(scores: xr.Dataset) -> list[int]:
-    """Positions of up to MAX_LEADS lead times."""
-    count = scores.sizes[LEAD]
-    spaced = np.linspace(0, count - 1, min(count, MAX_LEADS))
-    return sorted({round(float(number)) for number in spaced})
+def evenly_spaced(count: int, most: int) -> list[int]:
+    """Positions of up to `most` of `count` rows, the first and the last among them."""
+    spaced = np.linspace(0, count - 1, min(count, most))
+    return np.unique(spaced.round().astype(int)).tolist()
 
 
 def _lead_text(lead: np.timedelta64) -> str:
@@ -238,7 +237,7 @@ def score_table(scores: xr.Dataset) -> Table:
     """Global RMSE of each variable; of levels the root mean square over them."""
     rmse = scores["rmse"].sel(region="global")
     squares = (rmse**2).groupby("variable").mean()
-    chosen = _spaced_leads(scores)
+    chosen = evenly_spaced(scores.sizes[LEAD], MAX_LEADS)
     systems = [system for system in _SHOWN if system in scores[SYSTEM].values]
     members = int(scores.attrs.get("num_members", 1))
     mean = f", mean of {members} members" if members > 1 else ""
@@ -283,7 +282,7 @@ def difference_table(scores: xr.Dataset) -> Table:
     differences, intervals = (
         scores[f"rmse_{kind}"].sel(place) for kind in ("difference", "interval")
     )
-    leads = _spaced_leads(scores)
+    leads = evenly_spaced(scores.sizes[LEAD], MAX_LEADS)
     table = Table(
         title=f"RMSE less that of {escape(printable(str(scores.attrs['against'])))}, "
         "global, with 95 % intervals",

@@ -37,8 +37,11 @@ class Files(abc.ABC):
     template: str
     # Those that are known, in order of time.
     paths: tuple[str, ...] = ()
-    # Whether the name of each file has its day, or says more.
-    are_dated: bool = True
+
+    @property
+    def are_dated(self) -> bool:
+        """Whether the name of each file has its day, or says more."""
+        return True
 
     @property
     def first_path(self) -> str:
@@ -78,7 +81,7 @@ class FileSet(Files):
         return self.paths[index]
 
     @property
-    def are_dated(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def are_dated(self) -> bool:
         periods = zip(self.first or (), self.last or (), strict=True)
         lengths = [last - first for first, last in periods]
         return bool(lengths and max(lengths) < np.timedelta64(1, "D"))

@@ -13,6 +13,7 @@ from credit_jax.cli.commands import OK, Command, option, print_line
 from credit_jax.config.messages import counted
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
 from credit_jax.evaluation.opening import open_forecasts
+from credit_jax.evaluation.scores import evenly_spaced
 from credit_jax.extensions.cyclones.tracks import (
     POLEWARD,
     distance,
@@ -25,11 +26,10 @@ from credit_jax.io.atomic import new_file
 from credit_jax.io.errors import writable_folder
 from credit_jax.named_fields.units import conversion
 from credit_jax.named_fields.variables import Variables
+from credit_jax.physics.arrays import EARTH_RADIUS, GRAVITY
 from credit_jax.training.display import print_table
 
 MAX_SPACING = 2.5  # degrees
-EARTH_RADIUS = 6371.0  # km
-GRAVITY = 9.80665  # m/s2, standard; of geopotential
 KNOT = 1852 / 3600  # m/s
 MATCHED = 300.0  # km, at the first time that a track and a storm have in common
 MIN_STORM = 17.0  # m/s: storms that never have such winds are left out
@@ -240,7 +240,7 @@ def track_errors(
     points = (
         pairs[f"{k}{end}"] for end in ("", "_truth") for k in ("latitude", "longitude")
     )
-    pairs["position_error"] = EARTH_RADIUS * np.deg2rad(distance(*points))
+    pairs["position_error"] = EARTH_RADIUS / 1000 * np.deg2rad(distance(*points))
     for name in ("pressure", "wind"):
         pairs[f"{name}_error"] = pairs[name] - pairs[f"{name}_truth"]
     track, storm = [*FORECAST, "track"], [*FORECAST, "storm"]
@@ -283,7 +283,7 @@ def _table_of(errors: pd.DataFrame) -> Table:
     )
     for name in errors:
         table.add_column(str(name).replace("_", " "), justify="right")
-    for k in np.unique(np.linspace(0, len(errors) - 1, 10).round().astype(int)):
+    for k in evenly_spaced(len(errors), 10):
         cells = errors.iloc[k].to_numpy(float)
         table.add_row(*(f"{x:.4g}" if np.isfinite(x) else "-" for x in cells))
     return table

@@ -28,6 +28,7 @@ from credit_jax.evaluation.scores import (
     SYSTEM,
     TRUTH,
     WAVENUMBER,
+    evenly_spaced,
 )
 from credit_jax.extensions.plots.canvas import (
     DAY,
@@ -165,9 +166,7 @@ def differences(
 
 def tabled_leads(difference: xr.DataArray) -> Float[xr.DataArray, "channel lead"]:
     """The differences at up to MAX_LEADS lead times, evenly spaced."""
-    num = difference.sizes[LEAD]
-    spaced = np.unique(np.linspace(0, num - 1, min(num, MAX_LEADS)).round().astype(int))
-    return difference.isel({LEAD: spaced})
+    return difference.isel({LEAD: evenly_spaced(difference.sizes[LEAD], MAX_LEADS)})
 
 
 def card_rows(

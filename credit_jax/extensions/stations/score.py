@@ -43,13 +43,13 @@ from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.units import conversion
 from credit_jax.named_fields.variables import Variable, Variables
 from credit_jax.ops.space_to_depth import next_power_of_2
+from credit_jax.physics.arrays import GRAVITY
 
 ORIGIN = "--truth"
 STATIONS_NAME = "stations.csv"
 # Faults of single observations, which are counted; units are refused.
 _LEFT_OUT = ("time", "place", "level", "variable", "value", "duplicate")
 LAPSE_RATE = 6.5e-3  # K/m, of the International Standard Atmosphere
-GRAVITY = 9.80665  # m/s2, standard; of geopotential
 # Words of variables in K that are no temperatures of the air.
 _OTHER_KELVINS = ("dew", "d2m", "_2d", "skin", "soil", "sea surface", "sst", " ice")
 MAX_MAPS = 12

@@ -315,8 +315,9 @@ def _swap_rounds(
 # Names of scopes in profiles and compiled programs, by the purpose of the exchange.
 HALO, WINDOWS, RELAYOUT = "halo", "windows", "relayout"
 
-_halo_pattern = lru_cache(4096)(halo_pattern)
-_exchange_pattern = lru_cache(4096)(exchange_pattern)
+_MAX_PATTERNS = 4096
+_halo_pattern = lru_cache(_MAX_PATTERNS)(halo_pattern)
+_exchange_pattern = lru_cache(_MAX_PATTERNS)(exchange_pattern)
 
 
 def reshard(field: Field, need: Layout, *, scope: str = RELAYOUT) -> Field:
