@@ -160,13 +160,7 @@ class Score(ComparisonOptions):
 
     def _opened(self, name: str, path: str) -> tuple[ForecastFiles, ForecastRecord]:
         """The forecasts of an option, which are finished and have members."""
-        files = open_forecasts(path)
-        record = record_beside(files.where)
-        if record.unfinished:
-            raise ValueError(
-                f"{name}: {record.unfinished} of {record.total} forecasts in {path} "
-                "are not finished; make them with forecast --resume"
-            )
+        files, record = finished_forecasts(name, path)
         available = files.num_members
         if self.members is not None and not 1 <= self.members <= available:
             raise ValueError(
@@ -323,6 +317,18 @@ class Score(ComparisonOptions):
 
 
 main = Score.main
+
+
+def finished_forecasts(name: str, path: str) -> tuple[ForecastFiles, ForecastRecord]:
+    """Opens the forecasts of an option, and refuses those that are not finished."""
+    files = open_forecasts(path)
+    record = record_beside(files.where)
+    if record.unfinished:
+        raise ValueError(
+            f"{name}: {record.unfinished} of {record.total} forecasts in {path} "
+            "are not finished; make them with forecast --resume"
+        )
+    return files, record
 
 
 def refuse_other_scores(

@@ -10,9 +10,9 @@ from rich.box import HORIZONTALS
 from rich.table import Table
 
 from credit_jax.cli.commands import OK, Command, option, print_line
+from credit_jax.cli.score import finished_forecasts
 from credit_jax.config.messages import counted
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
-from credit_jax.evaluation.opening import open_forecasts
 from credit_jax.evaluation.scores import evenly_spaced
 from credit_jax.extensions.cyclones.tracks import (
     POLEWARD,
@@ -63,7 +63,7 @@ class FindCyclones(Command):
 
     def run(self) -> int:
         """Writes tracks.csv, and with best tracks errors.csv."""
-        files = open_forecasts(self.forecast)
+        files, _ = finished_forecasts("--forecast", self.forecast)
         storms = None if self.truth is None else read_best_tracks(self.truth)
         with writable_folder(self.out, "--out") as out:
             tracks = forecast_tracks(files)

@@ -1,5 +1,7 @@
 """Tropical cyclones: planted vortices, their tracks, and errors beside best tracks."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,6 +10,7 @@ import xarray as xr
 from credit_jax.cli.commands import OK, USER_ERROR
 from credit_jax.cli.console import main
 from credit_jax.extensions.cyclones.tracks import distance, find_centers, join_centers
+from credit_jax.forecast.archive import RECORD
 
 LATITUDE, LONGITUDE = np.linspace(90, -90, 181), np.arange(0, 360.0)
 HOURS = np.arange(6, 54, 6.0)
@@ -151,6 +154,11 @@ def folder(tmp_path_factory):
     store.isel(latitude=slice(None, None, 4)).to_zarr(
         folder / "coarse.zarr", consolidated=False
     )
+    (folder / "some").mkdir()
+    (folder / "some/forecast.zarr").symlink_to(folder / "f.zarr")
+    identity = {"start dates": [str(START)], "members": 2}
+    record = {"identity": identity, "provenance": {}}
+    (folder / "some" / RECORD).write_text(json.dumps(record))
     rows = ["SID,NAME,ISO_TIME,LAT,LON,WMO_WIND,WMO_PRES,TRACK_TYPE,USA_WIND,USA_PRES"]
     rows += [" , , ,degrees_north,degrees_east,kts,mb, ,kts,mb"]
     for hours in np.arange(0, 60, 3.0):
@@ -214,6 +222,10 @@ WRONG = {
         {"forecast": "coarse.zarr"},
         "grid spacing of 4 degrees, expected at most",
     ),
+    "not finished": (
+        {"forecast": "some/forecast.zarr"},
+        "2 of 2 forecasts in FOLDER/some/forecast.zarr are not finished",
+    ),
     "columns": ({"truth": "storm,time\na,b\n"}, "has no latitude, longitude; expected"),
     "weak": (
         {"truth": "storm,time,latitude,longitude,wind\na,2018-09-01,9,9,5\n"},
@@ -233,4 +245,6 @@ def test_what_is_said_of_wrong_files(name, folder, tmp_path, capsys):
         (tmp_path / "truth.csv").write_text(options["truth"])
         options = {"truth": tmp_path / "truth.csv"}
     assert run(folder, out=tmp_path / "out", **options) == USER_ERROR
-    assert text in " ".join(capsys.readouterr().err.split())
+    assert text.replace("FOLDER", str(folder)) in " ".join(
+        capsys.readouterr().err.split()
+    )
