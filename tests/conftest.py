@@ -69,6 +69,19 @@ def seeded_torch():
         torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def custom_objects_of_a_test():
+    """Removes what a test registers: another one may list what there is."""
+    from credit_jax.config import custom_objects
+    from credit_jax.config.components import REGISTRIES
+
+    before = set(custom_objects._REGISTERED)
+    yield
+    for object_type, name in set(custom_objects._REGISTERED) - before:
+        del custom_objects._REGISTERED[object_type, name]
+        del REGISTRIES[object_type][name]
+
+
 @pytest.fixture
 def make_mesh():
     """`make_mesh(dp=1, tp=1, domain=1)` on the simulated devices."""

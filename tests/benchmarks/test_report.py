@@ -27,10 +27,7 @@ from benchmarks.finetune_demo import BASE, SCRATCH, TUNED
 from benchmarks.report import write_report
 from credit_jax.config import Config, load_config
 from tests.extensions.assimilation.test_background import covariance
-from tests.support.custom_objects import no_objects_left
 from tests.support.processes import run_program
-
-__all__ = ["no_objects_left"]
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 100_000  # bytes
@@ -67,7 +64,6 @@ def test_the_report_of_fuzzers(tmp_path: Path) -> None:
     assert sum(int(cell) for row in report["rows"] for cell in row[1:]) == 12
 
 
-@pytest.mark.usefixtures("no_objects_left")
 @pytest.mark.parametrize("name", ["demo", "assimilate_demo"])
 def test_the_meshes_of_a_certificate(name: str) -> None:
     """The model of the second config is one of custom_objects."""

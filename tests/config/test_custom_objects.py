@@ -16,12 +16,8 @@ from credit_jax.losses import LOSSES
 from tests.config.example import example
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases
-from tests.support.custom_objects import no_objects_left
 
 CASES = Cases("custom_objects")
-
-__all__ = ["no_objects_left"]
-pytestmark = pytest.mark.usefixtures("no_objects_left")
 
 # One object of each type, made of those of credit_jax.
 MODULE = """

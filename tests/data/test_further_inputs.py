@@ -12,9 +12,8 @@ from credit_jax.evaluation.references import open_truth
 from tests.data.region import region, region_config
 from tests.data.world import parsed, raw_config
 from tests.support.credit_modules import credit_attribute
-from tests.support.custom_objects import no_objects_left
 
-__all__ = ["no_objects_left", "region"]
+__all__ = ["region"]
 
 
 def _credit_dataset(folder, history_len, history_outside):
@@ -108,7 +107,6 @@ def test_states_of_other_dates_than_forcing(world, tmp_path):
         np.testing.assert_array_equal(fields[f"ERA5/{key}"][0, 0], expected)
 
 
-@pytest.mark.usefixtures("no_objects_left")
 def test_a_truth_from_a_source_of_ones_own(world, tmp_path):
     """The file of the truth names it, as a config does."""
     (tmp_path / "mine.py").write_text(

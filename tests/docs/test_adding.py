@@ -38,7 +38,6 @@ from tests.models.parity import (
 )
 from tests.support import assert_close
 from tests.support.code_blocks import code_blocks
-from tests.support.custom_objects import no_objects_left
 from tests.support.gradients import draw
 from tests.support.whole_fields import field_context, of_pair
 from tests.training.conftest import world
@@ -46,7 +45,7 @@ from tests.training.settings import trainer_config
 from tests.training.tiny import write_yaml
 from tests.training.toy_runs import mse, toy_batches, toy_model
 
-__all__ = ["no_objects_left", "world"]
+__all__ = ["world"]
 
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -72,7 +71,7 @@ class Page(NamedTuple):
 
 
 @pytest.fixture
-def page(credit, monkeypatch, tmp_path, no_objects_left):
+def page(credit, monkeypatch, tmp_path):
     """Adds the model of the page, as its config does, and its PyTorch class."""
     ours, theirs = tmp_path / "resnet.py", tmp_path / "torch_resnet.py"
     codes = code_blocks(PAGE, "python")
@@ -206,7 +205,7 @@ CHANNELS = {"S/prognostic/2d/T": 1, "S/prognostic/2d/Q": 1}
 
 
 @pytest.fixture
-def loss_page(tmp_path, monkeypatch, no_objects_left):
+def loss_page(tmp_path, monkeypatch):
     """Registers the objects of the page as its config does; returns the config."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_objects.py").write_text("\n".join(blocks("python")))

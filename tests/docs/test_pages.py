@@ -43,13 +43,12 @@ from tests.extensions.assimilation.windows import GRID_OF_RUN, START, STEP, draw
 from tests.models.cases import BASE, section
 from tests.support import make_mesh
 from tests.support.code_blocks import code_blocks
-from tests.support.custom_objects import no_objects_left
 from tests.test_init import folder
 from tests.training.conftest import compiled_once, tiny_model, world
 from tools import upstream
 from tools.key_pages import PAGE as KEYS_PAGE
 
-__all__ = ["compiled_once", "folder", "no_objects_left", "tiny_model", "world"]
+__all__ = ["compiled_once", "folder", "tiny_model", "world"]
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -253,7 +252,6 @@ def test_extras_that_are_named():
 # Pages whose code runs.
 
 
-@pytest.mark.usefixtures("no_objects_left")
 def test_the_operator_of_assimilation(tmp_path):
     """It is found by its name, and takes the mean at the nearest point and step."""
     (code,) = code_blocks((DOCS / "assimilation.md").read_text(), "python")
@@ -289,7 +287,7 @@ def test_the_certificate_of_a_model_of_ones_own(tmp_path, monkeypatch, capsys):
 
 
 @pytest.fixture
-def data_page(tmp_path, monkeypatch, no_objects_left):
+def data_page(tmp_path, monkeypatch):
     """Writes the files of docs/data.md; returns a function that plans a run of them."""
     monkeypatch.chdir(tmp_path)
     page, times = (DOCS / "data.md").read_text(), TIMES[:8]

@@ -25,12 +25,9 @@ from tests.data.world import NUM_LAT, NUM_LON, raw_config, write_world
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases
 from tests.support.code_blocks import code_blocks
-from tests.support.custom_objects import no_objects_left
 from tests.support.meshes import dealt
 from tests.training.toy_runs import mse
 
-__all__ = ["no_objects_left"]
-pytestmark = pytest.mark.usefixtures("no_objects_left")
 CASES = Cases("function")
 ONE, KEY = ParallelDims(), jax.random.key(0)
 

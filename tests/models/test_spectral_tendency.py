@@ -10,10 +10,6 @@ from credit_jax.config.custom_objects import register_objects
 from credit_jax.models.registry import build
 from credit_jax.parallel.params.spec import Initializer
 from tests.models.parity import assert_equals_one_device
-from tests.support.custom_objects import no_objects_left
-
-__all__ = ["no_objects_left"]
-pytestmark = pytest.mark.usefixtures("no_objects_left")
 
 PATH = Path(__file__).parents[2] / "configs" / "spectral_tendency.py"
 BLOCK = {
@@ -28,7 +24,7 @@ BLOCK |= {"truncation": 7, "scales": [0.1, 0.2, 0.3, 0.4, 0.5]}
 
 
 @pytest.fixture(autouse=True)
-def module(no_objects_left):
+def module():
     """The registered model's module."""
     keys = {"object_type": "model", "module_path": str(PATH)}
     keys["module_name"] = "SPECTRAL_TENDENCY"

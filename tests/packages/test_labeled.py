@@ -20,9 +20,6 @@ from tests.forecast.tiny_run import make_run
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases
 from tests.support import assert_close
-from tests.support.custom_objects import no_objects_left
-
-__all__ = ["no_objects_left"]
 
 CASES = Cases("states")
 START = np.datetime64("2000-01-01", "ns")
@@ -192,7 +189,6 @@ def test_a_package_has_the_same_values(made, data, initial, expected):
         open_forecaster(made, data=data, weights="last")
 
 
-@pytest.mark.usefixtures("no_objects_left")
 def test_forcing_from_a_source_of_ones_own(made, data, initial, tmp_path):
     """The data file of a package names it, as a config does."""
     (tmp_path / "mine.py").write_text(

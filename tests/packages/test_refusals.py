@@ -31,10 +31,7 @@ from credit_jax.packages.manifest import (
 from credit_jax.packages.package import open_package
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases
-from tests.support.custom_objects import no_objects_left
 from tests.support.processes import run_program
-
-__all__ = ["no_objects_left"]
 
 CASES = Cases("packages")
 MEAN = "files/mean.nc"
@@ -236,9 +233,7 @@ def test_a_package_is_checked_before_it_is_used(made, copy):
     assert read_manifest(copy).step == 3
 
 
-def test_a_reference_to_an_installed_module(
-    copy, tmp_path, monkeypatch, no_objects_left
-):
+def test_a_reference_to_an_installed_module(copy, tmp_path, monkeypatch):
     text = "from credit_jax.losses import LOSSES\nmine = LOSSES['mse']\n"
     (tmp_path / "their_module.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)

@@ -38,10 +38,8 @@ from credit_jax.training.signals import StopRequests
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases
 from tests.support import assert_close
-from tests.support.custom_objects import no_objects_left
 from tests.training.tiny import tiny_config, write_yaml
 
-__all__ = ["no_objects_left"]
 pytestmark = pytest.mark.usefixtures("tiny_model")
 CASES = Cases("trainers")
 MESHES = {
@@ -565,7 +563,7 @@ fails = step_of(lambda state, info: info["gradient"])
 
 
 @pytest.fixture
-def objects(tmp_path, no_objects_left):
+def objects(tmp_path):
     """The changes of a config that make a function of the module its trainer."""
     module = tmp_path / "steps.py"
     module.write_text(MODULE)

@@ -41,11 +41,8 @@ from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases
 from tests.support import assert_close
 from tests.support.configs import CONFIGS
-from tests.support.custom_objects import no_objects_left
 
 CASES = Cases("convert")
-
-__all__ = ["no_objects_left"]
 
 NAMES = "gen1", "gen2", "jax"
 POST = "model.post_conf.activate=true"
@@ -300,7 +297,6 @@ def with_objects(path, text, **names):
 
 
 @pytest.mark.torch
-@pytest.mark.usefixtures("no_objects_left")
 def test_custom_objects(tmp_path):
     """Entries are read here; classes of PyTorch are refused here, kept for CREDIT."""
     config = with_objects(tmp_path / "theirs.py", THEIRS, Loss="loss")
@@ -323,7 +319,6 @@ def test_custom_objects(tmp_path):
     assert any("custom_models names files" in line for line in report.lines())
 
 
-@pytest.mark.usefixtures("no_objects_left")
 def test_entries_of_installed_packages(tmp_path, monkeypatch):
     """A config names them without a section; a variable of that name is none."""
     (tmp_path / "offers.py").write_text(OURS)

@@ -25,13 +25,9 @@ from tests.forecast.credit_forecast import raw_config, write_run
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases
 from tests.support import assert_close
-from tests.support.custom_objects import no_objects_left
 from tests.support.processes import on_processes
 
 CASES = Cases("sensitivity")
-
-__all__ = ["no_objects_left"]
-
 
 T = "ERA5/prognostic/3d/T"
 OF = "mean T1 in 20..80N 30W..80E"
@@ -239,7 +235,7 @@ def expected_iterations(config):
 
 
 @pytest.mark.slow
-def test_other_configs_of_the_same_numbers(config, tmp_path, no_objects_left):
+def test_other_configs_of_the_same_numbers(config, tmp_path):
     """What no postblock undoes is undone; objects of ones own under other names."""
     raw = yaml.safe_load(config.read_text())
     raw["postblocks"]["per_step"].pop("scaler")

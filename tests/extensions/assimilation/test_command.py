@@ -21,10 +21,8 @@ from tests.forecast.tiny_run import forecast, read
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases
 from tests.support import assert_close
-from tests.support.custom_objects import no_objects_left
 from tests.support.processes import on_processes
 
-__all__ = ["no_objects_left"]
 CASES = Cases("assimilation")
 SP, VARIABLES = "ERA5/prognostic/2d/SP", "data.source.ERA5.variables"
 START, WINDOWS = pd.Timestamp("2000-01-01"), 2
@@ -328,7 +326,7 @@ def test_observations_of_missing_fields(config, world, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_package(config, run, analyses, world, tmp_path, no_objects_left):
+def test_a_package(config, run, analyses, world, tmp_path):
     """The same analyses as of the run; the section is in a file, with an operator."""
     raw = yaml.safe_load(config.read_text())
     section, data = tmp_path / "section.yml", tmp_path / "data.yml"

@@ -21,9 +21,6 @@ from credit_jax.plan import plan_run
 from tests.config.example import example
 from tests.data.world import MODEL
 from tests.support.configs import CONFIGS
-from tests.support.custom_objects import no_objects_left
-
-__all__ = ["no_objects_left"]
 
 OBJECTS = """
 from typing import Literal
@@ -54,7 +51,6 @@ VARIABLES = {
 }
 
 
-@pytest.mark.usefixtures("no_objects_left")
 def test_objects_of_ones_own(tmp_path, monkeypatch):
     """The model keeps its sizes, the source is files; from any working folder."""
     monkeypatch.chdir(tmp_path)

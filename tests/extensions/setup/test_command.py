@@ -16,11 +16,8 @@ from credit_jax.extensions.setup.command import main
 from credit_jax.models.registry import build
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases
-from tests.support.custom_objects import no_objects_left
 
 CASES = Cases("init")
-
-__all__ = ["no_objects_left"]
 
 LEVELS = [100.0, 500.0, 850.5]
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -228,7 +225,6 @@ def test_like_other_examples(like, files):
     assert build(model)
 
 
-@pytest.mark.usefixtures("no_objects_left")
 def test_like_a_config_with_a_loss_of_ones_own(files, tmp_path):
     """The objects that are taken over are named by their absolute path."""
     (tmp_path / "mine.py").write_text(
