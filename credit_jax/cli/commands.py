@@ -36,6 +36,7 @@ from credit_jax.config.messages import counted, describe, printable
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.config.trainer import MatmulPrecision
 from credit_jax.io.activity import Heartbeat, line_written, silence
+from credit_jax.io.icechunk import is_repository
 from credit_jax.io.mirror import local_path, upload_all
 from credit_jax.parallel.compiler import CACHE_HELP, report_stages, use_cache
 from credit_jax.parallel.joint import failed_collective
@@ -94,12 +95,14 @@ class Command(BaseModel):
         example: arguments of a typical call, without the program.
         exclusive: names of options of which at most one is allowed.
         one_of: names of options of which exactly one is required.
+        repositories: names of options that may be Icechunk repositories.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
     example: ClassVar[str] = ""
     exclusive: ClassVar[Sequence[str]] = ()
     one_of: ClassVar[Sequence[str]] = ()
+    repositories: ClassVar[Sequence[str]] = ()
 
     debug: bool = option("show the traceback of an error", False)
 
@@ -108,6 +111,8 @@ class Command(BaseModel):
     def _is_local(cls, value: Any, info: Any) -> Any:
         metavar = cls.model_fields[info.field_name].title
         is_path = value and metavar != "DATA" and metavar in COMPLETED
+        if info.field_name in cls.repositories and is_repository(value or ""):
+            return value
         return local_path(value) if is_path else value
 
     def run(self) -> int:

@@ -41,7 +41,9 @@ from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.campaign import Campaign, Summary
 from credit_jax.forecast.delivery import NonFiniteForecastError
 from credit_jax.forecast.members import OnlineScores, online_scores
+from credit_jax.forecast.repository import folder_of
 from credit_jax.io.errors import WriteError
+from credit_jax.io.icechunk import is_repository
 from credit_jax.io.mirror import local_path
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.parallel.compiler import compile_sooner
@@ -76,11 +78,11 @@ def header(
     ]
 
 
-def footer(summary: Summary, folder: Path) -> list[str]:
+def footer(summary: Summary, out: str) -> list[str]:
     """Lines printed after the forecasts: counts, times, missing values."""
     times = summary.times
     lines = [
-        f"{counted(summary.num_forecasts, 'forecast')} made, in {folder}"
+        f"{counted(summary.num_forecasts, 'forecast')} made, in {out}"
         + (f", {summary.num_done} found there" if summary.num_done else ""),
     ]
     if summary.num_forecasts:
@@ -107,6 +109,7 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
         "--config RUN/model.yml --init-time 2001-06-01T00 --length 5d --format zarr"
     )
     exclusive = ("steps", "length")
+    repositories = ("out",)
 
     init_time: tuple[str, ...] = option(
         "start date, instead of those of the inference section; repeatable", (), "DATE"
@@ -120,7 +123,12 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
         choices=tuple(PERTURBATIONS.names),
     )
     batch: int = option("forecasts side by side on a device", 1, ge=1)
-    out: str | None = option("folder, instead of inference.save_forecast", None, "DIR")
+    out: str | None = option(
+        "folder, instead of inference.save_forecast, or an Icechunk repository, which "
+        "gets a commit for each start date",
+        None,
+        "DIR",
+    )
     format: Literal["netcdf", "zarr", "none"] | None = option(
         "instead of that of the config; none writes scores alone", None
     )
@@ -148,7 +156,7 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
         config, package = self.read()
         self.join()
         inference = config.inference or InferenceConfig()
-        folder = self._folder(inference)
+        out = self._out(inference)
         changes: dict[str, Any] = {}
         if self.members is not None:
             changes["members"] = self.members
@@ -165,6 +173,12 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
         )
         checkpoint, plan, model = planned.checkpoint, planned.plan, planned.model
         outputs = planned.outputs
+        url = out if is_repository(out) else None
+        folder = (
+            Path(local_path(out)).resolve()
+            if url is None
+            else folder_of(url, plan.schedule)
+        )
         size = self.batch * model.axes.num_data
         groups = plan.schedule.groups(size, parse_shard(self.shard))
         scores = self._scores(planned, size, folder)
@@ -173,6 +187,7 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
             self.format,
             self.zarr_format,
             None if self.score is None else self._compared(),
+            url,
         )
         tasks = [task for group in groups for task in group]
         archive.check(tasks, resume=self.resume)
@@ -207,7 +222,7 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
                 raise CommandError(str(error), DIVERGED) from error
             except WriteError as error:
                 raise CommandError(f"--out: {error}", FAILED) from error
-        print_lines(footer(summary, folder))
+        print_lines(footer(summary, archive.address))
         if scores is not None and self.score is not None and jax.process_index() == 0:
             result = scores.scores(_attributes(scores, archive))
             if result is not None:
@@ -218,8 +233,8 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
                 report(result, self.score)
         return OK if summary.stopped is None else RESUME
 
-    def _folder(self, inference: InferenceConfig) -> Path:
-        """The folder of the forecasts; that of scores if no forecasts are written."""
+    def _out(self, inference: InferenceConfig) -> str:
+        """What forecasts are written to; the folder of scores if none are."""
         named = self.out or inference.save_forecast
         if self.format == "none":
             if self.score is None:
@@ -236,7 +251,7 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
                 f"inference.save_forecast: {expanded!r} holds an environment variable "
                 "that is not set; set it, or give --out"
             )
-        return Path(local_path(expanded)).resolve()
+        return expanded
 
     def _compared(self) -> dict[str, Any]:
         """The options of `ComparisonOptions`."""

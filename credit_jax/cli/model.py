@@ -26,6 +26,7 @@ from credit_jax.forecast.archive import TRAINING_DATES, Archive, identity_of, so
 from credit_jax.forecast.delivery import ForecastStore
 from credit_jax.forecast.netcdf import NetcdfStore
 from credit_jax.forecast.outputs import Outputs, outputs_of
+from credit_jax.forecast.repository import RepositoryArchive
 from credit_jax.forecast.zarr_store import ZarrStore
 from credit_jax.io.mirror import local_path
 from credit_jax.io.netcdf import attribute_value
@@ -51,11 +52,17 @@ class PlannedForecasts:
         form: str | None,
         zarr_format: int = 3,
         scores: Mapping[str, Any] | None = None,
+        repository: str | None = None,
     ) -> tuple[ForecastStore, Archive]:
         """Returns the store that forecasts are written to, and its archive."""
         plan, checkpoint, outputs = self.plan, self.checkpoint, self.outputs
         schedule, config = plan.schedule, plan.inference.output
-        form = form or config.format
+        form = form or ("zarr" if repository else config.format)
+        if repository and (form, zarr_format) != ("zarr", 3):
+            raise ValueError(
+                f"--out: {repository} holds Zarr v3; leave out --format and "
+                "--zarr-format"
+            )
         precision = self.model.parallel_config.precision
         identity = {
             **identity_of(plan, self.model, form),
@@ -80,9 +87,8 @@ class PlannedForecasts:
             ],
             **software(),
         }
-        archive = Archive(
-            folder, schedule, identity, provenance, outputs.coordinates, plan.digests
-        )
+        record = schedule, identity, provenance, outputs.coordinates, plan.digests
+        archive = Archive(folder, *record)
         if form == "none":
             return ForecastStore(), archive
         if form == "netcdf":
@@ -91,6 +97,8 @@ class PlannedForecasts:
             return store, archive
         attributes = {key: attribute_value(value) for key, value in provenance.items()}
         store = ZarrStore(folder, outputs, schedule, attributes, zarr_format, config)
+        if repository:
+            archive = RepositoryArchive(folder, *record, repository, store)
         return store, archive
 
 

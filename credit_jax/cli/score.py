@@ -120,9 +120,12 @@ class Score(ComparisonOptions):
     """Score forecasts against the truth, beside persistence and climatology."""
 
     example = "--forecast forecasts/2001-06-01 --out report --regions tropics,europe"
+    repositories = ("forecast", "against")
 
     forecast: str = option(
-        "folder of `credit-jax forecast` or of CREDIT, or a Zarr store", metavar="DIR"
+        "folder of `credit-jax forecast` or of CREDIT, a Zarr store, or an Icechunk "
+        "repository",
+        metavar="DIR",
     )
     against: str | None = option(
         "another forecast: differences of scores, and their 95 % intervals", None, "DIR"

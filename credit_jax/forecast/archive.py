@@ -57,6 +57,10 @@ class Archive:
     # by dotted key.
     digests: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def address(self) -> str:
+        return str(self.folder)
+
     def check(self, tasks: Iterable[Task], *, resume: bool) -> None:
         """Checks the folder against what is to be written to it."""
         if self.folder.exists() and not self.folder.is_dir():

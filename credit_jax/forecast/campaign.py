@@ -181,7 +181,7 @@ class Campaign:
         """Makes the forecasts that are not done yet."""
         archive = self.archive
         if jax.process_index() == 0:
-            with write_errors(archive.folder, "choose another folder"):
+            with write_errors(archive.address, "choose another folder"):
                 archive.create()
                 self.store.create()
         wait_for_all("the store")

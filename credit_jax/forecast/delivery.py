@@ -88,7 +88,7 @@ class TaskProgress:
             self._open += 1
 
         def run() -> None:
-            with write_errors(self.archive.folder, _ADVICE):
+            with write_errors(self.archive.address, _ADVICE):
                 write()
             self.close()
 
@@ -100,7 +100,7 @@ class TaskProgress:
             self._open -= 1
             last = self._open == 0
         if last:
-            with write_errors(self.archive.folder, _ADVICE):
+            with write_errors(self.archive.address, _ADVICE):
                 self.archive.mark(self.task, dict(self.missing))
 
 

@@ -76,35 +76,38 @@ class ZarrStore(ForecastStore):
         try:
             with new_folder(self.path) as partial, warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Consolidated metadata")
+                self.layout(str(partial))
                 form: Any = self.zarr_format
-                attributes = {"Conventions": "CF-1.11", **self.attributes}
-                options: dict[str, Any] = {
-                    "zarr_format": form,
-                    "attributes": attributes,
-                }
-                group = zarr.open_group(str(partial), mode="w", **options)
-                for name, (values, attributes) in self._coordinates().items():
-                    dims = self.outputs.space if values.ndim == 2 else (name,)
-                    # Readers of Zarr v2 take the fill value for a missing one, which a
-                    # coordinate does not have: so it has no fill value there, and all
-                    # chunks are written.
-                    array = group.create_array(
-                        name,
-                        shape=values.shape,
-                        chunks=values.shape,
-                        dtype=values.dtype,
-                        fill_value=None if self.zarr_format == 2 else 0,
-                        config={"write_empty_chunks": True},
-                        **self._named(dims, attributes),
-                    )
-                    array[...] = values
-                for variable in self.outputs.variables:
-                    self._variable(group, variable)
                 zarr.consolidate_metadata(str(partial), zarr_format=form)
         except OSError:
             # Another process of the same campaign may have been first.
             if not self.path.exists():
                 raise
+
+    def layout(self, location: Any) -> zarr.Group:
+        """Creates a group with the coordinates, and variables without values."""
+        form: Any = self.zarr_format
+        attributes = {"Conventions": "CF-1.11", **self.attributes}
+        options: dict[str, Any] = {"zarr_format": form, "attributes": attributes}
+        group = zarr.open_group(location, mode="w", **options)
+        for name, (values, attributes) in self.coordinates().items():
+            dims = self.outputs.space if values.ndim == 2 else (name,)
+            # Readers of Zarr v2 take the fill value for a missing one, which a
+            # coordinate does not have: so it has no fill value there, and all chunks
+            # are written.
+            array = group.create_array(
+                name,
+                shape=values.shape,
+                chunks=values.shape,
+                dtype=values.dtype,
+                fill_value=None if self.zarr_format == 2 else 0,
+                config={"write_empty_chunks": True},
+                **self._named(dims, attributes),
+            )
+            array[...] = values
+        for variable in self.outputs.variables:
+            self._variable(group, variable)
+        return group
 
     @cached_property
     def leads(self) -> tuple[int, ...]:
@@ -159,7 +162,7 @@ class ZarrStore(ForecastStore):
             arrays[name] = tensorstore.open(spec, write=True, open=True).result()
         return arrays
 
-    def _coordinates(self) -> dict[str, tuple[np.ndarray, dict[str, Any]]]:
+    def coordinates(self) -> dict[str, tuple[np.ndarray, dict[str, Any]]]:
         """Values and attributes of every coordinate."""
         calendar = "standard"
         if self.outputs.calendar != STANDARD:
@@ -198,7 +201,7 @@ class ZarrStore(ForecastStore):
         return coordinates
 
     def _variable(self, group: Any, variable: Variable) -> None:
-        sizes = {name: len(values) for name, (values, _) in self._coordinates().items()}
+        sizes = {name: len(values) for name, (values, _) in self.coordinates().items()}
         space, dims = self.outputs.space, self.dims(variable)
         full = len(self.outputs.latitude), self.outputs.longitude.shape[-1]
         sizes |= dict(zip(space, full, strict=True))

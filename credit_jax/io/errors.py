@@ -35,7 +35,7 @@ class WriteError(OSError):
 
 
 @contextmanager
-def write_errors(path: Path, advice: str = "") -> Iterator[None]:
+def write_errors(path: str | Path, advice: str = "") -> Iterator[None]:
     """Converts errors of writing in the block to `WriteError`."""
     try:
         yield

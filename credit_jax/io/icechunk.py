@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import jax
 
@@ -14,6 +19,9 @@ _FORM = (
     "icechunk+file:///FOLDER, icechunk+s3://BUCKET/PREFIX or icechunk+gs://BUCKET/PREFIX,"
     " with ?branch=NAME (main by default), ?tag=NAME or ?snapshot=ID"
 )
+
+# Kind of a ref -> argument of icechunk.
+_REFS = {"branch": "branch", "tag": "tag", "snapshot": "snapshot_id"}
 
 
 def is_repository(path: str | os.PathLike[str]) -> bool:
@@ -24,24 +32,7 @@ def is_repository(path: str | os.PathLike[str]) -> bool:
 @functools.lru_cache(64)
 def session_at(url: str) -> Any:
     """A session of an address; a process reads one snapshot of it, whatever follows."""
-    try:
-        import icechunk
-    except ImportError:
-        raise ValueError(
-            f"{url}: an Icechunk repository needs icechunk: pip install "
-            "credit-jax[cloud]"
-        ) from None
-    parts = urlsplit(url.removeprefix(_PREFIX))
-    ref = dict(parse_qsl(parts.query, keep_blank_values=True)) or {"branch": "main"}
-    names = {"branch": "branch", "tag": "tag", "snapshot": "snapshot_id"}
-    is_place = parts.scheme in ("file", "s3", "gs") and parts.path.strip("/")
-    if (
-        not url.startswith(_PREFIX)
-        or not is_place
-        or [*ref] not in ([n] for n in names)
-    ):
-        raise ValueError(f"{url}: expected {_FORM}")
-    ((kind, name),) = ref.items()
+    icechunk, parts, kind, name = _parsed(url)
     try:
         repository = icechunk.Repository.open(_storage(parts))
     except icechunk.IcechunkError as error:
@@ -50,7 +41,7 @@ def session_at(url: str) -> Any:
             f"expected {_FORM}"
         ) from error
     try:
-        options: Any = {names[kind]: name}
+        options: Any = {_REFS[kind]: name}
         session = repository.readonly_session(**options)
     except icechunk.IcechunkError as error:
         raise ValueError(
@@ -64,6 +55,84 @@ def session_at(url: str) -> Any:
             f"write ?snapshot={session.snapshot_id}, which is its snapshot now"
         )
     return session
+
+
+def writable_repository(url: str) -> tuple[Any, str]:
+    """The repository of an address, created if it is not there, and the branch.
+
+    Raises:
+        ValueError: the address is none of a branch, or it cannot be written to.
+    """
+    icechunk, parts, kind, name = _parsed(url)
+    if kind != "branch":
+        raise ValueError(f"{url}: only a branch can be written to, got a {kind}")
+    if parts.scheme == "file" and Path(parts.path).is_file():
+        raise ValueError(f"{url}: expected a folder, got a file")
+    try:
+        # Which says that folders need the lock below.
+        icechunk.set_logs_filter("error")
+        repository = icechunk.Repository.open_or_create(_storage(parts))
+        if name not in repository.list_branches():
+            repository.create_branch(name, repository.lookup_branch("main"))
+    except icechunk.IcechunkError as error:
+        raise ValueError(f"{url}: cannot be written to ({_brief(error)})") from error
+    return repository, name
+
+
+def check_writable(url: str, repository: Any) -> None:
+    """Raises a ValueError if nothing can be written to a repository."""
+    import icechunk
+
+    branch = f"check-{uuid.uuid4()}"
+    try:
+        repository.create_branch(branch, repository.lookup_branch("main"))
+        repository.delete_branch(branch)
+    except icechunk.IcechunkError as error:
+        raise ValueError(f"{url}: cannot be written to ({_brief(error)})") from error
+
+
+@contextmanager
+def one_at_a_time(url: str) -> Iterator[None]:
+    """Keeps other commits to a folder away meanwhile; Icechunk does so in buckets."""
+    parts = urlsplit(url.removeprefix(_PREFIX))
+    if parts.scheme != "file":
+        yield
+        return
+    with Path(parts.path, ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def committed(session: Any, message: str) -> bool:
+    """Commits; returns whether no other commit came in between."""
+    import icechunk
+
+    try:
+        session.commit(message)
+    except icechunk.ConflictError:
+        return False
+    except icechunk.IcechunkError as error:
+        raise OSError(f"the commit failed: {_brief(error)}") from error
+    return True
+
+
+def _parsed(url: str) -> tuple[Any, SplitResult, str, str]:
+    """The package, and the parts of an address with the kind and name of its ref."""
+    try:
+        import icechunk
+    except ImportError:
+        raise ValueError(
+            f"{url}: an Icechunk repository needs icechunk: pip install "
+            "credit-jax[cloud]"
+        ) from None
+    parts = urlsplit(url.removeprefix(_PREFIX))
+    ref = dict(parse_qsl(parts.query, keep_blank_values=True)) or {"branch": "main"}
+    is_location = parts.scheme in ("file", "s3", "gs") and parts.path.strip("/")
+    is_ref = [*ref] in [[name] for name in _REFS]
+    if not (url.startswith(_PREFIX) and is_location and is_ref):
+        raise ValueError(f"{url}: expected {_FORM}")
+    ((kind, name),) = ref.items()
+    return icechunk, parts, kind, name
 
 
 def _storage(parts: Any) -> Any:

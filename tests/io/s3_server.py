@@ -15,6 +15,19 @@ from xml.sax.saxutils import escape, unescape
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
 
 
+def unframed(body):
+    """The content of a body that is sent in chunks, each after a line with its size."""
+    parts = []
+    while body:
+        line, _, body = body.partition(b"\r\n")
+        size = int(line.partition(b";")[0], 16)
+        if not size:  # and checksums
+            break
+        parts.append(body[:size])
+        body = body[size + 2 :]
+    return b"".join(parts)
+
+
 class S3(http.server.BaseHTTPRequestHandler):
     """Buckets of `server.buckets`; see `served`."""
 
@@ -61,7 +74,7 @@ class S3(http.server.BaseHTTPRequestHandler):
         if self.server.faults.get("read-only"):
             return self.answer(403, b"<Error><Code>AccessDenied</Code></Error>")
         if self.headers.get("x-amz-content-sha256", "").startswith("STREAMING"):
-            raise NotImplementedError
+            body = unframed(body)
         if "partNumber" in self.query:
             tag = f'"{hashlib.md5(body).hexdigest()}"'
             upload = self.server.uploads[self.query["uploadId"][0]]
@@ -70,8 +83,8 @@ class S3(http.server.BaseHTTPRequestHandler):
         present = objects.get(key)
         if "If-None-Match" in self.headers and present is not None:
             return self.answer(412)
-        asked = self.headers.get("If-Match")
-        if asked and (present is None or present[1] != asked):
+        asked = self.headers.get("If-Match", "").strip('"')
+        if asked and (present is None or present[1].strip('"') != asked):
             return self.answer(412)
         return self.answer(200, ETag=self.store(objects, key, body))
 
