@@ -60,8 +60,8 @@ class PlannedForecasts:
         form = form or ("zarr" if repository else config.format)
         if repository and (form, zarr_format) != ("zarr", 3):
             raise ValueError(
-                f"--out: {repository} holds Zarr v3; leave out --format and "
-                "--zarr-format"
+                f"--out: {repository} needs Zarr v3, got {form}, version "
+                f"{zarr_format}; leave out --format and --zarr-format"
             )
         precision = self.model.parallel_config.precision
         identity = {

@@ -75,7 +75,7 @@ def writable_repository(url: str) -> tuple[Any, str]:
         if name not in repository.list_branches():
             repository.create_branch(name, repository.lookup_branch("main"))
     except icechunk.IcechunkError as error:
-        raise ValueError(f"{url}: cannot be written to ({_brief(error)})") from error
+        raise _unwritable(url, error) from error
     return repository, name
 
 
@@ -88,7 +88,7 @@ def check_writable(url: str, repository: Any) -> None:
         repository.create_branch(branch, repository.lookup_branch("main"))
         repository.delete_branch(branch)
     except icechunk.IcechunkError as error:
-        raise ValueError(f"{url}: cannot be written to ({_brief(error)})") from error
+        raise _unwritable(url, error) from error
 
 
 @contextmanager
@@ -159,6 +159,13 @@ def _storage(parts: Any) -> Any:
         force_path_style=endpoint is not None,
         from_env=bool(has),
         anonymous=not has,
+    )
+
+
+def _unwritable(url: str, error: Exception) -> ValueError:
+    return ValueError(
+        f"--out: {url} cannot be written to ({_brief(error)}); give another address, "
+        "or set credentials that may write there"
     )
 
 

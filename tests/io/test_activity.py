@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import re
 import signal
 import subprocess
 import sys
@@ -171,14 +172,14 @@ def test_a_run_acknowledges_the_first_signal_and_ends_with_the_second(start, num
     ("words", "line"),
     [
         (("stop", "idle"), "SIGINT: the run ends at once, with nothing to save yet\n"),
-        (("hang",), "error: compiling step (4 s)\n"),
+        (("hang",), "error: compiling step (N s)\n"),
     ],
 )
 def test_a_run_ends_with_nothing_to_save_or_where_it_hangs(start, words, line):
     process = start(*words)
     if "idle" in words:
         process.send_signal(signal.SIGINT)
-    assert process.stderr.readline() == line
+    assert re.sub(r"\d+ s", "N s", process.stderr.readline()) == line
     assert process.wait(timeout=60) == RESUME
 
 
