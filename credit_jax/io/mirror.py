@@ -369,10 +369,9 @@ class Mirror:
         import obstore
 
         self._closing.set()
-        with self._busy:
+        with self._busy, self._users:
             if not global_state.process_id:
                 self.upload()
             if self._lease is not None:
                 self._lease = None
                 self._call(obstore.delete, LOCK)
-            self._users.close()

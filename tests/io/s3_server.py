@@ -59,6 +59,8 @@ class S3(http.server.BaseHTTPRequestHandler):
         time.sleep(server.faults.get("seconds", 0))
         if random.random() < server.faults.get("rate", 0):
             return self.answer(random.choice([500, 503]), b"<Error/>")
+        if server.faults.get("expired"):
+            return self.answer(400, b"<Error><Code>ExpiredToken</Code></Error>")
         if "Authorization" not in self.headers:
             return self.answer(403, b"<Error><Code>AccessDenied</Code></Error>")
         if bucket not in server.buckets:
@@ -129,6 +131,8 @@ class S3(http.server.BaseHTTPRequestHandler):
                 f"<LastModified>{when:%Y-%m-%dT%H:%M:%S.000Z}</LastModified></Contents>"
                 for name, (content, tag, when) in sorted(objects.items())
                 if name.startswith(prefix)
+                and (datetime.now(UTC) - when).total_seconds()
+                >= self.server.faults.get("lag", 0)
             ]
             text = f"<ListBucketResult>{''.join(entries)}</ListBucketResult>"
             return self.answer(200, text.encode())
@@ -149,8 +153,8 @@ class S3(http.server.BaseHTTPRequestHandler):
 def served(*buckets):
     """Yields a server of empty buckets, and the environment that leads to it.
 
-    `server.faults` has `rate`, of answers 500 and 503, `seconds` of each answer, and
-    `read-only`.
+    `server.faults` has `rate`, of answers 500 and 503, `seconds` of each answer,
+    `read-only`, `expired`, of the token, and `lag`, seconds until lists have an object.
     """
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), S3)
     server.daemon_threads = True

@@ -138,6 +138,38 @@ def test_what_was_not_uploaded_is_kept_aside(bucket, machines, caplog):
     assert str(aside) in caplog.text
 
 
+def test_a_token_that_ends_in_the_middle(bucket, machines):
+    """What was not uploaded goes there with the next start, with a token that holds."""
+    objects, faults = bucket
+    with writable_folder("s3://bucket/run", "--out") as folder:
+        (folder / "a").write_text("a")
+        mirror._mirrors["s3://bucket/run"].upload()
+        (folder / "b").write_text("b")
+    faults["expired"] = True
+    with pytest.raises(OSError, match=r"s3://bucket/run: .*ExpiredToken"):
+        upload_all()
+    assert "run/b" not in objects
+    del faults["expired"]
+    machines("one")
+    objects.pop(f"run/{LOCK}")  # of a process that has ended
+    with writable_folder("s3://bucket/run", "--out") as folder:
+        assert {*contents(folder)} == {"a", "b"}
+    upload_all()
+    machines("two")
+    assert {*contents(local_path("s3://bucket/run"))} == {"a", "b"}
+
+
+def test_a_list_of_the_server_that_lags(bucket, machines):
+    """Other machines read the list that is written after the files."""
+    _, faults = bucket
+    faults["lag"] = 60
+    with writable_folder("s3://bucket/run", "--out") as folder:
+        (folder / "a").write_text("a")
+    upload_all()
+    machines("two")
+    assert {*contents(local_path("s3://bucket/run"))} == {"a"}
+
+
 def test_two_jobs_are_kept_apart(bucket, machines, monkeypatch):
     objects, _ = bucket
     with writable_folder("s3://bucket/run", "--out"):
