@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Sets up an environment in the checkout: tools/environment.sh train|test|newest
+# Sets up an environment in the checkout: tools/environment.sh train|test|newest|snakemake
 #   train   .venv with what training and the demo data need; no torch
 #   test    that, the checks, the docs, the bridge, and CREDIT, the PyTorch reference of the tests
 #   newest  .cache/newest with the newest of everything, whatever constraints.txt says: what training,
 #           the demo data and the tests need; no torch
+#   snakemake  .cache/snakemake with Snakemake alone, whose packages exclude some of the tests'
 # Only Python 3.11 (newest: 3.12) or later with venv is needed; PYTHON names one, in PATH or
 # among the versions that pyenv has. What is there already is kept. An installation that was
 # killed half-way leaves a mark, and the next run then builds the environment anew.
@@ -12,6 +13,7 @@ cd "$(dirname "$0")/.."
 
 case ${1:-} in
 newest) VENV=.cache/newest MINIMUM=12 CANDIDATES='python3.13 python3.12 python3 python' ;;
+snakemake) VENV=.cache/snakemake MINIMUM=11 CANDIDATES='python3.12 python3.11 python3 python' ;;
 *) VENV=.venv MINIMUM=11 CANDIDATES='python3 python3.13 python3.12 python3.11 python' ;;
 esac
 MARK=$VENV/.installing
@@ -94,8 +96,11 @@ newest)
     first_imports "$TRAINING, pytest"
     "$VENV/bin/python" -m pip list --format=freeze | grep -Ei '^(jax|jaxlib|numpy|pandas)=='
     ;;
+snakemake)
+    install 'snakemake>=9'
+    ;;
 *)
-    echo "usage: tools/environment.sh train|test|newest" >&2
+    echo "usage: tools/environment.sh train|test|newest|snakemake" >&2
     exit 2
     ;;
 esac

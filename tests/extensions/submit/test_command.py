@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xarray as xr
 import yaml
 
 from credit_jax.cli.commands import OK, USER_ERROR
@@ -252,6 +253,58 @@ def test_an_array_of_statistics_is_merged(started: Any, tmp_path: Path) -> None:
         environment = {**os.environ, "SLURM_ARRAY_TASK_ID": number}
         subprocess.run(["bash", script], env=environment, check=True)
     assert all(file.exists() for file in files)
+
+
+ARRAYS = (ROOT / "docs" / "cluster.md").read_text()
+
+
+def test_the_indexed_job_of_the_page(tmp_path: Path) -> None:
+    """Index I from 0 makes part I + 1 of as many as there are completions."""
+    (text,) = re.findall(r"```yaml\n(apiVersion: batch.*?)```", ARRAYS, re.DOTALL)
+    spec = yaml.safe_load(text)["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    program(tmp_path / "credit-jax", 'echo "$@"')
+    command = [*container["command"], *container["args"]]
+    for index in (0, 99):
+        environment = {"PATH": f"{tmp_path}:/bin", "JOB_COMPLETION_INDEX": str(index)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.stdout.endswith(f"--shard {index + 1}/{spec['completions']}\n")
+
+
+@pytest.mark.slow
+def test_the_snakefile_of_the_page(tmp_path: Path) -> None:
+    """With Snakemake; a job fails at first. Moments are those of one job."""
+    subprocess.run([ROOT / "tools" / "environment.sh", "snakemake"], check=True)
+    write_world(tmp_path)
+    mapping = tiny_config(tmp_path, tmp_path / "run")
+
+    def fitted(name: str) -> dict[str, str]:
+        files = {k: str(tmp_path / f"{name}_{k}.nc") for k in ("mean", "std")}
+        args = {f"{k}_path": file for k, file in files.items()}
+        mapping["preblocks"]["per_step"]["norm"]["args"] = args
+        write_yaml(tmp_path / "model.yml", mapping)
+        return files
+
+    main_program = Path(sys.executable).with_name("credit-jax")
+    alone = fitted("alone")
+    command = [main_program, "preprocess", "--config", tmp_path / "model.yml"]
+    subprocess.run(command, check=True, capture_output=True)
+    parts = fitted("parts")
+    text = f'case "$*" in *3/4*) mkdir "{tmp_path}/once" && exit 1 ;; esac\n'
+    program(tmp_path / "credit-jax", f'{text}exec {main_program} "$@"')
+    (page,) = re.findall(r"```python\n(N = 16\n.*?)```", ARRAYS, re.DOTALL)
+    (tmp_path / "Snakefile").write_text(page.replace("N = 16", "N = 4"))
+    run = [ROOT / ".cache" / "snakemake" / "bin" / "snakemake", "--cores", "2"]
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment["JAX_PLATFORMS"] = "cpu"
+    for code in (1, 0):
+        options: Any = {"cwd": tmp_path, "env": environment, "capture_output": True}
+        done = subprocess.run([*run, "--keep-going"], text=True, **options)
+        assert done.returncode == code, done.stderr
+        assert (tmp_path / "merged").exists() == (code == 0)
+    for kind, file in parts.items():
+        with xr.open_dataset(alone[kind]) as one, xr.open_dataset(file) as merged:
+            xr.testing.assert_allclose(merged, one, rtol=1e-12)
 
 
 @pytest.mark.slow
