@@ -31,22 +31,28 @@ from benchmarks.speed.cases import SIZES
 # The parts in the order of the summary, with the seconds that an item may take.
 PARTS = {
     "device": 60,
+    "step": 420,
+    "loader": 150,
+    "forecast": 200,
     "kernels": 300,
     "models": 180,
-    "step": 420,
     "bounds": 300,
-    "forecast": 200,
-    "loader": 150,
     "training": 240,
+    "families": 240,
 }
 # Parts that mostly compile, with the processes that share their items; the others stand
 # still while one of them times something.
-BESIDE = {"step": 4, "bounds": 3, "kernels": 2, "models": 4, "training": 1}
+BESIDE = {
+    "step": 4,
+    "kernels": 2,
+    "bounds": 3,
+    "models": 4,
+    "training": 1,
+    "families": 3,
+}
 AGAIN = dict.fromkeys(BESIDE, 1)
-# Commands that are timed as a whole.
-ALONE = ("forecast", "loader")
-# Of the time left, what may go to the parts of `BESIDE` before these.
-_SHARE = 0.65
+# Commands that are timed as a whole, after our step and before all else.
+ALONE = ("loader", "forecast")
 # Seconds at the end to write the summary in.
 _RESERVE = 10.0
 _INTRO = (
@@ -87,11 +93,9 @@ class Hour:
         self._alone("device")
         # XLA chooses algorithms by timing them, which others would disturb.
         self._alone("step", first=True)
-        left = self.runner.left
-        timed = set(ALONE) & self.modules.keys()
-        self._beside(BESIDE, _SHARE * left if timed else left)
         for part in ALONE:
             self._alone(part)
+        self._beside(BESIDE, self.runner.left)
         # Once more what was stopped or failed: beside others memory may be short.
         self.runner.forget()
         self.first = False

@@ -47,19 +47,26 @@ def environment(item: str) -> dict[str, str]:
 
 def run(item: str, setting: Setting, save: Callable[[Any], None]) -> dict[str, Any]:
     """Returns seconds of a forward pass and a step, and bytes that the step needs."""
-    result: dict[str, Any] = {"side": item}
     with side_of(item, setting) as side:
-        for name, call in (("step", side.train), ("forward", side.infer)):
-            result[name] = _timed(call, setting)
-            save(result)
-        # Of a step; None of torch on a CPU.
-        result["memory"] = side.peak_memory()
-        if item not in TORCH:
-            stats = jax.devices()[0].memory_stats() or {}
-            result["most in use"] = stats.get("peak_bytes_in_use")
-            result["flops"] = side.floating_point_operations()
-            save(result)
-            result["repeats"] = result["right"] = side.repeats()
+        return measured(side, setting, save, device=item not in TORCH)
+
+
+def measured(
+    side: Any, setting: Setting, save: Callable[[Any], None], *, device: bool = True
+) -> dict[str, Any]:
+    """Returns the times of a side, its memory and, of ours, whether bits repeat."""
+    result: dict[str, Any] = {}
+    for name, call in (("step", side.train), ("forward", side.infer)):
+        result[name] = _timed(call, setting)
+        save(result)
+    # Of a step; None of torch on a CPU.
+    result["memory"] = side.peak_memory()
+    if device:
+        stats = jax.devices()[0].memory_stats() or {}
+        result["most in use"] = stats.get("peak_bytes_in_use")
+        result["flops"] = side.floating_point_operations()
+        save(result)
+        result["repeats"] = result["right"] = side.repeats()
     return result
 
 
@@ -117,6 +124,15 @@ def _timed(call: Callable[[], object], setting: Setting) -> dict[str, Any]:
 
 def tables(results: Results) -> Sequence[str | Table]:
     """One row a side, and how many times as fast ours is."""
+    return [
+        "Goals: a step 1.5 times as fast as torch.compile and 2.5 times as eager, with "
+        "no more memory.",
+        table("Step", results),
+    ]
+
+
+def table(title: str, results: Results) -> Table:
+    """One row an item, with its times as multiples of those of `KERNELS`, if any."""
     ours = results.get(KERNELS, {})
     rows = []
     for item, result in results.items():
@@ -137,11 +153,7 @@ def tables(results: Results) -> Sequence[str | Table]:
         rows.append(cells)
     header = ["", "step, ms", "spread", "ours is x as fast", "forward, ms", "spread"]
     header += ["ours is x as fast", "memory of a step, GB", "same bits again"]
-    return [
-        "Goals: a step 1.5 times as fast as torch.compile and 2.5 times as eager, with "
-        "no more memory.",
-        Table("Step", header, rows),
-    ]
+    return Table(title, header, rows)
 
 
 def line(result: Mapping[str, Any]) -> str:

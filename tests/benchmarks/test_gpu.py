@@ -40,6 +40,7 @@ ROWS = {
     "forecast": "| CREDIT |",
     "loader": "| 0.25 degrees |",
     "training": "With kernels, 10 steps: right",
+    "families": "| wxformer_moe |",
 }
 
 
