@@ -3,11 +3,11 @@
 Analyses from forecasts and observations, and an initial state of the best forecast.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from credit_jax.config.base import FolderPath, StrictModel
+from credit_jax.config.base import FolderPath, StrictModel, checked_by
 from credit_jax.config.dates import Date, Timestep, duration
 
 # What can be wrong with an observation; "missing" is a field that has no value there.
@@ -22,6 +22,11 @@ Reason = Literal[
     "duplicate",
     "missing",
 ]
+
+
+def _check_leads(value: tuple[str, str]) -> None:
+    if not duration("0h") < duration(value[0]) < duration(value[1]):
+        raise ValueError(f"needs two lead times, the shorter one first, got {value}")
 
 
 class BackgroundConfig(StrictModel):
@@ -45,19 +50,10 @@ class BackgroundConfig(StrictModel):
 
     file: FolderPath
     forecasts: FolderPath | None = None
-    leads: tuple[str, str] = ("24h", "48h")
+    leads: Annotated[tuple[str, str], checked_by(_check_leads)] = ("24h", "48h")
     truncation: int | None = Field(default=None, ge=1)
     winds: tuple[str, str] | None = None
     scale: PositiveFloat = 1.0
-
-    @field_validator("leads")
-    @classmethod
-    def _are_two(cls, value: tuple[str, str]) -> tuple[str, str]:
-        if not duration("0h") < duration(value[0]) < duration(value[1]):
-            raise ValueError(
-                f"needs two lead times, the shorter one first, got {value}"
-            )
-        return value
 
 
 class AssimilationConfig(StrictModel):

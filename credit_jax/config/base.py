@@ -29,13 +29,13 @@ from credit_jax.io.mirror import is_address
 Section = TypeVar("Section", bound="StrictModel")
 
 
-def _of_known_kind(path: str) -> str:
-    is_address(path)
-    return path
+def checked_by(check: Callable[[Any], Any]) -> AfterValidator:
+    """Marks a value that stays as it is where a function raises no error for it."""
+    return AfterValidator(lambda value: (check(value), value)[1])
 
 
 # A file or folder that is written or read as a whole, here or at an address.
-FolderPath: TypeAlias = Annotated[str, AfterValidator(_of_known_kind)]
+FolderPath: TypeAlias = Annotated[str, checked_by(is_address)]
 
 
 # Of the integers of arrays, and of seeds; YAML has any.
@@ -78,10 +78,10 @@ def as_problems(title: str = "config", key: str = "") -> Iterator[None]:
         raise ConfigError(lines, title) from error
 
 
-def check_problems(lines: Iterable[str]) -> None:
+def check_problems(lines: Iterable[str], source: str = "config") -> None:
     """Raises a `ConfigError` of all lines, without duplicates, if there are any."""
     if problems := dict.fromkeys(lines):
-        raise ConfigError([*problems])
+        raise ConfigError([*problems], source)
 
 
 def together(*parts: Callable[[], Any]) -> list[Any]:
@@ -113,10 +113,6 @@ class Unavailable:
 
     instead: str  # for the error
     harmless: tuple[Any, ...] = ()  # values without effect in CREDIT: accepted
-
-    def accepts(self, value: Any) -> bool:
-        """Whether a value is accepted because it has no effect."""
-        return value is None or any(value == harmless for harmless in self.harmless)
 
 
 @dataclass(frozen=True)
@@ -162,12 +158,12 @@ class StrictModel(BaseModel):
                 if entry is not None or takes_none:
                     read[key] = entry
             elif key in cls.unavailable:
-                if not cls.unavailable[key].accepts(entry):
-                    instead = cls.unavailable[key].instead
-                    read[key] = Refused(f"{got(entry)} is not available; {instead}")
+                refusal = cls.unavailable[key]
+                if entry is not None and entry not in refusal.harmless:
+                    text = f"{got(entry)} is not available; {refusal.instead}"
+                    read[key] = Refused(text)
             elif key not in cls.ignored and not cls.is_passed_over(key):
-                names = [*fields, *cls.ignored, *cls.unavailable]
-                read[str(key)] = Refused(cls.unknown_key(key, cls._meant(names)))
+                read[str(key)] = Refused(cls.unknown_key(key, cls._read_keys()))
         return read
 
     @classmethod
@@ -178,15 +174,15 @@ class StrictModel(BaseModel):
     @classmethod
     def is_passed_over(cls, key: object) -> bool:
         """Whether a key is unknown and ignored: it is no typing error."""
-        fields = [field.alias or name for name, field in cls.model_fields.items()]
-        names = [*fields, *cls.ignored, *cls.unavailable]
-        if not cls.passes_over or not isinstance(key, str) or key in names:
+        if not cls.passes_over or not isinstance(key, str) or key in cls.ignored:
             return False
-        return nearest(key, cls._meant(names)) is None
+        return nearest(key, cls._read_keys()) is None
 
     @classmethod
-    def _meant(cls, names: Iterable[str]) -> list[str]:
+    def _read_keys(cls) -> list[str]:
         """The known keys that somebody reads, of which others may be misspelt."""
+        fields = [field.alias or name for name, field in cls.model_fields.items()]
+        names = [*fields, *cls.ignored, *cls.unavailable]
         return [key for key in names if cls.ignored.get(key) != NEVER_READ]
 
     def conflicts(self) -> Iterator[str]:
@@ -217,8 +213,7 @@ def parse(
     problems: list[str] = []
     # `null` becomes the default of its key; set environment variables are expanded.
     mapping = _expanded(mapping, path, problems)
-    if problems:
-        raise ConfigError(problems, source)
+    check_problems(problems, source)
     try:
         section = cls.model_validate(mapping)
     except ValidationError as error:
@@ -240,9 +235,7 @@ def not_available(
 
 def nearest_key(key: object, names: Iterable[str]) -> str:
     """Returns a hint for an unknown key: the nearest known key, or all known keys."""
-    names = sorted(names)
-    close = nearest(str(key), names)
-    if close is not None:
+    if close := nearest(str(key), names := sorted(names)):
         return f"the nearest known key is {close!r}"
     return "known keys here: " + ", ".join(names)
 
@@ -288,7 +281,10 @@ def _lines(error: ValidationError, mapping: Any, path: str) -> Iterator[str]:
         if text not in lines.setdefault(origin, []):
             lines[origin].append(text)
     for origin, texts in lines.items():
-        yield f"{origin}: " + " or ".join(texts) if origin else " or ".join(texts)
+        # Members of a union reject one value, which is told once.
+        end = "".join(texts[-1].partition(", got ")[1:])
+        text = " or ".join(text.removesuffix(end) for text in texts) + end
+        yield f"{origin}: {text}" if origin else text
 
 
 def _dotted(loc: Sequence[Any], value: Any, path: str, kind: str) -> str:

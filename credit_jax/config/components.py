@@ -16,14 +16,8 @@ from importlib.metadata import entry_points
 from types import FunctionType
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar, get_args
 
-from credit_jax.config.base import (
-    ConfigError,
-    Section,
-    StrictModel,
-    join,
-    not_available,
-    parse,
-)
+from credit_jax.config import base
+from credit_jax.config.base import Section, StrictModel
 
 Entry = TypeVar("Entry")
 _EXTENSION = "credit_jax.extension."
@@ -137,8 +131,8 @@ class Registry(dict[str, Entry], Generic[Entry]):
     def find(self, name: object, path: str = "") -> Entry:
         """Returns the component of a name."""
         if not isinstance(name, str) or name not in self.names:
-            error = not_available(f"{self.kind} type", name, self.names)
-            raise ConfigError([f"{path}: {error}"])
+            error = base.not_available(f"{self.kind} type", name, self.names)
+            raise base.ConfigError([f"{path}: {error}"])
         if name not in self:
             # The extension that has it is imported.
             self[name] = extensions(self.kind)[name].load()
@@ -151,8 +145,8 @@ class Registry(dict[str, Entry], Generic[Entry]):
         path: str,
     ) -> Section:
         """Validates the arguments of a component; reads no file."""
-        component = self.find(name, join(path, "type"))
-        return parse(component, arguments, join(path, "args"))
+        component = self.find(name, base.join(path, "type"))
+        return base.parse(component, arguments, base.join(path, "args"))
 
 
 # Kind -> its registry, from the import of the module that has it on.

@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 from datetime import date, timedelta
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr, field_validator
+from pydantic import Field, PrivateAttr
 
 from credit_jax.config.assimilation import AssimilationConfig, OptimizeConfig
-from credit_jax.config.base import FolderPath, StrictModel, parse
+from credit_jax.config.base import FolderPath, StrictModel, checked_by, parse
 from credit_jax.config.credit_keys import IGNORED_TOP
 from credit_jax.config.custom_objects import CustomObject
 from credit_jax.config.data import DataConfig, ValidationDataConfig, num_samples
-from credit_jax.config.dates import date_label, duration
+from credit_jax.config.dates import duration
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.loss import LossConfig, MetricsConfig
 from credit_jax.config.messages import got
@@ -76,6 +76,11 @@ class DemoConfig(StrictModel):
             )
 
 
+def _check_type(model: dict[str, Any]) -> None:
+    if not isinstance(kind := model.get("type"), str):
+        raise ValueError(f"needs type, the name of a model, got {got(kind)}")
+
+
 class Config(StrictModel):
     """The config of a run: CREDIT's gen2 YAML.
 
@@ -114,7 +119,7 @@ class Config(StrictModel):
     )
     preblocks: PreblocksConfig = PreblocksConfig()
     postblocks: PostblocksConfig = PostblocksConfig()
-    model: dict[str, Any]
+    model: Annotated[dict[str, Any], checked_by(_check_type)]
     loss: LossConfig
     metrics: MetricsConfig | None = None
     trainer: TrainerConfig
@@ -128,15 +133,6 @@ class Config(StrictModel):
     ignored: ClassVar = IGNORED_TOP
 
     _written: dict[str, Any] = PrivateAttr(default_factory=dict)
-
-    @field_validator("model")
-    @classmethod
-    def _has_type(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if not isinstance(value.get("type"), str):
-            raise ValueError(
-                f"needs type, the name of a model, got {got(value.get('type'))}"
-            )
-        return value
 
     @property
     def validation_data(self) -> DataConfig:
@@ -194,17 +190,10 @@ class Config(StrictModel):
         for stage in self.trainer.curriculum:
             # What a stage does not set stays as in the stage before it.
             last = configs[-1]
-            trained = stage.changes(
-                "learning_rate",
-                "train_batch_size",
-                "grad_accum_every",
-                "batches_per_epoch",
-                "backprop",
-                "backprop_on_timestep",
-            )
+            trained = stage.changes(*TrainerConfig.model_fields)
             by_plateau = isinstance(last.trainer.scheduler, PlateauConfig)
             if stage.scheduler is not None:
-                trained |= {"use_scheduler": True, "scheduler": stage.scheduler}
+                trained["use_scheduler"] = True
             elif stage.learning_rate is not None and not by_plateau:
                 trained |= {"use_scheduler": False, "scheduler": None}
             changes = {
@@ -290,10 +279,9 @@ def _source_problems(path: str, data: DataConfig) -> list[str]:
     problems = []
     for name, source in data.source.items():
         origin = f"{path}.source.{name}"
-        for key in ("history_len", "forecast_len"):
+        keys = ("history_len", "forecast_len")[source.input != MAIN_INPUT :]
+        for key in keys:
             value, common = getattr(source, key), getattr(data, key)
-            if key == "history_len" and source.input != MAIN_INPUT:
-                continue
             if value not in (None, common):
                 problems.append(
                     f"{origin}.{key}: {value} differs from {path}.{key} {common}; all "
@@ -341,9 +329,6 @@ def _step_problems(config: Config) -> list[str]:
 def _date_problems(path: str, data: DataConfig, batch_size: int) -> list[str]:
     count = num_samples(data)
     when = ", ".join(f"{first} to {last}" for first, last in data.ranges)
-    turned = [f"{a} to {b}" for a, b in data.ranges if date_label(b) < date_label(a)]
-    if turned:
-        return [f"{path}: {turned[0]} ends before it begins; exchange the two dates"]
     if count < 1:
         return [
             f"{path}: no sample fits into {when}: history_len {data.history_len} + "

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
-from credit_jax.config.base import ConfigError, StrictModel, parse
+from credit_jax.config.base import ConfigError, StrictModel, check_problems, parse
 from credit_jax.config.components import REGISTRIES, extensions
 
 SECTION = "custom_objects"
@@ -115,8 +115,7 @@ def register_objects(
             problems.append(
                 f"{point.name}: entry point of {owner}, {point.value}: {error}"
             )
-    if problems:
-        raise ConfigError(problems, source)
+    check_problems(problems, source)
 
 
 def offered_objects(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

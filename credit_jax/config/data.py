@@ -1,15 +1,17 @@
 """The `data:` section: sources, dates, and the length of a sample."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import pandas as pd
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field
 
+from credit_jax.config.base import checked_by
 from credit_jax.config.credit_keys import IGNORED_DATA
 from credit_jax.config.dates import Calendar, Dates, Timestep, date_label, duration
 from credit_jax.config.sources.registry import parse_source
 from credit_jax.config.sources.source import (
+    FIELD_TYPES,
     INPUT_TYPES,
     MAIN_INPUT,
     OUTPUT_TYPES,
@@ -32,6 +34,11 @@ INPUT_TIMES, TARGET_TIME = "input", "target"
 BackpropSteps = tuple[Annotated[int, Field(ge=1)], ...]
 
 
+def _check_clamp(value: tuple[float, float]) -> None:
+    if not value[0] < value[1]:
+        raise ValueError(f"must be [smallest, largest], got {list(value)}")
+
+
 class _Window(Dates):
     """Keys that `data` and `validation_data` share."""
 
@@ -39,13 +46,6 @@ class _Window(Dates):
 
     passes_over: ClassVar = True
     ignored: ClassVar = IGNORED_DATA
-
-    @field_validator("forecast_len", check_fields=False)
-    @classmethod
-    def _has_steps(cls, value: int | None) -> int | None:
-        if value == 0:
-            raise ValueError("must be at least 1, got 0: gen2 counts one step as 1")
-        return value
 
 
 class DataConfig(_Window):
@@ -83,9 +83,9 @@ class DataConfig(_Window):
     source: dict[str, AnySource] = Field(min_length=1)
     timestep: Timestep
     history_len: int = Field(default=1, ge=1, le=MAX_TIMES)
-    forecast_len: int = Field(ge=0, le=MAX_TIMES)
+    forecast_len: int = Field(ge=1, le=MAX_TIMES)
     backprop_on_timestep: BackpropSteps | None = None
-    data_clamp: tuple[float, float] | None = None
+    data_clamp: Annotated[tuple[float, float], checked_by(_check_clamp)] | None = None
     on_bad_sample: Literal["raise", "skip"] = "raise"
     on_outlier: Literal["note", "raise", "skip"] = "note"
     time_encoding: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -95,13 +95,6 @@ class DataConfig(_Window):
     @property
     def time_step(self) -> pd.Timedelta:
         return duration(self.timestep)
-
-    @field_validator("data_clamp")
-    @classmethod
-    def _in_order(cls, value: tuple[float, float] | None) -> Any:
-        if value is not None and not value[0] < value[1]:
-            raise ValueError(f"must be [smallest, largest], got {list(value)}")
-        return value
 
     def conflicts(self) -> Iterator[str]:
         yield from super().conflicts()
@@ -126,6 +119,16 @@ class DataConfig(_Window):
     def sources_of(self, name: str = MAIN_INPUT) -> dict[str, SourceConfig]:
         """The sources of one input of the model, by name."""
         return {k: source for k, source in self.source.items() if source.input == name}
+
+    def of_types(self, kinds: Collection[str]) -> "DataConfig":
+        """The section with the variables of some field types alone."""
+        dropped = dict.fromkeys(kind for kind in FIELD_TYPES if kind not in kinds)
+        sources = {}
+        for name, source in self.source.items():
+            variables = source.variables.model_copy(update=dropped)
+            if variables.by_type:
+                sources[name] = source.model_copy(update={"variables": variables})
+        return self.model_copy(update={"source": sources})
 
     def num_levels(self, file_levels: int) -> dict[str, int]:
         """Number of levels of each source's 3-D variables, without opening files."""
@@ -168,7 +171,7 @@ class ValidationDataConfig(_Window):
     source: dict[str, AnySource] | None = Field(default=None, min_length=1)
     timestep: Timestep | None = None
     history_len: int | None = Field(default=None, ge=1, le=MAX_TIMES)
-    forecast_len: int | None = Field(default=None, ge=0, le=MAX_TIMES)
+    forecast_len: int | None = Field(default=None, ge=1, le=MAX_TIMES)
 
     ignored: ClassVar = {
         **_Window.ignored,

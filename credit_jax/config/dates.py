@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
 from typing import Annotated, Any
 
 import pandas as pd
 from pydantic import AfterValidator, BeforeValidator
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config.base import StrictModel, checked_by
 from credit_jax.config.messages import got
 
 # CF names of calendars -> the name that credit_jax uses.
@@ -77,43 +79,29 @@ def date_label(date: Any) -> pd.Timestamp:
     return stamp.tz_convert(None) if stamp.tz is not None else stamp
 
 
-def _check_date(value: str) -> str:
-    try:
-        date_label(value)
-    except ValueError:
-        message = (
-            f"must be a date such as '2000-01-31', in the years {FIRST_YEAR} to "
-            f"{LAST_YEAR}, got {got(value)}"
-        )
-        raise ValueError(message) from None
-    return value
+def _check_timestep(value: str) -> None:
+    with suppress(ValueError):
+        if duration(value) > pd.Timedelta(0):
+            return
+    raise ValueError(f"must be a positive duration such as '6h', got {got(value)}")
 
 
-def _check_timestep(value: str) -> str:
-    try:
-        step = duration(value)
-    except ValueError:
-        step = pd.Timedelta(0)
-    if not step > pd.Timedelta(0):
-        raise ValueError(f"must be a positive duration such as '6h', got {got(value)}")
-    return value
-
-
-def _check_calendar(value: str) -> str:
-    name = value.lower()
-    if name not in CALENDARS:
-        why = f" ({DAYS_360})" if name == "360_day" else ""
+def calendar_name(name: str) -> str:
+    """The name of a calendar here, by its name in CF conventions."""
+    if name.lower() not in CALENDARS:
+        why = f" ({DAYS_360})" if name.lower() == "360_day" else ""
         raise ValueError(
-            f"{got(value)} is not available{why}; there are: {', '.join(CALENDARS)}"
+            f"calendar {got(name)} is not available{why}; there are: "
+            f"{', '.join(CALENDARS)}"
         )
-    return CALENDARS[name]
+    return CALENDARS[name.lower()]
 
 
 # Other YAML readers make objects of dates.
 _TEXT = BeforeValidator(lambda x: x.isoformat() if hasattr(x, "isoformat") else x)
-Date = Annotated[str, _TEXT, AfterValidator(_check_date)]
-Timestep = Annotated[str, AfterValidator(_check_timestep)]
-Calendar = Annotated[str, AfterValidator(_check_calendar)]
+Date = Annotated[str, _TEXT, checked_by(date_label)]
+Timestep = Annotated[str, checked_by(_check_timestep)]
+Calendar = Annotated[str, AfterValidator(calendar_name)]
 
 
 class Dates(StrictModel):
@@ -129,3 +117,11 @@ class Dates(StrictModel):
                 "date_ranges cannot be combined with start_datetime and end_datetime; "
                 "use one or the other"
             )
+        pairs = self.date_ranges or ((self.start_datetime, self.end_datetime),)
+        ranges = sorted(tuple(map(date_label, pair)) for pair in pairs if all(pair))
+        for first, last in ranges:
+            if last < first:
+                yield f"{first} to {last} ends before it begins; exchange the two dates"
+        for (_, last), (first, _) in pairwise(ranges):
+            if first <= last:
+                yield f"date_ranges: one begins at {first}, before another ends: {last}"

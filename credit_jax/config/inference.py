@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field
 
-from credit_jax.config.base import FolderPath, StrictModel
+from credit_jax.config.base import FolderPath, StrictModel, checked_by
 from credit_jax.config.data import MAX_TIMES, DataConfig
 from credit_jax.config.dates import Date, Timestep
 from credit_jax.config.messages import got
@@ -23,17 +23,9 @@ GROUPS = {
 }
 
 
-def _check_group(value: Any) -> Any:
-    name = GROUPS.get(str(value).lower().strip())
-    if name is None:
-        raise ValueError(
-            f"must be null or one of {', '.join(GROUPS)}; got {got(value)}"
-        )
-    return name
-
-
 GroupBy = Annotated[
-    Literal["day", "month", "year", "full"], BeforeValidator(_check_group)
+    Literal["day", "month", "year", "full"],
+    BeforeValidator(lambda value: GROUPS.get(str(value).lower().strip(), value)),
 ]
 
 
@@ -96,6 +88,12 @@ class EncodingConfig(StrictModel):
     contiguous: bool | None = None
 
 
+def _check_encoding(value: dict[str, Any]) -> None:
+    common = {k: v for k, v in value.items() if not isinstance(v, Mapping)}
+    for section in (common, *(v for v in value.values() if isinstance(v, Mapping))):
+        EncodingConfig.model_validate(section)
+
+
 class OutputConfig(StrictModel):
     """The output of forecasts.
 
@@ -130,16 +128,10 @@ class OutputConfig(StrictModel):
         | None
     ) = None
     metadata: str | None = None
-    encoding: dict[str, Any] = Field(default_factory=dict)
+    encoding: Annotated[dict[str, Any], checked_by(_check_encoding)] = Field(
+        default_factory=dict
+    )
     max_pending: Annotated[int, Field(ge=1)] | None = None
-
-    @field_validator("encoding")
-    @classmethod
-    def _check_encoding(cls, value: dict[str, Any]) -> dict[str, Any]:
-        common = {k: v for k, v in value.items() if not isinstance(v, Mapping)}
-        for section in (common, *(v for v in value.values() if isinstance(v, Mapping))):
-            EncodingConfig.model_validate(section)
-        return value
 
     def encoding_of(self, name: str) -> dict[str, Any]:
         """NetCDF encoding of a variable: the common one, updated by its own section."""
@@ -159,7 +151,7 @@ class OutputConfig(StrictModel):
 class InferenceDataConfig(DataConfig):
     """A data section for forecasts, which needs no dates: start dates define them."""
 
-    forecast_len: int = Field(default=1, ge=0, le=MAX_TIMES)
+    forecast_len: int = Field(default=1, ge=1, le=MAX_TIMES)
 
     needs_dates: ClassVar = False
 

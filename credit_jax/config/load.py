@@ -11,14 +11,10 @@ from typing import Any, cast, get_args
 
 import yaml
 
-from credit_jax.config.base import ConfigError, ConfigWarning, StrictModel, parse
+from credit_jax.config import base, custom_objects
+from credit_jax.config.base import ConfigError, StrictModel, check_problems, parse
 from credit_jax.config.config import Config, section_conflicts
 from credit_jax.config.credit_keys import NEVER_READ
-from credit_jax.config.custom_objects import (
-    SECTION,
-    absolute_module,
-    register_objects,
-)
 from credit_jax.config.data import DataConfig
 from credit_jax.config.messages import got
 from credit_jax.config.yaml_file import parse_yaml, read_yaml
@@ -134,9 +130,7 @@ def config_of(
 ) -> Config:
     """Builds a config from the content of a YAML file; see `load_config`."""
     written = _with_defaults(apply_overrides(mapping, overrides), absent)
-    problems = [line for text in overrides for line in _unread(text)]
-    if problems:
-        raise ConfigError(problems, "overrides")
+    check_problems((line for text in overrides for line in _unread(text)), "overrides")
     if forecasts:
         written = for_forecasts(written)
     return build_config(written, source=source, training=not forecasts)
@@ -206,12 +200,10 @@ def build_config(
     if is_gen1(mapping):
         raise ConfigError([GEN1.format("FILE", "NEW_FILE")], source)
     mapping = _with_function(mapping)
-    register_objects(mapping, source=source)
+    custom_objects.register_objects(mapping, source=source)
     mapping = _as_gen2_reads(mapping, source)
     config = parse(Config, mapping, source=source)
-    problems = section_conflicts(config, training=training)
-    if problems:
-        raise ConfigError(problems, source)
+    check_problems(section_conflicts(config, training=training), source)
     config._written = copy.deepcopy(dict(mapping))
     return config
 
@@ -239,10 +231,10 @@ def _with_function(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
         return mapping
     module, _, name = kind.rpartition(":")
     # A run is opened in other folders, too.
-    module = absolute_module(module)
+    module = custom_objects.absolute_module(module)
     kind = f"{module}:{name}"
     keys = {"object_type": "model", "module_path": module, "module_name": name}
-    objects = {kind: keys, **(mapping.get(SECTION) or {})}
+    objects = {kind: keys, **(mapping.get(custom_objects.SECTION) or {})}
     if mapping.get("data"):
         data = parse(DataConfig, mapping["data"], "data")
         needs_levels = data.channel_counts(1) != data.channel_counts(2)
@@ -256,7 +248,11 @@ def _with_function(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
             raise ConfigError([problem], kind)
         counts = data.channel_counts(model.get("levels") or 1)
         model = {**counts, "frames": data.history_len, **model}
-    return {**mapping, "model": {**model, "type": kind}, SECTION: objects}
+    return {
+        **mapping,
+        "model": {**model, "type": kind},
+        custom_objects.SECTION: objects,
+    }
 
 
 def _as_gen2_reads(mapping: Mapping[str, Any], source: str) -> Mapping[str, Any]:
@@ -277,7 +273,7 @@ def _as_gen2_reads(mapping: Mapping[str, Any], source: str) -> Mapping[str, Any]
         ignored |= {f"model.{key}": f"{model[key]}: {why}" for key in flat}
         model = {key: value for key, value in model.items() if key not in flat}
     if ignored:
-        warnings.warn(ConfigWarning(source, ignored), stacklevel=3)
+        warnings.warn(base.ConfigWarning(source, ignored), stacklevel=3)
     return {**mapping, "model": model}
 
 
@@ -322,8 +318,7 @@ def apply_overrides(
             _apply(result, text)
         except ValueError as error:
             problems.append(f"--set {text}: {error}")
-    if problems:
-        raise ConfigError(problems, "overrides")
+    check_problems(problems, "overrides")
     return result
 
 
@@ -359,8 +354,10 @@ def _apply(result: dict[str, Any], text: str) -> None:
 def read_with_objects(path: str | Path) -> dict[str, Any]:
     """Reads a file of some sections, and registers its `custom_objects`."""
     mapping = _with_function(read_yaml(path))
-    register_objects(mapping, source=str(path))
-    return {key: value for key, value in mapping.items() if key != SECTION}
+    custom_objects.register_objects(mapping, source=str(path))
+    return {
+        key: value for key, value in mapping.items() if key != custom_objects.SECTION
+    }
 
 
 def read_model_section(path: str | Path) -> Mapping[str, Any]:

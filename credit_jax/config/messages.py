@@ -57,8 +57,6 @@ def describe(kind: str, value: Any, detail: Mapping[str, Any] | None = None) -> 
     context = dict((detail or {}).get("ctx", {}))
     if kind == "value_error":
         return str(context["error"])
-    if "text" in context:
-        return context["text"]
     expected = (detail or {}).get("msg", kind)
     for starts, text in _EXPECTED.items():
         # pydantic's type of error, or "mapping".

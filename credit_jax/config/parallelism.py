@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from credit_jax.config.base import StrictModel, parse
-from credit_jax.config.messages import divisors, got
+from credit_jax.config.messages import divisors
 
 DATA_MODES = ("fsdp2", "ddp", "none")
 
@@ -66,7 +66,7 @@ class ParallelismConfig(StrictModel):
     tensor: int = Field(1, ge=1)
     domain: int = Field(1, ge=1)
     dp_replicate: int | None = Field(None, ge=1)
-    dp_shard: int | None = None
+    dp_shard: Annotated[int, Field(ge=1)] | Literal[-1] | None = None
     ep: int = Field(1, ge=1)
     etp: int | None = Field(None, ge=1)
     pp: int = Field(1, ge=1)
@@ -80,13 +80,6 @@ class ParallelismConfig(StrictModel):
             return value
         cp = str(value.get("cp"))
         return {**value, "domain": int(cp)} if cp.isdigit() else value
-
-    @field_validator("dp_shard")
-    @classmethod
-    def _shard(cls, value: int | None) -> int | None:
-        if value is not None and value < 1 and value != -1:
-            raise ValueError(f"must be at least 1, or -1 (the rest), got {got(value)}")
-        return value
 
     def conflicts(self) -> Iterator[str]:
         problems = data_problems(self.data, self.dp_replicate, self.dp_shard)

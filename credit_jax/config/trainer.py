@@ -1,19 +1,17 @@
 """The `trainer:` section: parallelism, optimizer, schedule, epochs, checkpoints."""
 
-import math
 from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, NonNegativeFloat
 
-from credit_jax.config.base import StrictModel, not_available
+from credit_jax.config.base import StrictModel, checked_by, not_available
 from credit_jax.config.components import Registry
 from credit_jax.config.credit_keys import IGNORED_TRAINER
 from credit_jax.config.data import BackpropSteps
 from credit_jax.config.dates import Timestep
 from credit_jax.config.finetune import FinetuneConfig, Stages
-from credit_jax.config.messages import got
 from credit_jax.config.parallelism import FsdpConfig, ParallelismConfig
 from credit_jax.config.schedules import ScheduleConfig
 
@@ -22,6 +20,11 @@ MatmulPrecision = Literal["highest", "high", "default"]
 # those of `custom_objects` take.
 TRAINERS: Registry[Callable[..., Any] | None] = Registry("trainer", FunctionType)
 TRAINERS |= {"gen2": None, "era5-gen2": None}
+
+
+def _check_trainer(name: str) -> None:
+    if name not in TRAINERS:
+        raise not_available("trainer", name, TRAINERS)
 
 
 class PrecisionPolicy(StrictModel):
@@ -175,7 +178,7 @@ class TrainerConfig(StrictModel):
     the config; CREDIT uses those of the checkpoint from which it continues.
     """
 
-    type: str
+    type: Annotated[str, checked_by(_check_trainer)]
     args: dict[str, Any] = Field(default_factory=dict)
     parallelism: ParallelismConfig
     fsdp: FsdpConfig = FsdpConfig()
@@ -208,7 +211,7 @@ class TrainerConfig(StrictModel):
     backprop: Literal["truncated", "full"] = "truncated"
     ensemble_size: int = Field(1, ge=1)
     grad_accum_every: int = Field(1, ge=1)
-    grad_max_norm: float | Literal["dynamic"] = 0.0
+    grad_max_norm: NonNegativeFloat | Literal["dynamic"] = 0.0
     use_ema: bool = False
     ema_decay: float = Field(0.9999, ge=0, lt=1)
     use_scheduler: bool = False
@@ -247,25 +250,6 @@ class TrainerConfig(StrictModel):
 
     passes_over: ClassVar = True
     ignored: ClassVar = IGNORED_TRAINER
-
-    @field_validator("type")
-    @classmethod
-    def _type(cls, value: str) -> str:
-        if value not in TRAINERS:
-            raise not_available("trainer", value, TRAINERS)
-        return value
-
-    @field_validator("grad_max_norm", mode="before")
-    @classmethod
-    def _norm(cls, value: Any) -> Any:
-        try:
-            number = 0.0 if value == "dynamic" else float(value)
-        except (TypeError, ValueError):
-            number = -1.0
-        if not 0 <= number < math.inf:
-            text = f"must be a number of at least 0, or 'dynamic', got {got(value)}"
-            raise ValueError(text)
-        return value if value == "dynamic" else number
 
     def conflicts(self) -> Iterator[str]:
         if self.args and TRAINERS[self.type] is None:

@@ -96,7 +96,12 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     try:
         mapping = parse_yaml(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ConfigError([_yaml_problem(error)], str(path)) from None
+        text = f"not valid YAML: {error}"
+        if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark):
+            context = f" ({error.context})" if error.context else ""
+            text = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+            text += context
+        raise ConfigError([text], str(path)) from None
     except UnicodeDecodeError as error:
         raise ConfigError([f"is no UTF-8 text: {error}"], str(path)) from None
     if not isinstance(mapping, dict):
@@ -148,13 +153,3 @@ def parse_yaml(text: str) -> Any:
         raise yaml.YAMLError(f"a value must fit its tag ({error!r})") from None
     finally:
         loader.dispose()
-
-
-def _yaml_problem(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    if mark is None:
-        return f"not valid YAML: {error}"
-    subject = getattr(error, "problem", None) or str(error)
-    context = getattr(error, "context", None)
-    origin = f"line {mark.line + 1}, column {mark.column + 1}"
-    return f"{origin}: {subject}" + (f" ({context})" if context else "")

@@ -19,7 +19,8 @@ import pandas as pd
 import xarray as xr
 from jaxtyping import Int
 
-from credit_jax.config.dates import CALENDARS, DAYS_360, FIRST_YEAR, LAST_YEAR
+from credit_jax.config.dates import FIRST_YEAR, LAST_YEAR, calendar_name
+from credit_jax.io.errors import errors_of
 
 STANDARD = "standard"
 # Largest rounding of the times of a file.
@@ -36,13 +37,8 @@ def calendar_of(times: np.ndarray, origin: str) -> str:
             f"{origin}: the time coordinate holds {times.dtype} ({times[0]}, ...) and "
             "no dates; give it units such as 'hours since 1979-01-01'"
         )
-    if name not in CALENDARS:
-        why = f" ({DAYS_360})" if name == "360_day" else ""
-        raise ValueError(
-            f"{origin}: the time coordinate has calendar {name!r}, which is not "
-            f"available{why}; there are: {', '.join(CALENDARS)}"
-        )
-    return CALENDARS[name]
+    with errors_of(f"{origin}: the time coordinate"):
+        return calendar_name(name)
 
 
 def names_of_times(dataset: xr.Dataset) -> list[str]:

@@ -11,15 +11,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Shaped
 
+from credit_jax.data import values
 from credit_jax.data.opened_data import InputData, OpenedData
 from credit_jax.data.schema import ChannelSchema
-from credit_jax.data.values import (
-    OUTLIER,
-    BadValuesError,
-    OutlierError,
-    check_fields,
-    check_finite,
-)
+from credit_jax.data.values import BadValuesError
 from credit_jax.transforms import FieldTree, Phase, Pipeline, after_aligned, for_forcing
 from credit_jax.transforms.rollout import DYNAMIC_FORCING
 
@@ -58,7 +53,7 @@ class ChannelChecks:
         """Checks x and y (None in a forecast); errors name variables as files do."""
         origins, schema = self.pipeline.origins, self.schema
         try:
-            suspects = check_finite(x, y, times, schema, self._normalized, names)
+            suspects = values.check_finite(x, y, times, schema, self._normalized, names)
         except BadValuesError as error:
             check_raw()  # raises a more specific error, if it finds the cause
             error.key = origins.get(error.key, error.key)
@@ -78,18 +73,18 @@ class ChannelChecks:
                 label = clock.input_times(label)[-1]
             label = None if field_type == "static" else label
             location = ", ".join(
-                f"{axis} {values[i]:g}"
+                f"{axis} {degrees[i]:g}"
                 for axis, i in (("latitude", row), ("longitude", column))
-                if (values := getattr(grid, axis)) is not None
+                if (degrees := getattr(grid, axis)) is not None
             )
             text = (
                 f"{name}{'' if label is None else f' at {str(label)[:16]}'} has a "
                 f"value that is {outlier.value:.4g} deviations from the mean, at row "
                 f"{row}, column {column}{f' ({location})' if location else ''}; more "
-                f"than {OUTLIER:g} are implausible: compare the field with its "
+                f"than {values.OUTLIER:g} are implausible: compare the field with its "
                 "neighbors in time (data.on_outlier: note, raise or skip)"
             )
-            error = OutlierError(text, key, start, step)
+            error = values.OutlierError(text, key, start, step)
             if not self.noted:
                 raise error
             # Each field is named once.
@@ -151,7 +146,7 @@ def further_arrays(
                 for source, fields in data.fields(name, start).items()
             },
         )
-        check_raw = partial(check_fields, raw, [start])
+        check_raw = partial(values.check_fields, raw, [start])
         if thorough:
             check_raw()
         aligned = pipeline.aligned({"input": raw}, Phase.INITIAL)

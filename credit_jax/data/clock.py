@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,14 +13,8 @@ import pandas as pd
 from credit_jax.config.data import DataConfig
 from credit_jax.config.dates import date_label
 from credit_jax.config.sources.source import SourceConfig
-from credit_jax.data.calendars import (
-    STANDARD,
-    most_restrictive,
-    shift,
-    shift_all,
-    time_range,
-    to_cycle_year,
-)
+from credit_jax.data import calendars
+from credit_jax.data.calendars import STANDARD, shift, shift_all
 
 # First and last time of a file, defaults for the dates and the year of a cyclic source.
 Coverage = tuple[pd.Timestamp, pd.Timestamp]
@@ -62,7 +55,7 @@ class SourceClock:
                     f"{self.history_len} + forecast_len {self.forecast_len} times, "
                     f"{self.step} apart, are needed"
                 )
-            parts.append(time_range(start, end, self.step, self.calendar))
+            parts.append(calendars.time_range(start, end, self.step, self.calendar))
         return np.concatenate(parts)
 
     def input_times(self, starts: np.datetime64 | np.ndarray) -> np.ndarray:
@@ -111,7 +104,7 @@ class SourceClock:
         times = np.stack(columns, axis=-1)
         if self.mode == "cyclic":
             assert self.cycle_year is not None
-            times = to_cycle_year(times, self.cycle_year, self.calendar)
+            times = calendars.to_cycle_year(times, self.cycle_year, self.calendar)
             return self._latest(times)
         return times
 
@@ -195,7 +188,7 @@ def common_calendar(data: DataConfig, clocks: Mapping[str, SourceClock]) -> str:
     """Returns the calendar in which the steps of a model are counted."""
     bound = {k: c.calendar for k, c in clocks.items() if c.mode != "cyclic"}
     # Years of a cyclic source are not those of the steps.
-    calendar = data.calendar or most_restrictive(bound.values())
+    calendar = data.calendar or calendars.most_restrictive(bound.values())
     for name, bound_calendar in bound.items():
         if bound_calendar not in (STANDARD, calendar):
             raise ValueError(
@@ -232,19 +225,7 @@ def _ranges(data: Any, source: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], 
     """Date ranges of a source: its own, or else those of the data section."""
     if source.date_ranges:
         dates = source.date_ranges
-        ranges = sorted((date_label(first), date_label(last)) for first, last in dates)
-        for first, last in ranges:
-            if last <= first:
-                raise ValueError(
-                    f"date_ranges: {first} to {last} ends before it begins"
-                )
-        for (_, last), (first, _) in itertools.pairwise(ranges):
-            if first <= last:
-                raise ValueError(
-                    f"date_ranges: the range that begins at {first} overlaps the one "
-                    f"that ends at {last}"
-                )
-        return tuple(ranges)
+        return tuple(sorted((date_label(a), date_label(b)) for a, b in dates))
     if source.start_datetime or source.end_datetime:
         first = source.start_datetime or data.start_datetime
         last = source.end_datetime or data.end_datetime

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from jax.sharding import Mesh
 
+from credit_jax import transforms
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.source import MAIN_INPUT
 from credit_jax.data.channel_checks import ChannelChecks, further_arrays
@@ -33,17 +34,7 @@ from credit_jax.named_fields.axes import horizontal
 from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.named_fields.tree import by_key
 from credit_jax.parallel.placement import place_batch
-from credit_jax.transforms import (
-    FORCING,
-    PREBLOCKS,
-    FieldTree,
-    Phase,
-    Pipeline,
-    after_aligned,
-    constant_fields,
-    initial_entries,
-    units_after,
-)
+from credit_jax.transforms import FieldTree, Phase, Pipeline
 from credit_jax.transforms.rollout import DYNAMIC_FORCING
 
 PROGNOSTIC, DIAGNOSTIC = "prognostic", "diagnostic"
@@ -222,27 +213,16 @@ def open_forecast_data(
         }
         data = data.model_copy(update=dates)
     data = data.model_copy(update={"forecast_len": num_steps})
-    read = _keeping(data, [kind for kind in READ_ORDER if kind not in unread])
+    read = data.of_types([kind for kind in READ_ORDER if kind not in unread])
     opened = open_data(read, open_files, like=like, shared_grid=shared_grid)
     schema, further = schemas_of(data, opened, num_levels, like)
     return ForecastData(
         **vars(opened),
         schema=schema,
         further=further,
-        left_out=_keeping(data, unread),
+        left_out=data.of_types(unread),
         open_files=open_files,
     )
-
-
-def _keeping(data: DataConfig, kinds: Sequence[str]) -> DataConfig:
-    """The section with the variables of some field types alone."""
-    dropped = [kind for kind in (*READ_ORDER, DIAGNOSTIC) if kind not in kinds]
-    sources = {}
-    for name, source in data.source.items():
-        variables = source.variables.model_copy(update=dict.fromkeys(dropped))
-        if variables.by_type:
-            sources[name] = source.model_copy(update={"variables": variables})
-    return data.model_copy(update={"source": sources})
 
 
 # Named fields in physical units, (batch, level, time, lat, lon) each, and the tasks.
@@ -278,7 +258,7 @@ class ForecastReader:
     @property
     def units(self) -> dict[str, tuple[str, str]]:
         """Key of a channel's variable -> its unit and file, those that are known."""
-        return units_after(self.pipeline, self.data.units())
+        return transforms.units_after(self.pipeline, self.data.units())
 
     def first(self, tasks: Sequence[Task]) -> FirstStep:
         """Reads the initial states of some tasks, stacked along the batch dim."""
@@ -300,7 +280,7 @@ class ForecastReader:
         if perturb is not None:
             # Perturbations have the names and the grid of the fields of a step.
             aligned = {**aligned, "input": perturb(aligned["input"], tasks)}
-            steps = after_aligned(steps)
+            steps = transforms.after_aligned(steps)
             done = steps.with_input_names(aligned)
         physical = aligned["input"]
         x = steps.run(Phase.BEFORE_STEP, done)["x"]
@@ -311,10 +291,10 @@ class ForecastReader:
             check_raw = partial(check_fields, fields, starts)
             with files_named(self.data.path_of):
                 self._checks.check(x, None, np.array(starts), check_raw)
-        entries = initial_entries(self.pipeline, raw["input"], physical)
+        entries = transforms.initial_entries(self.pipeline, raw["input"], physical)
         # Copied, as the step donates the buffer of x_physical.
         states = {k: x[:, :, -1].copy() for k, x in by_key(physical).items()}
-        arrays = {"x": x, "static": constant_fields(physical), **entries}
+        arrays = {"x": x, "static": transforms.constant_fields(physical), **entries}
         return FirstStep({**arrays, **self._further(starts, 0)}, states)
 
     # Samples of one date whose states are arrays differ: a subclass reads those.
@@ -333,7 +313,7 @@ class ForecastReader:
     def forcing_at(self, starts: Sequence[np.datetime64], step: int) -> FieldTree:
         """Reads the input of the step after `step`, for forecasts from some dates."""
         forcing = self._dynamic_forcing(starts, step)
-        return {FORCING: forcing, **self._further(starts, step)}
+        return {transforms.FORCING: forcing, **self._further(starts, step)}
 
     def _dynamic_forcing(self, starts: Sequence[np.datetime64], step: int) -> FieldTree:
         """The dynamic forcing at the end of a step, checked."""
@@ -341,7 +321,9 @@ class ForecastReader:
             start: self.data.forcing(start, step) for start in dict.fromkeys(starts)
         }
         fields = stacked([once[start] for start in starts])
-        forcing = self.pipeline.aligned({"input": fields}, *PREBLOCKS)["input"]
+        forcing = self.pipeline.aligned({"input": fields}, *transforms.PREBLOCKS)[
+            "input"
+        ]
         if self.finite:
             times = np.array([self.data.time(start, step) for start in starts])
             names = [f"step {step} of the forecast from {str(t)[:16]}" for t in starts]

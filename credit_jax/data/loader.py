@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
+from credit_jax import transforms
 from credit_jax.config import Config
 from credit_jax.config.data import DataConfig, in_training
 from credit_jax.config.dates import duration
@@ -25,13 +26,7 @@ from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.values import OutlierError, scale_notes
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.coordinates import Coordinates
-from credit_jax.transforms import (
-    Pipeline,
-    Units,
-    build_pipeline,
-    channel_units,
-    check_units,
-)
+from credit_jax.transforms import Pipeline, Units
 from credit_jax.transforms.rollout import RAW
 
 # Errors of samples that cannot be used.
@@ -81,7 +76,7 @@ class Loader:
 
     @cached_property
     def units(self) -> Units:
-        return channel_units(self.pipeline, self.dataset.schema.target)
+        return transforms.channel_units(self.pipeline, self.dataset.schema.target)
 
     @property
     def latitude(self) -> np.ndarray:
@@ -259,7 +254,7 @@ def build_loader(
     """Builds the loader of a split; checks its files, times, grids and some samples."""
     train = split == "train"
     if pipeline is None:
-        pipeline = build_pipeline(config.preblocks, config.postblocks)
+        pipeline = transforms.build_pipeline(config.preblocks, config.postblocks)
     shared_grid = pipeline.grid is None
     dataset = open_dataset(
         config.data if train else config.validation_data,
@@ -278,7 +273,7 @@ def build_loader(
     pipeline = pipeline.at(dataset.schema.as_read(), dataset.coordinates().grid)
     for schema in dataset.further.values():
         pipeline.check(schema.as_read())
-    check_units(pipeline, dataset.units())
+    transforms.check_units(pipeline, dataset.units())
     trainer = config.trainer
     size = trainer.train_batch_size if train else trainer.valid_batch_size
     workers = trainer.thread_workers if train else trainer.valid_thread_workers

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,16 +12,9 @@ from jaxtyping import Float
 
 from credit_jax.data.dataset import Dataset
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.named_fields import coordinates
 from credit_jax.named_fields.axes import horizontal, level_values
-from credit_jax.named_fields.coordinates import (
-    UNKNOWN,
-    CoordinateValues,
-    GridCoordinates,
-    Kind,
-    as_values,
-    indices_of,
-    take_indices,
-)
+from credit_jax.named_fields.coordinates import Kind, as_values, indices_of
 from credit_jax.named_fields.tree import by_key
 
 
@@ -30,8 +22,8 @@ def read_fields(
     path: str | Path,
     key: str,  # dotted, of the config, for errors
     open_files: OpenFiles,
-    data: GridCoordinates = UNKNOWN,
-    levels: Mapping[str, CoordinateValues | None] = MappingProxyType({}),  # by variable
+    data: coordinates.GridCoordinates,
+    levels: Mapping[str, coordinates.CoordinateValues | None],  # by variable
 ) -> dict[str, np.ndarray]:
     """Reads variables of a file, float32, in the order of the data, by name."""
     file = Path(os.path.expandvars(str(path)))
@@ -56,7 +48,7 @@ def read_fields(
     for name, field in fields.items():
         axes = dataset[name]
         origin = f"{key}: {file}: {name}", data.where
-        coordinates = levels.get(name), data.latitude, data.longitude
+        requested = levels.get(name), data.latitude, data.longitude
         for axis, dim in enumerate(axes.dims, -field.ndim):
             kind, stored, of_space = kinds[axis], None, space.get(kinds[axis])
             if kind == "level" and dim in axes.coords:
@@ -65,8 +57,8 @@ def read_fields(
                 stored = as_values(of_space.values)
             elif dim in axes.coords:
                 stored = as_values(axes[dim].values)
-            indices = indices_of(coordinates[axis], stored, kind, *origin)
-            fields[name] = take_indices(fields[name], indices, axis)
+            indices = indices_of(requested[axis], stored, kind, *origin)
+            fields[name] = coordinates.take_indices(fields[name], indices, axis)
     return fields
 
 

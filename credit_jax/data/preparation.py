@@ -17,27 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from credit_jax import transforms
+from credit_jax.data import values
 from credit_jax.data.dataset import Dataset
-from credit_jax.data.values import (
-    FILL_NUMBERS,
-    FILL_SHARE,
-    LARGEST,
-    OUTLIER,
-    OUTSTANDING,
-)
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.tree import ChannelGroup, by_key, by_source
 from credit_jax.parallel.collectives import sum_parts
 from credit_jax.parallel.rows.layout import Field
-from credit_jax.transforms import (
-    FORCING,
-    FieldTree,
-    Phase,
-    Pipeline,
-    TreeSchema,
-    after_aligned,
-    for_forcing,
-)
+from credit_jax.transforms import FieldTree, Phase, Pipeline, TreeSchema
 from credit_jax.transforms.rollout import RAW
 
 # Entry of named fields -> the array of its channels.
@@ -70,7 +57,7 @@ class Preparation:
         channels = {"input": schema.input_slices(), "target": schema.target_slices()}
         forcing = pipeline
         if dataset.num_steps > 1:
-            alone = after_aligned(for_forcing(pipeline)).blocks
+            alone = transforms.after_aligned(transforms.for_forcing(pipeline)).blocks
             forcing = Pipeline(tuple(b for b in alone if b.type != "concat"))
         return cls(
             host,
@@ -114,7 +101,7 @@ class Preparation:
             ]
             arrays = new[name], batch[RAW[name]], np.concatenate(scaled)
             suspects.append(_suspects(*arrays, context))
-        if forcing := batch.get(FORCING):
+        if forcing := batch.get(transforms.FORCING):
             named = self.forcing.with_input_names({"input": forcing}, context)
             after = by_key(self.forcing.run(Phase.BEFORE_STEP, named, context)["input"])
             for key, x in after.items():
@@ -166,18 +153,18 @@ def _suspects(
         return x.min(space), x.max(space)
 
     # A shard has a part of the points at an end, one of the shards at least its share.
-    share = FILL_SHARE * x.shape[2] * rows.size * x.shape[4]
+    share = values.FILL_SHARE * x.shape[2] * rows.size * x.shape[4]
     share = share / context.reducer.axes.num_domain
     low, high = ends(x)
     finite = jnp.isfinite(low) & jnp.isfinite(high)
     plateau, filled = jnp.zeros((), bool), jnp.zeros((), bool)
     for end in (low, high):
         at_end = (x == end[:, :, None, None, None]).sum(space)
-        plateau |= ((jnp.abs(end) > OUTSTANDING) & (at_end > share)).any()
+        plateau |= ((jnp.abs(end) > values.OUTSTANDING) & (at_end > share)).any()
     stored = x if raw is None else jnp.where(jnp.isnan(raw), 0, raw)
     for end in ends(stored):
-        filled |= (jnp.abs(end) >= LARGEST).any()
-        filled |= jnp.isin(end, jnp.asarray(FILL_NUMBERS, end.dtype)).any()
+        filled |= (jnp.abs(end) >= values.LARGEST).any()
+        filled |= jnp.isin(end, jnp.asarray(values.FILL_NUMBERS, end.dtype)).any()
     size = jnp.maximum(jnp.abs(low), jnp.abs(high))
-    outlier = (size > OUTLIER) & scaled[None]
+    outlier = (size > values.OUTLIER) & scaled[None]
     return ~finite.all() | (plateau & filled), outlier.any()

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
+from credit_jax import transforms
 from credit_jax.data.channel_checks import ChannelChecks, further_arrays
 from credit_jax.data.dataset import Dataset, collate
 from credit_jax.data.preparation import ARRAYS, Preparation
@@ -17,13 +18,7 @@ from credit_jax.data.schema import ChannelSchema
 from credit_jax.data.values import BadValuesError, check_fields, files_named
 from credit_jax.io.buffers import BUFFERS
 from credit_jax.named_fields.tree import by_key
-from credit_jax.transforms import (
-    FieldTree,
-    Phase,
-    Pipeline,
-    fields_of_rollout,
-    initial_entries,
-)
+from credit_jax.transforms import FieldTree, Phase, Pipeline
 from credit_jax.transforms.rollout import RAW
 
 
@@ -171,8 +166,8 @@ class SampleReader:
         if forcing or self.pipeline.needs("x_physical", "ic_raw"):
             first = self.pipeline.run(Phase.INITIAL, raw)
             physical = self.pipeline.aligned(first, Phase.BEFORE_STEP)["input"]
-            fields = initial_entries(self.pipeline, raw["input"], physical)
-            fields |= fields_of_rollout(physical, forcing) if forcing else {}
+            fields = transforms.initial_entries(self.pipeline, raw["input"], physical)
+            fields |= transforms.fields_of_rollout(physical, forcing) if forcing else {}
         dataset, further = self.dataset, dict[str, np.ndarray]()
         if dataset.further_names:
             starts = [dataset.step_starts[k][index] for k in range(dataset.num_steps)]

@@ -89,11 +89,6 @@ class Sampler:
                 f"largest dp rank is {self.dp_size - 1}. Ranks count the data-parallel "
                 "axes only, not all devices"
             )
-        if self.batch_size < 1:
-            raise ValueError(
-                f"batch size must be at least 1 sample per dp rank, got "
-                f"{self.batch_size}"
-            )
         if self.num_batches < 1:
             per_rank = -(-self.num_samples // self._ranks)
             raise ValueError(

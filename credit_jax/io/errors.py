@@ -26,6 +26,18 @@ def errors_of(origin: str, *names: str) -> Iterator[None]:
         raise kind(": ".join(filter(None, parts))) from error
 
 
+def nearest_files(path: str) -> str:
+    """What the folder of a path holds that is not there, or the nearest one above."""
+    folder = parent = os.path.dirname(path) or "."
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder) or "."
+    if folder == os.path.dirname(folder):  # the root is no help
+        return f"there is no folder {parent!r}"
+    entries = sorted(os.listdir(folder))
+    listed = ", ".join(entries[:8]) + (", ..." if len(entries) > 8 else "")
+    return f"{folder!r} holds: {listed or 'nothing'}"
+
+
 # The errno in the texts of TensorStore's and HDF5's errors.
 _NUMBER = re.compile(r"(?:os_error_code='|errno = )(\d+)")
 

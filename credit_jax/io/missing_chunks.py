@@ -94,7 +94,6 @@ def never_written(numbers: Sequence[int], name: str) -> str:
 
 
 Chunk = tuple[int, ...]
-_SPARE = 2**12  # bytes of headers and checksums
 
 
 class Chunks:

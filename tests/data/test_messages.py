@@ -308,7 +308,6 @@ CASES.rows(static, "mask.nc", "deep/er/mask.nc", name="static.path")
 
 CASES.rows(
     lambda **changes: sampler(**changes),
-    {"batch_size": 0},
     {"local_dp_ranks": ()},
     {"local_dp_ranks": (0, 0), "dp_size": 2},
     {"local_dp_ranks": (1, 0), "dp_size": 2},

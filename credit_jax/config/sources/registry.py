@@ -3,29 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic_core import PydanticCustomError, ValidationError
-
 from credit_jax.config.base import not_available
 from credit_jax.config.components import REGISTRIES, extensions
 from credit_jax.config.custom_objects import offered_names
-from credit_jax.config.sources.sections import (
-    AnemoiConfig,
-    ArcoConfig,
-    LocalConfig,
-    NativeArcoConfig,
-    TisrConfig,
-    WeatherBenchConfig,
-)
+from credit_jax.config.sources import sections
 from credit_jax.config.sources.source import SourceConfig
 
 # dataset_type -> class of its section, for sources of this package.
 SOURCE_CONFIGS: dict[str, type[SourceConfig]] = {
-    "local": LocalConfig,
-    "tisr": TisrConfig,
-    "arco_era5": ArcoConfig,
-    "arco_era5_co": NativeArcoConfig,
-    "weatherbench2_era5": WeatherBenchConfig,
-    "anemoi": AnemoiConfig,
+    "local": sections.LocalConfig,
+    "tisr": sections.TisrConfig,
+    "arco_era5": sections.ArcoConfig,
+    "arco_era5_co": sections.NativeArcoConfig,
+    "weatherbench2_era5": sections.WeatherBenchConfig,
+    "anemoi": sections.AnemoiConfig,
 }
 
 
@@ -59,15 +50,7 @@ def parse_source(value: Any) -> Any:
     section = source_config(kind)
     if section is not None:
         return section.model_validate(value)
-    text = str(not_available("dataset type", kind, source_types()))
-    text += {
-        "base": "; CREDIT's base reads nothing: its fields are constants for tests",
-    }.get(
-        str(kind),
-        "; custom_objects of the config can name an entry of your own",
-    )
-    error = PydanticCustomError("dataset_type", "{text}", {"text": text})
-    raise ValidationError.from_exception_data(
-        "SourceConfig",
-        [{"type": error, "loc": ("dataset_type",), "input": kind}],
-    )
+    advice = "custom_objects of the config can name an entry of your own"
+    if kind == "base":
+        advice = "CREDIT's base reads nothing: its fields are constants for tests"
+    raise ValueError(f"{not_available('dataset type', kind, source_types())}; {advice}")

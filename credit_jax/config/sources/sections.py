@@ -106,15 +106,9 @@ class ArcoConfig(RemoteConfig):
         model_level_store: URL or folder of the model levels. CREDIT has no such key.
     """
 
+    level_coord: Literal["level", "hybrid"]  # type: ignore[override]
     store: str = f"{_ARCO}/full_37-1h-0p25deg-chunk-1.zarr-v3"
     model_level_store: str = f"{_ARCO}/model-level-1h-0p25deg.zarr-v1"
-
-    @field_validator("level_coord")
-    @classmethod
-    def _has_levels(cls, value: str | None) -> str | None:
-        if value not in ("level", "hybrid"):
-            raise ValueError(f"must be one of 'level' or 'hybrid', got {got(value)}")
-        return value
 
     @property
     def level_values(self) -> tuple[float, ...] | None:

@@ -17,16 +17,9 @@ from xarray.core.indexing import LazilyIndexedArray
 
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.sections import AnemoiConfig
+from credit_jax.data.sources import source
 from credit_jax.data.sources.reader import CACHE_BYTES, OpenFile
-from credit_jax.data.sources.source import (
-    BadSampleError,
-    FileGrid,
-    Source,
-    SourceFields,
-    field_key,
-    read_times,
-    variables_of,
-)
+from credit_jax.data.sources.source import Source, SourceFields
 from credit_jax.io.anemoi import DATA, DIMS, AnemoiStore, open_anemoi_store
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.coordinates import GridCoordinates, as_values
@@ -46,7 +39,7 @@ class AnemoiSource(Source):
     store: AnemoiStore  # the store
     opened: OpenFile  # its array of values, with its times
     levels: tuple[float, ...] | None  # levels of the 3-D variables; None without any
-    grid: FileGrid  # grid of the fields
+    grid: source.FileGrid  # grid of the fields
     points: tuple[Cells, Cells]  # latitudes and longitudes of the cells
     parts: Mapping[str, slice]  # key of a variable -> its part of `values`
     # Reads the variables of the config at the index of a time.
@@ -60,8 +53,8 @@ class AnemoiSource(Source):
         if rows is not None and len(self.grid.shape) != 2:
             raise ValueError(f"{self.opened.path}: an unstructured grid has no rows")
         keys = [
-            field_key(self.name, field_type, *variable)
-            for variable in variables_of(self.config, field_type)
+            source.field_key(self.name, field_type, *variable)
+            for variable in source.variables_of(self.config, field_type)
         ]
 
         def at(time: np.datetime64) -> SourceFields:
@@ -69,9 +62,9 @@ class AnemoiSource(Source):
             values = values if rows is None else values[:, rows]
             return {key: values[self.parts[key]] for key in keys}
 
-        return read_times(at, field_type, times)
+        return source.read_times(at, field_type, times)
 
-    def grids(self) -> Iterator[FileGrid]:
+    def grids(self) -> Iterator[source.FileGrid]:
         yield self.grid
 
     def axes(self) -> GridCoordinates:
@@ -85,10 +78,10 @@ class AnemoiSource(Source):
     def attributes(self) -> dict[str, dict[str, str]]:
         units = {}
         for kind in self.config.variables.by_type:
-            for dims, variable in variables_of(self.config, kind):
+            for dims, variable in source.variables_of(self.config, kind):
                 levels = self.levels if dims == "3d" else None
                 first = self.store.variables[self.store.places(variable, levels)[0]]
-                units[field_key(self.name, kind, dims, variable)] = first
+                units[source.field_key(self.name, kind, dims, variable)] = first
         every = {k: self.store.metadata(v).get("units") for k, v in units.items()}
         return {key: {"units": str(unit)} for key, unit in every.items() if unit}
 
@@ -109,7 +102,7 @@ class AnemoiSource(Source):
         missing = times[self.opened.time_indices(times) < 0]
         if missing.size:
             first, last = self.coverage()
-            raise BadSampleError(
+            raise source.BadSampleError(
                 f"data.source.{self.name}: {missing.size} of {len(times)} times are "
                 f"missing in {self.opened.path}, such as {str(missing[0])[:16]}. It "
                 f"covers {first:%Y-%m-%dT%H:%M} to {last:%Y-%m-%dT%H:%M}; choose other "
@@ -126,13 +119,13 @@ def open_anemoi(
     store = open_anemoi_store(config.store)
     levels, indices, parts = None, list[int](), dict[str, slice]()
     for kind in config.variables.by_type:
-        for dims, variable in variables_of(config, kind):
+        for dims, variable in source.variables_of(config, kind):
             if dims == "3d":
                 levels = levels or config.levels or store.levels_of(variable)
             columns = store.places(variable, levels if dims == "3d" else None)
             first = len(indices)
             indices += columns
-            key = field_key(name, kind, dims, variable)
+            key = source.field_key(name, kind, dims, variable)
             parts[key] = slice(first, len(indices))
     array = store.data
     num_members, member = array.shape[2], config.member
@@ -187,7 +180,7 @@ def _cells(store: AnemoiStore, name: str) -> Cells:
 
 def _grid(
     config: AnemoiConfig, store: AnemoiStore, points: tuple[Cells, Cells]
-) -> FileGrid:
+) -> source.FileGrid:
     """The grid: rows and columns with their coordinates, if the cells have them."""
     latitude, longitude = points
     origin, count = f"{store.path}: {DATA}", latitude.size
@@ -201,7 +194,7 @@ def _grid(
         axes = rows[0][:, 0], rows[1][0]
         straight = (np.ptp(rows[0], 1) <= _STRAIGHT).all()
         if straight and (np.ptp(rows[1], 0) <= _STRAIGHT).all():
-            return FileGrid(origin, rows[0].shape, *axes)
+            return source.FileGrid(origin, rows[0].shape, *axes)
         if is_stated:
-            return FileGrid(origin, rows[0].shape, None, None)
-    return FileGrid(origin, (count,), None, None)
+            return source.FileGrid(origin, rows[0].shape, None, None)
+    return source.FileGrid(origin, (count,), None, None)

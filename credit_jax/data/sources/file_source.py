@@ -22,6 +22,7 @@ from jaxtyping import Float
 from credit_jax.config.messages import counted
 from credit_jax.config.sources.source import NETCDF4, SourceConfig
 from credit_jax.data.calendars import ROUNDING, most_restrictive, rounding_of
+from credit_jax.data.sources import source
 from credit_jax.data.sources.file_variable import (
     FileConventions,
     FileVariable,
@@ -30,16 +31,7 @@ from credit_jax.data.sources.file_variable import (
 )
 from credit_jax.data.sources.files import Files
 from credit_jax.data.sources.reader import OpenFile, Reader
-from credit_jax.data.sources.source import (
-    BadSampleError,
-    FileGrid,
-    Source,
-    SourceFields,
-    check_same_files,
-    field_key,
-    join_times,
-    variables_of,
-)
+from credit_jax.data.sources.source import Source, SourceFields
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.coordinates import UNKNOWN, GridCoordinates, as_values
 from credit_jax.named_fields.units import comparable, conversion, text_of, unit_of
@@ -88,16 +80,16 @@ class FileSource(Source):
         arrays = {}
         # A static field is read once and repeated.
         needed = times[-1:] if field_type == "static" else times
-        for dims, name in variables_of(self.config, field_type):
+        for dims, name in source.variables_of(self.config, field_type):
             variable = field_type, dims, name
-            key = field_key(self.name, *variable)
+            key = source.field_key(self.name, *variable)
             to = None if out is None else out.get(key)
             steps = [
                 self._at(*variable, time, rows, None if to is None else to[:, n])
                 for n, time in enumerate(needed)
             ]
             if to is None:
-                arrays[key] = join_times(steps * (len(times) // len(needed)))
+                arrays[key] = source.join_times(steps * (len(times) // len(needed)))
             else:
                 to[:, len(needed) :] = to[:, :1]
                 arrays[key] = to
@@ -159,7 +151,7 @@ class FileSource(Source):
         self, opened: OpenFile, field_type: str, dims: str, name: str
     ) -> FileVariable:
         """Returns a variable of an open file."""
-        key = field_key(self.name, field_type, dims, name)
+        key = source.field_key(self.name, field_type, dims, name)
         if key not in self.read_in:
             # All files are read in the unit of the first one, or of a run.
             stored_as = self.conventions.names.get(name, name)
@@ -176,7 +168,7 @@ class FileSource(Source):
     def variables(self, *field_types: str) -> Iterator[FileVariable]:
         """Yields each variable of some field types, or of all, in its first file."""
         for kind in field_types or self.config.variables.by_type:
-            for dims, name in variables_of(self.config, kind):
+            for dims, name in source.variables_of(self.config, kind):
                 opened = self._first_file(kind, name)
                 yield self._variable(opened, kind, dims, name)
 
@@ -188,7 +180,7 @@ class FileSource(Source):
             self.orders[key] = variable.order()
         return self.orders[key]
 
-    def _grid(self, variable: FileVariable) -> FileGrid:
+    def _grid(self, variable: FileVariable) -> source.FileGrid:
         """Returns the grid of a variable, and checks that it can be put in order."""
         grid = variable.grid()
         self._order(variable)
@@ -224,7 +216,7 @@ class FileSource(Source):
         reader = self.reader.anew(num_times * len(self.files))
         return dataclasses.replace(self, reader=reader)
 
-    def grids(self) -> Iterator[FileGrid]:
+    def grids(self) -> Iterator[source.FileGrid]:
         for kind in self.config.variables.by_type:
             yield self._grid(next(self.variables(kind)))
 
@@ -304,19 +296,19 @@ class FileSource(Source):
 
     def check(self, field_type: str, times: np.ndarray) -> None:
         by_files: dict[Files, list[tuple[str, str]]] = {}
-        for dims, name in variables_of(self.config, field_type):
+        for dims, name in source.variables_of(self.config, field_type):
             by_files.setdefault(self.files[field_type, name], []).append((dims, name))
         for files, named in by_files.items():
             chosen = np.array([files.find(time) or "" for time in times])
             paths, missing = sorted({*chosen} - {""}), [*times[chosen == ""]]
             # Variable -> the first file with units, and these.
             units: dict[str, tuple[str, str]] = {}
-            first: FileGrid | None = None
+            first: source.FileGrid | None = None
             for path in paths[:: -(-len(paths) // MANY_FILES) or 1]:
                 try:
                     opened = self.reader.open(path)
                 except ValueError as error:
-                    raise BadSampleError(str(error)) from error
+                    raise source.BadSampleError(str(error)) from error
                 requested, timed = times[chosen == path], False
                 for dims, name in named:
                     variable = self._variable(opened, field_type, dims, name)
@@ -338,7 +330,7 @@ class FileSource(Source):
                         self.converted.setdefault(name, f"{note} {variable.unit!r}")
                     grid = self._grid(variable)
                     first = first or grid
-                    check_same_files(grid, first)
+                    source.check_same_files(grid, first)
                     timed = timed or variable.is_timed
                 if timed:
                     missing += self._missing_times(opened, files, requested)
@@ -346,7 +338,7 @@ class FileSource(Source):
                 texts = [str(time)[:16] for time in sorted(missing)]
                 listed = ", ".join(texts[:3])
                 listed += f", ... {texts[-1]}" if len(texts) > 3 else ""
-                raise BadSampleError(
+                raise source.BadSampleError(
                     f"data.source.{self.name}.variables.{field_type}: {len(missing)} "
                     f"of {len(times)} times are missing in the files of "
                     f"{files.template!r}: {listed}.{self._covers(files)}; choose other "
@@ -408,11 +400,11 @@ def open_files_source(
     files = {
         (kind, variable): files_of(kind, dims, variable)
         for kind in config.variables.by_type
-        for dims, variable in variables_of(config, kind)
+        for dims, variable in source.variables_of(config, kind)
     }
-    source = FileSource(name, config, files, reader, conventions)
+    opened = FileSource(name, config, files, reader, conventions)
     levels, calendars = {}, []
-    for variable in source.variables():
+    for variable in opened.variables():
         of_file = files[variable.field_type, variable.name]
         num_levels = variable.check(is_dated=of_file.are_dated)
         if variable.dims == "3d":
@@ -421,7 +413,7 @@ def open_files_source(
             calendars.append(variable.opened.calendar)
     count = common_count(levels, f"data.source.{name}")
     calendar = config.calendar or most_restrictive(calendars)
-    return dataclasses.replace(source, calendar=calendar, num_levels=count)
+    return dataclasses.replace(opened, calendar=calendar, num_levels=count)
 
 
 def descriptive(attributes: Mapping[Any, Any]) -> dict[str, str]:

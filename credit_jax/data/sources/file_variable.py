@@ -20,18 +20,9 @@ from jaxtyping import Float
 from credit_jax.config.sources.source import OUTPUT_TYPES, SourceConfig
 from credit_jax.data.sources.reader import OpenFile
 from credit_jax.data.sources.source import FileGrid, check_same_files, field_key
+from credit_jax.named_fields import coordinates
 from credit_jax.named_fields.axes import coordinate, level_values
-from credit_jax.named_fields.coordinates import (
-    UNKNOWN,
-    CoordinateValues,
-    GridCoordinates,
-    LevelValues,
-    as_values,
-    check_once,
-    indices_of,
-    is_numbered,
-    readings,
-)
+from credit_jax.named_fields.coordinates import LevelValues, as_values, indices_of
 from credit_jax.named_fields.units import conversion, text_of
 
 # Positions in a file of the rows and columns to read; None keeps its order.
@@ -77,7 +68,7 @@ class FileVariable:
     config: SourceConfig  # section of the source
     conventions: FileConventions  # conventions of its files
     # Coordinates at which fields are read; unknown ones are those of the file.
-    requested: GridCoordinates = UNKNOWN
+    requested: coordinates.GridCoordinates = coordinates.UNKNOWN
     unit: str = ""  # in which fields are read; "" if that of the file is unknown
 
     @property
@@ -226,7 +217,7 @@ class FileVariable:
         return levels if self._listed is None else as_listed(levels, self._listed)[0]
 
     @property
-    def _listed(self) -> CoordinateValues | None:
+    def _listed(self) -> coordinates.CoordinateValues | None:
         """Levels that the config lists, where no coordinates are requested."""
         return self.config.level_values if self.requested.levels is None else None
 
@@ -240,7 +231,7 @@ class FileVariable:
             indices = indices_of(
                 expected, stored, "level", *pair, some=True, of_run=True
             )
-            if not is_numbered(expected, stored):
+            if not coordinates.is_numbered(expected, stored):
                 return None if indices is None else indices.tolist()
         values, how = self.config.level_values, self.conventions.levels
         if values is None:
@@ -350,8 +341,8 @@ class FileVariable:
         actual = [str(dim) for dim in self.array.dims]
         time = self.opened.time_coord
         # None is a dim with any name, of which the file has no coordinate.
-        coordinates = self.opened.latitude, self.opened.longitude
-        space = [None if c is None else str(c.dims[0]) for c in coordinates]
+        axes = self.opened.latitude, self.opened.longitude
+        space = [None if axis is None else str(axis.dims[0]) for axis in axes]
         space = space[:1] if self.is_unstructured else space
         previous = [self.config.level_coord] if self.dims == "3d" else []
         more = len(actual) > len(previous) + len(space)
@@ -411,7 +402,10 @@ def _match(dims: Sequence[str], expected: Sequence[str | None]) -> bool:
 
 def as_listed(levels: LevelValues, listed: Sequence[float]) -> tuple[LevelValues, bool]:
     """Levels in the unit in which a config lists them, or hPa; and whether both fit."""
-    factor = (*readings(LevelValues(listed, "hPa"), levels), 1.0)[0]
+    factor = (
+        *coordinates.readings(LevelValues(listed, "hPa"), levels),
+        1.0,
+    )[0]
     if factor == 1.0:
         return levels, False
     converted = LevelValues(np.multiply(levels, factor), "hPa", levels.positive)
@@ -435,7 +429,7 @@ def level_indices(
     text = f"{available[:20].tolist()}{' ...' if available.size > 20 else ''}"
     if not np.isfinite(available).all():
         raise ValueError(f"{of} has levels {text}, expected finite numbers")
-    check_once(available, "level", of)
+    coordinates.check_once(available, "level", of)
     index = pd.Index(available)
     # Which of two levels at one distance is nearest depends on the order, as in CREDIT.
     is_ordered = index.is_monotonic_increasing or index.is_monotonic_decreasing

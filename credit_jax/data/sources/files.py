@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from credit_jax.io.errors import nearest_files
 from credit_jax.io.remote import exists, is_url
 
 _DIGITS = {
@@ -145,7 +146,11 @@ def discover(template: str, origin: str) -> FileSet:
     pattern = _glob_pattern(template)
     paths = sorted(glob(pattern))
     if not paths:
-        raise FileNotFoundError(_no_match(template, pattern, origin))
+        inside = "" if os.path.isabs(template) else f" in {os.getcwd()}"
+        raise FileNotFoundError(
+            f"{origin}: no file matches {template!r} (searched {pattern!r}{inside}); "
+            f"{nearest_files(pattern)}"
+        )
     # A single file has all times, whatever its name.
     if len(paths) == 1:
         return FileSet(template, tuple(paths))
@@ -216,22 +221,3 @@ def time_format(template: str) -> str:
     """Returns a template from its first to its last strftime code, such as "%Y/%m"."""
     ends = [(m.start(), m.end()) for m in re.finditer(_CODE, template)]
     return template[ends[0][0] : ends[-1][1]] if ends else ""
-
-
-def _no_match(template: str, pattern: str, origin: str) -> str:
-    """Error message with the pattern, and the folder that is missing or its files."""
-    text, here = f"{origin}: no file matches {template!r}", os.getcwd()
-    inside = "" if os.path.isabs(template) else f" in {here}"
-    if inside or pattern != template:
-        text += f" (searched {pattern!r}{inside})"
-    missing = folder = os.path.dirname(template)
-    while folder and ("%" in folder or "*" in folder or not os.path.isdir(folder)):
-        missing, folder = folder, os.path.dirname(folder)
-    expected = os.path.dirname(template) or "."
-    if "%" not in expected and "*" not in expected and not os.path.isdir(expected):
-        text += f"; the folder {expected!r} does not exist"
-        if os.path.dirname(folder) == folder != "":
-            return f"{text}, nor does {missing!r}" if missing != expected else text
-    entries = sorted(os.listdir(folder or "."))
-    displayed = ", ".join(entries[:8]) + (", ..." if len(entries) > 8 else "")
-    return text + f"; {folder or '.'!r} holds: {displayed or 'nothing'}"

@@ -6,15 +6,10 @@ have a time dim are read at the first time. Variables of `arco_era5` and
 `arco_era5`; a store may also be a folder with a copy of it.
 """
 
+import dataclasses
+
 from credit_jax.config.data import DataConfig
-from credit_jax.config.sources.sections import (
-    NATIVE_NAMES,
-    NATIVE_STORES,
-    WB2_STORES,
-    ArcoConfig,
-    NativeArcoConfig,
-    WeatherBenchConfig,
-)
+from credit_jax.config.sources import sections
 from credit_jax.data.sources.file_source import FileSource, open_files_source
 from credit_jax.data.sources.file_variable import FileConventions
 from credit_jax.data.sources.files import FileSet, discover
@@ -22,8 +17,7 @@ from credit_jax.io.open_files import OpenFiles
 
 _LOCAL = FileConventions()
 _ERA5 = FileConventions(levels="exact", static_time="same")
-
-_NATIVE = FileConventions(levels="exact", static_time="same", names=NATIVE_NAMES)
+_NATIVE = dataclasses.replace(_ERA5, names=sections.NATIVE_NAMES)
 
 
 def open_local(
@@ -51,7 +45,7 @@ def open_arco(
 ) -> FileSource:
     """Opens ERA5 of the ARCO stores, with 3-D variables on pressure or model levels."""
     config = data.source[name]
-    assert isinstance(config, ArcoConfig)
+    assert isinstance(config, sections.ArcoConfig)
     # 2-D variables are in the store of pressure levels. A static variable that has a
     # time dim is read at the time of the other variables.
     flat = FileSet(config.store, (config.store,))
@@ -69,10 +63,10 @@ def open_native_arco(
 ) -> FileSource:
     """Opens ERA5 of the ARCO stores of coefficients and of reduced Gaussian points."""
     config = data.source[name]
-    assert isinstance(config, NativeArcoConfig)
+    assert isinstance(config, sections.NativeArcoConfig)
     stores = {
         variable: FileSet(path := f"{config.store}/{store}", (path,))
-        for store, names in NATIVE_STORES.items()
+        for store, names in sections.NATIVE_STORES.items()
         for variable in names
     }
     return open_files_source(
@@ -85,7 +79,7 @@ def open_weatherbench(
 ) -> FileSource:
     """Opens ERA5 of WeatherBench 2, whose stores are (longitude, latitude)."""
     config = data.source[name]
-    assert isinstance(config, WeatherBenchConfig)
-    index = config.store or WB2_STORES[config.resolution]
+    assert isinstance(config, sections.WeatherBenchConfig)
+    index = config.store or sections.WB2_STORES[config.resolution]
     store = FileSet(index, (index,))
     return open_files_source(name, config, lambda *_: store, _ERA5, open_files)

@@ -7,13 +7,8 @@ from credit_jax.config.components import Registry
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.registry import SOURCE_CONFIGS
 from credit_jax.config.sources.source import SourceConfig
+from credit_jax.data.sources import local
 from credit_jax.data.sources.anemoi import open_anemoi
-from credit_jax.data.sources.local import (
-    open_arco,
-    open_local,
-    open_native_arco,
-    open_weatherbench,
-)
 from credit_jax.data.sources.source import Source
 from credit_jax.data.sources.tisr import open_tisr
 from credit_jax.io.open_files import OpenFiles
@@ -38,11 +33,11 @@ SOURCES: Registry[SourceEntry] = Registry("dataset", SourceEntry)
 SOURCES |= {
     name: SourceEntry(SOURCE_CONFIGS[name], open_of_type)
     for name, open_of_type in {
-        "local": open_local,
+        "local": local.open_local,
         "tisr": open_tisr,
-        "arco_era5": open_arco,
-        "arco_era5_co": open_native_arco,
-        "weatherbench2_era5": open_weatherbench,
+        "arco_era5": local.open_arco,
+        "arco_era5_co": local.open_native_arco,
+        "weatherbench2_era5": local.open_weatherbench,
         "anemoi": open_anemoi,
     }.items()
 }

@@ -10,13 +10,8 @@ import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.sources.source import SourceConfig
-from credit_jax.named_fields.coordinates import (
-    GridCoordinates,
-    as_values,
-    check_order,
-    check_shared_grid,
-    indices_of,
-)
+from credit_jax.named_fields import coordinates
+from credit_jax.named_fields.coordinates import GridCoordinates, as_values, indices_of
 
 # key -> field (level, time, lat, lon), or (level, time, point) on unstructured grids;
 # variables may be on several ones that preblocks bring to one.
@@ -47,7 +42,7 @@ def check_same_files(grid: FileGrid, first: FileGrid) -> None:
             f"{first.size}; bring both to one grid"
         )
     expected, axes = ((x.latitude, x.longitude) for x in (first, grid))
-    check_shared_grid(expected, axes, grid.where, first.where)
+    coordinates.check_shared_grid(expected, axes, grid.where, first.where)
 
 
 class BadSampleError(ValueError):
@@ -141,7 +136,9 @@ class Source(abc.ABC):
         levels = self.axes().levels
         pair = grid.where, axes.where
         indices = indices_of(axes.levels, levels, "level", *pair, of_run=True)
-        check_order([indices], f"data.source.{self.name}.levels {levels}", *pair)
+        coordinates.check_order(
+            [indices], f"data.source.{self.name}.levels {levels}", *pair
+        )
         return self
 
     def attributes(self) -> dict[str, dict[str, str]]:

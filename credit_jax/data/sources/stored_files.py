@@ -15,13 +15,8 @@ from h5py import h5d, h5z  # pyright: ignore
 from xarray.backends import CachingFileManager
 from xarray.backends.locks import HDF5_LOCK
 
-from credit_jax.data.sources.stored_arrays import (
-    DECODERS,
-    Chunk,
-    StoredArray,
-    is_readable,
-    read_into,
-)
+from credit_jax.data.sources import stored_arrays
+from credit_jax.data.sources.stored_arrays import Chunk, StoredArray, read_into
 from credit_jax.io.missing_chunks import masks_unwritten, missing_chunk, never_written
 
 _ABSENT = 2**64 - 1
@@ -44,7 +39,7 @@ def open_hdf5_array(
             isinstance(stored, h5py.Dataset)
             and not handle.userblock_size
             and not stored.external
-            and is_readable(variable, stored.shape, stored.dtype)
+            and stored_arrays.is_readable(variable, stored.shape, stored.dtype)
         ):
             return None
         properties, dtype = stored.id.get_create_plist(), stored.dtype
@@ -113,9 +108,9 @@ def open_zarr_array(store: str, name: str, variable: xr.Variable) -> StoredArray
         if codecs[0]["name"] != "bytes" or (shard and not shard.is_readable):
             return None
         names = tuple(c["name"].removeprefix("numcodecs.") for c in codecs[1:])
-    if names not in [(), *((name,) for name in DECODERS)]:
+    if names not in [(), *((name,) for name in stored_arrays.DECODERS)]:
         return None
-    if not is_readable(variable, array.shape, dtype):
+    if not stored_arrays.is_readable(variable, array.shape, dtype):
         return None
 
     # See `CompleteStore`: those that are not packed.

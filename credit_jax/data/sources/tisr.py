@@ -19,13 +19,8 @@ from jaxtyping import Float
 
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources.sections import TisrConfig
-from credit_jax.data.sources.source import (
-    FileGrid,
-    Source,
-    SourceFields,
-    field_key,
-    variables_of,
-)
+from credit_jax.data.sources import source
+from credit_jax.data.sources.source import Source, SourceFields
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.axes import horizontal
 
@@ -57,18 +52,18 @@ class TisrSource(Source):
     ) -> SourceFields:
         part = (None, None) if rows is None else (rows.start, rows.stop)
         return {
-            field_key(self.name, field_type, dims, name): np.stack(
+            source.field_key(self.name, field_type, dims, name): np.stack(
                 [self._recent(time, *part) for time in times]
             )[None]
-            for dims, name in variables_of(self.config, field_type)
+            for dims, name in source.variables_of(self.config, field_type)
         }
 
-    def grids(self) -> Iterator[FileGrid]:
+    def grids(self) -> Iterator[source.FileGrid]:
         lat, lon = self.latitude, self.longitude
         straight = (lat == lat[:, :1]).all() and (lon == lon[:1]).all()
         origin = f"data.source.{self.name}: tisr"
         coordinates = (lat[:, 0], lon[0]) if straight else (None, None)
-        yield FileGrid(origin, lat.shape, *coordinates)
+        yield source.FileGrid(origin, lat.shape, *coordinates)
 
     def check(self, field_type: str, times: np.ndarray) -> None:
         # The irradiance of the sun is known at the first and last time.
