@@ -14,13 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.named_fields.coordinates import (
-    LevelValues,
-    common_indices,
-    counts,
-    grid_indices,
-    listed,
-)
+from credit_jax.named_fields import coordinates
+from credit_jax.named_fields.coordinates import LevelValues, counts, listed
 from credit_jax.named_fields.units import comparable, conversion, differ, text_of
 
 LEVEL = "level"
@@ -98,7 +93,7 @@ class Variables:
 
     def align(self, other: Variables, *, complete: bool = False) -> Alignment:
         """Finds the variables of this table in another one, which may have more."""
-        rows, columns = grid_indices(
+        rows, columns = coordinates.grid_indices(
             (self.latitude, self.longitude),
             (other.latitude, other.longitude),
             other.where,
@@ -184,7 +179,7 @@ class Variables:
                 f"{name}: one side only numbers its levels, and there are not as many "
                 f"on the other: {self.where} has {sides}; name data.source.*.levels"
             )
-        pairs = common_indices(
+        pairs = coordinates.common_indices(
             LevelValues(variable.levels, variable.level_units),
             LevelValues(candidate.levels, candidate.level_units),
             LEVEL,

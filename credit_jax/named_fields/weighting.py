@@ -24,29 +24,6 @@ from credit_jax.named_fields.tree import (
 SMALLEST_VARIANCE = 1e-12
 
 
-def combination_weights(
-    keys: Sequence[str],
-    *,
-    variances: Mapping[str, float] | None = None,  # sigma^2; 1 if missing
-    multipliers: Mapping[str, float] | None = None,  # 1 if missing
-    normalize: bool = True,
-    # Power of a variable's unit in the score: 2 for a squared error, 0 for a ratio.
-    scale_power: int = 2,
-) -> Float[np.ndarray, " variable"]:
-    """Computes the weight `multiplier / sigma^scale_power` of each variable."""
-    variances, multipliers = variances or {}, multipliers or {}
-    weights = np.array(
-        [
-            multipliers.get(key, 1.0)
-            / max(variances.get(key, 1.0), SMALLEST_VARIANCE) ** (scale_power / 2)
-            for key in keys
-        ]
-    )
-    if normalize and weights.mean() > 0:
-        weights = weights / weights.mean()
-    return weights.astype(np.float32)
-
-
 def latitude_weights(latitude: Float[np.ndarray, " lat"]) -> Float[np.ndarray, " lat"]:
     """Area weights `cos(latitude) / mean(cos(latitude))` of rows, in float32."""
     weights = np.cos(np.deg2rad(np.asarray(latitude, np.float64)))
@@ -122,12 +99,17 @@ class ScoredVariables:
         keys: Sequence[str],
         scale_power: int = 2,
     ) -> Float[Array, ""]:
-        """The weighted mean over variables, see `combination_weights`."""
-        weights = combination_weights(
-            keys,
-            variances=self.variances,
-            multipliers=self.args.variable_weights,
-            normalize=self.args.normalize_weights,
-            scale_power=scale_power,
+        """The mean over variables, weighted by `multiplier / sigma^scale_power`."""
+        # Power of a variable's unit in the score: 2 of a squared error, 0 of a ratio.
+        variances, multipliers = self.variances or {}, self.args.variable_weights
+        weights = np.array(
+            [
+                multipliers.get(key, 1.0)
+                / max(variances.get(key, 1.0), SMALLEST_VARIANCE) ** (scale_power / 2)
+                for key in keys
+            ]
         )
-        return (scores * jnp.asarray(weights, scores.dtype)).mean()
+        if self.args.normalize_weights and weights.mean() > 0:
+            weights = weights / weights.mean()
+        weights = jnp.asarray(weights.astype(np.float32), scores.dtype)
+        return (scores * weights).mean()

@@ -43,12 +43,7 @@ from jaxtyping import Float
 from credit_jax.config import StrictModel
 from credit_jax.config.components import Registry
 from credit_jax.config.messages import hint
-from credit_jax.named_fields import FieldContext, FieldTree
-from credit_jax.named_fields.coordinates import (
-    CoordinateValues,
-    GridCoordinates,
-    are_numbered_alike,
-)
+from credit_jax.named_fields import FieldContext, FieldTree, coordinates
 from credit_jax.named_fields.tree import ChannelGroup
 
 Model = TypeVar("Model", bound=StrictModel)
@@ -81,7 +76,6 @@ class Phase(enum.Enum):
 
 
 PREBLOCKS = (Phase.INITIAL, Phase.BEFORE_STEP)
-POSTBLOCKS = (Phase.AFTER_STEP, Phase.AFTER_ROLLOUT)
 
 
 class Where(enum.Flag):
@@ -113,14 +107,17 @@ class LevelFile(NamedTuple):
     selects: Callable[[str], bool]
     # Number of each level in the file, in the order in which the levels of the
     # variables are expected; None if the file has none.
-    numbers: CoordinateValues | None = None
+    numbers: coordinates.CoordinateValues | None = None
 
     def groups(self, schema: TreeSchema) -> Iterator[tuple[ChannelGroup, bool]]:
         """Yields its variables, and whether they number levels as the file does."""
         for groups in schema.values():
             for group in groups:
                 if group.n_levels > 1 and self.selects(group.var_key):
-                    yield group, are_numbered_alike(group.levels, self.numbers)
+                    yield (
+                        group,
+                        coordinates.are_numbered_alike(group.levels, self.numbers),
+                    )
 
     def check(self, schema: TreeSchema) -> None:
         """Checks that levels with the numbers of the file are in its order."""
@@ -196,7 +193,7 @@ class Transform(StrictModel):
     def check(self, schema: TreeSchema) -> None:
         """Checks the variables before the transform; raises where it does not apply."""
 
-    def at(self, schema: TreeSchema, grid: GridCoordinates) -> Transform:
+    def at(self, schema: TreeSchema, grid: coordinates.GridCoordinates) -> Transform:
         """The transform with the values of its files in the order of the data."""
         # A ValueError names both where files have other coordinates than the grid, or
         # than the levels of the variables before the transform.

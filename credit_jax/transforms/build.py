@@ -6,12 +6,15 @@ Each type registers itself when its module is imported, which this one does for 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import reduce
 
 from credit_jax.config import ConfigError
+from credit_jax.config.base import check_problems
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 from credit_jax.io.errors import errors_of
 from credit_jax.named_fields.units import EXPECTED, differ
 from credit_jax.transforms import (
+    base,
     channels,
     conservation,
     diagnostics,
@@ -22,15 +25,7 @@ from credit_jax.transforms import (
     scaling,
     spectral,
 )
-from credit_jax.transforms.base import (
-    PREBLOCKS,
-    TRANSFORMS,
-    OfVariables,
-    Phase,
-    TreeSchema,
-    Where,
-    variable_of,
-)
+from credit_jax.transforms.base import TreeSchema
 from credit_jax.transforms.forecast_pipelines import missing_inverses
 from credit_jax.transforms.normalize import Normalizer
 from credit_jax.transforms.pipeline import Block, Pipeline, names_after
@@ -58,11 +53,11 @@ def build_pipeline(
     for block in pipeline.blocks:
         with errors_of(block.path):
             block.transform.open()
-    for phase in Phase:
+    for phase in base.Phase:
         blocks = pipeline.of(phase)
         host, traced = (
             [block.path for block in blocks if block.transform.where is part]
-            for part in (Where.HOST, Where.TRACED)
+            for part in (base.Where.HOST, base.Where.TRACED)
         )
         if host and traced:
             raise ValueError(
@@ -80,15 +75,17 @@ def parse_pipeline(
 ) -> Pipeline:
     """Validates the transforms of a config, those of some types; reads no file."""
     blocks, problems = [], []
-    for phase in Phase:
-        section = preblocks if phase in PREBLOCKS else postblocks or PostblocksConfig()
+    for phase in base.Phase:
+        section = (
+            preblocks if phase in base.PREBLOCKS else postblocks or PostblocksConfig()
+        )
         kind, part = phase.value.split(".")
         for name, config in getattr(section, part).items():
             path = f"{phase.value}.{name}"
             if types is not None and config.type not in types:
                 continue
             try:
-                transform = TRANSFORMS[kind].parse(config.type, config.args, path)
+                transform = base.TRANSFORMS[kind].parse(config.type, config.args, path)
                 if phase not in transform.phases:
                     expected = " or ".join(each.value for each in transform.phases)
                     problem = f"{path}.type: {config.type} belongs into {expected}"
@@ -96,8 +93,7 @@ def parse_pipeline(
                 blocks.append(Block(path, config.type, phase, transform))
             except ConfigError as error:
                 problems += error.problems
-    if problems:
-        raise ConfigError(problems)
+    check_problems(problems)
     return Pipeline(tuple(blocks))
 
 
@@ -123,7 +119,7 @@ def predicted_names(
 
 def check_units(pipeline: Pipeline, units: Mapping[str, tuple[str, str]]) -> None:
     """Checks units, by key with their file, against statistics and formulas."""
-    available = {key: (*unit, variable_of(key)) for key, unit in units.items()}
+    available = {key: (*unit, base.variable_of(key)) for key, unit in units.items()}
     for each in pipeline.blocks:
         available = each.units_after(available)
         # Key, expected unit and origin of that unit, for variables with known units.
@@ -152,10 +148,9 @@ def units_after(
     pipeline: Pipeline, units: Mapping[str, tuple[str, str]]
 ) -> dict[str, tuple[str, str]]:
     """The units of variables, with their file, by their keys after the preblocks."""
-    available = dict(units)
-    for each in pipeline.blocks:
-        available = each.units_after(available)
-    return available
+    return reduce(
+        lambda known, each: each.units_after(known), pipeline.blocks, {**units}
+    )
 
 
 def notes_on_schema(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
@@ -163,8 +158,10 @@ def notes_on_schema(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
     # Also predicted variables that no normalizer has in its files.
     notes = []
     for each, previous in pipeline.with_schemas(schema):
-        if isinstance(each.transform, OfVariables):
-            parts = previous if each.phase in PREBLOCKS else {"": previous["target"]}
+        if isinstance(each.transform, base.OfVariables):
+            parts = (
+                previous if each.phase in base.PREBLOCKS else {"": previous["target"]}
+            )
             keys = {group.var_key: 0 for groups in parts.values() for group in groups}
             lines = each.transform.unmatched(keys)
             notes += [f"{each.path}.args.variables: {line}" for line in lines]
@@ -175,8 +172,8 @@ def notes_on_schema(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
         return notes
     missing, paths = {}, []
     for each, previous in pipeline.with_schemas(schema):
-        if isinstance(each.transform, Normalizer) and each.phase in PREBLOCKS:
-            names = (variable_of(group.var_key) for group in previous["target"])
+        if isinstance(each.transform, Normalizer) and each.phase in base.PREBLOCKS:
+            names = (group.variable for group in previous["target"])
             unscaled = [name for name in names if not each.transform.changes(name)]
             missing = dict.fromkeys(n for n in unscaled if not paths or n in missing)
             paths.append(f"{each.path}: {each.transform.paths}")
@@ -193,11 +190,10 @@ def notes_on_order(pipeline: Pipeline, schema: TreeSchema) -> list[str]:
     notes = []
     for each, previous in pipeline.with_schemas(schema):
         for file in each.transform.level_files:
-            groups = [
+            groups = (
                 group for group, numbered in file.groups(previous) if not numbered
-            ]
-            names = dict.fromkeys(variable_of(group.var_key) for group in groups)
-            if names:
+            )
+            if names := dict.fromkeys(group.variable for group in groups):
                 notes.append(f"{each.path}: {file.origin} ({', '.join(names)})")
     if not notes:
         return []
@@ -224,11 +220,11 @@ def notes_on_initial(pipeline: Pipeline) -> list[str]:
     # A field that is fed back has the units after `ic_only`, in which it is written.
     changed = [
         f"{block.path} (type {block.type})"
-        for block in pipeline.of(Phase.INITIAL)
+        for block in pipeline.of(base.Phase.INITIAL)
         if block.transform.undone_by is not None
     ]
-    restoring = {each.undone_by for each in TRANSFORMS["preblocks"].values()}
-    undone = pipeline.of(Phase.AFTER_STEP)
+    restoring = {each.undone_by for each in base.TRANSFORMS["preblocks"].values()}
+    undone = pipeline.of(base.Phase.AFTER_STEP)
     if not changed or any(block.type in restoring for block in undone):
         return []
     return [

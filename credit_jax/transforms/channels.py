@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os.path import expandvars
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,27 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import yaml
-from pydantic import PrivateAttr, model_validator
+from pydantic import PrivateAttr
 
 from credit_jax.config.components import FilePath
 from credit_jax.io.errors import errors_of
 from credit_jax.named_fields.tree import by_key, by_source
 from credit_jax.physics.arrays import namespace
-from credit_jax.transforms.base import (
-    Descriptions,
-    Effects,
-    FieldTree,
-    InputBlock,
-    OutputBlock,
-    Reach,
-    StepContext,
-    Transform,
-    TreeSchema,
-    change_entry,
-    postblock,
-    preblock,
-    source_of,
-)
+from credit_jax.transforms import base
+from credit_jax.transforms.base import FieldTree, StepContext, Transform, TreeSchema
 from credit_jax.transforms.scaling import Method, OfScalers, scale
 
 # Rank of a field type among the channels of x; CREDIT's FIELD_TYPE_RANK.
@@ -46,7 +33,7 @@ def channel_rank(var_key: str) -> tuple[int, int]:
     return rank, 0 if dims == "3d" else 1
 
 
-@preblock("concat")
+@base.preblock("concat")
 class Concat(Transform):
     """Joins named fields to x and y.
 
@@ -54,7 +41,7 @@ class Concat(Transform):
         to_device: no effect; the training loop places batches on devices.
     """
 
-    reach: ClassVar = Reach.CHANNEL
+    reach: ClassVar = base.Reach.CHANNEL
     keeps_units: ClassVar = True
 
     to_device: bool = True
@@ -90,7 +77,7 @@ class Concat(Transform):
         return {**schema, "input": sorted(inputs, key=rank)}
 
 
-@preblock("to_device")
+@base.preblock("to_device")
 class ToDevice(Transform):
     """Does nothing; CREDIT moves arrays by it.
 
@@ -98,7 +85,7 @@ class ToDevice(Transform):
         device: no effect; the training loop places batches on devices.
     """
 
-    reach: ClassVar = Reach.CHANNEL
+    reach: ClassVar = base.Reach.CHANNEL
     keeps_units: ClassVar = True
 
     device: str = "cpu"
@@ -138,7 +125,7 @@ def join(fields: Mapping[str, Any], keys: Sequence[str]) -> Any:
     return joined.astype(jnp.promote_types(joined.dtype, jnp.float32))
 
 
-@postblock("reconstruct")
+@base.postblock("reconstruct")
 class Reconstruct(Transform):
     """Splits the prediction, or the target, into named fields.
 
@@ -179,8 +166,8 @@ class Reconstruct(Transform):
         return {**tree, self.out_key: by_source(fields)}
 
 
-@postblock("flatten_to_tensor")
-class FlattenToTensor(OutputBlock, OfScalers):
+@base.postblock("flatten_to_tensor")
+class FlattenToTensor(base.OutputBlock, OfScalers):
     """Joins named fields to one array of channels.
 
     Attributes:
@@ -215,15 +202,15 @@ class FlattenToTensor(OutputBlock, OfScalers):
             with errors_of(path, key):
                 return scale(scaler, x, self.method, context=context)
 
-        scaled = change_entry(tree, change, self.key)[self.key]
+        scaled = base.change_entry(tree, change, self.key)[self.key]
         order = sorted(slices, key=lambda key: slices[key].start)
-        fields = [scaled[source_of(key)][key] for key in order]
+        fields = [scaled[base.source_of(key)][key] for key in order]
         joined = namespace(*fields).concatenate(fields, axis=1)
         return {**tree, self.out_key: joined}
 
 
-@preblock("rename")
-class Rename(InputBlock):
+@base.preblock("rename")
+class Rename(base.InputBlock):
     """Changes keys of variables, by either `mapping` or `mapping_file`.
 
     Keys are replaced simultaneously: a new key that is also an old key is not replaced
@@ -235,20 +222,18 @@ class Rename(InputBlock):
         mapping_file: YAML file with such a mapping.
     """
 
-    reach: ClassVar = Reach.CHANNEL
+    reach: ClassVar = base.Reach.CHANNEL
     keeps_units: ClassVar = True
 
     mapping: dict[str, str] | None = None
     mapping_file: FilePath | None = None
 
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Rename:
-        if (self.mapping is None) == (self.mapping_file is None):
-            raise ValueError("give one of mapping and mapping_file")
-        return self
-
     # Old key -> new key.
     _mapping: Mapping[str, str] = PrivateAttr()
+
+    def conflicts(self) -> Iterator[str]:
+        if (self.mapping is None) == (self.mapping_file is None):
+            yield "give one of mapping and mapping_file"
 
     def open(self) -> None:
         mapping = self.mapping
@@ -262,8 +247,8 @@ class Rename(InputBlock):
         self._mapping = mapping
 
     @property
-    def effects(self) -> Effects:
-        return Effects(renames=self._mapping)
+    def effects(self) -> base.Effects:
+        return base.Effects(renames=self._mapping)
 
     def changes(self, key: str) -> bool:
         """False: no value is another one afterwards."""
@@ -287,7 +272,7 @@ class Rename(InputBlock):
             ]
         return new_schema
 
-    def describe(self, units: Descriptions) -> Descriptions:
+    def describe(self, units: base.Descriptions) -> base.Descriptions:
         """Returns the attributes of the old keys, by their new keys."""
         return {new: units[old] for old, new in self._mapping.items() if old in units}
 
@@ -313,5 +298,5 @@ def _pairs(
             f"two variables of {part} would be called {', '.join(twice)}; "
             "rename one of them to something else"
         )
-    sources = [*dict.fromkeys(map(source_of, (*keys, *new_keys)))]
-    return sorted(pairs, key=lambda pair: sources.index(source_of(pair[0])))
+    sources = [*dict.fromkeys(map(base.source_of, (*keys, *new_keys)))]
+    return sorted(pairs, key=lambda pair: sources.index(base.source_of(pair[0])))

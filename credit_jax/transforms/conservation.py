@@ -7,34 +7,25 @@ scaling, and before the scaling that rebuilds y_pred. The state before the step 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
-from pydantic import PrivateAttr, field_validator, model_validator
+from pydantic import PrivateAttr
 
 from credit_jax.config.components import FilePath
 from credit_jax.named_fields.coordinates import GridCoordinates, on_grid
 from credit_jax.physics import conservation as physics
 from credit_jax.physics.arrays import SECONDS_PER_HOUR, clip, fill_padding
 from credit_jax.physics.files import read_grid, read_surface
-from credit_jax.transforms.base import (
-    OUTPUT,
-    FieldTree,
-    LevelFile,
-    StepContext,
-    Transform,
-    TreeSchema,
-    get_field,
-    postblock,
-    with_fields,
-)
+from credit_jax.transforms import base
+from credit_jax.transforms.base import FieldTree, StepContext, Transform, TreeSchema
 
 # Key of a variable -> its field before or after a step, (batch, level, 1, lat, lon).
 Reader: TypeAlias = Callable[[str], Any]
 
 
-@postblock("tracer_fixer")
+@base.postblock("tracer_fixer")
 class TracerFixer(Transform):
     """Limits tracers to a range, such as to what is not negative.
 
@@ -48,16 +39,14 @@ class TracerFixer(Transform):
     tracer_thres: float | tuple[float, ...]
     tracer_thres_max: float | tuple[float | None, ...] | None = None
 
-    @model_validator(mode="after")
-    def _one_for_each(self) -> TracerFixer:
+    def conflicts(self) -> Iterator[str]:
         for name in ("tracer_thres", "tracer_thres_max"):
             values, count = getattr(self, name), len(self.tracer_vars)
             if isinstance(values, tuple) and len(values) != count:
-                raise ValueError(
+                yield (
                     f"{name} has {len(values)} values for {count} variables; give one "
                     "for all or one each"
                 )
-        return self
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         count = len(self.tracer_vars)
@@ -66,10 +55,10 @@ class TracerFixer(Transform):
             for values in (self.tracer_thres, self.tracer_thres_max)
         )
         fixed = {
-            key: clip(get_field(tree, OUTPUT, key), low, high)
+            key: clip(base.get_field(tree, base.OUTPUT, key), low, high)
             for key, low, high in zip(self.tracer_vars, *limits, strict=True)
         }
-        return with_fields(tree, OUTPUT, fixed)
+        return base.with_fields(tree, base.OUTPUT, fixed)
 
 
 class _OnLevels(Transform):
@@ -117,14 +106,14 @@ class _OnLevels(Transform):
         return self.with_values(_grid=self._grid.at(axes))
 
     @property
-    def level_files(self) -> tuple[LevelFile, ...]:
+    def level_files(self) -> tuple[base.LevelFile, ...]:
         """See `Transform`; none for levels that are matched by their pressure."""
         if self._grid.axes.levels is not None:
             return ()
         named = self.model_dump(include={"T_var", "q_var", "U_var", "V_var"})
         levels = self._grid.levels
         keys = frozenset(named.values())
-        return (LevelFile(levels.origin, keys.__contains__, levels.numbers),)
+        return (base.LevelFile(levels.origin, keys.__contains__, levels.numbers),)
 
     def readers(self, tree: FieldTree, context: StepContext) -> tuple[Reader, Reader]:
         """Readers of fields at the last time before, and the first after the step."""
@@ -132,11 +121,11 @@ class _OnLevels(Transform):
         def reader(part: str, time: slice) -> Reader:
             # Padding rows get a value for which integrals are finite.
             return lambda key: fill_padding(
-                get_field(tree, part, key)[:, :, time], 1.0, context
+                base.get_field(tree, part, key)[:, :, time], 1.0, context
             )
 
         previous = reader(self.input_source_key, slice(-1, None))
-        return previous, reader(OUTPUT, slice(0, 1))
+        return previous, reader(base.OUTPUT, slice(0, 1))
 
 
 class _OfMoisture(_OnLevels):
@@ -157,25 +146,22 @@ class _OfMoisture(_OnLevels):
         return physics.Moisture(read(self.q_var), read(self.sp_var))
 
 
-@postblock("global_mass_fixer")
+@base.postblock("global_mass_fixer")
 class MassFixer(_OfMoisture):
     """Keeps the mass of dry air, by surface pressure `sp_var` of hybrid levels."""
 
-    @field_validator("grid_type")
-    @classmethod
-    def _hybrid(cls, value: str) -> str:
-        if value != "sigma":
-            raise ValueError("expected sigma: the mass is corrected by sp_var")
-        return value
+    def conflicts(self) -> Iterator[str]:
+        if self.grid_type != "sigma":
+            yield "grid_type: expected sigma: the mass is corrected by sp_var"
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Replaces surface pressure."""
         previous, after = map(self.moisture, self.readers(tree, context))
         fixed = physics.fix_dry_mass(self._grid, previous, after, context)
-        return with_fields(tree, OUTPUT, {self.sp_var: fixed})
+        return base.with_fields(tree, base.OUTPUT, {self.sp_var: fixed})
 
 
-@postblock("global_water_fixer")
+@base.postblock("global_water_fixer")
 class WaterFixer(_OfMoisture):
     """Closes the budget of water, by precipitation.
 
@@ -201,7 +187,7 @@ class WaterFixer(_OfMoisture):
             self.lead_time_periods * SECONDS_PER_HOUR,
             context,
         )
-        return with_fields(tree, OUTPUT, {self.precip_var: fixed})
+        return base.with_fields(tree, base.OUTPUT, {self.precip_var: fixed})
 
 
 class _EnergyFixer(_OnLevels):
@@ -235,11 +221,9 @@ class _EnergyFixer(_OnLevels):
     # (lat, lon) m^2 / s^2
     _surface_geopotential: np.ndarray = PrivateAttr()
 
-    @model_validator(mode="after")
-    def _has_pressure(self) -> _EnergyFixer:
+    def conflicts(self) -> Iterator[str]:
         if self.grid_type == "sigma" and self.sp_var is None:
-            raise ValueError("sp_var: missing; hybrid levels (sigma) need it")
-        return self
+            yield "sp_var: missing; hybrid levels (sigma) need it"
 
     def open(self) -> None:
         super().open()
@@ -265,7 +249,7 @@ class _EnergyFixer(_OnLevels):
             self.lead_time_periods * SECONDS_PER_HOUR,
             context,
         )
-        return with_fields(tree, OUTPUT, {self.T_var: fixed})
+        return base.with_fields(tree, base.OUTPUT, {self.T_var: fixed})
 
     def _air(self, read: Reader) -> physics.Air:
         """The state; levels of constant pressure pass over the surface pressure."""
@@ -275,7 +259,7 @@ class _EnergyFixer(_OnLevels):
         return physics.Air(*fields, *pressure)
 
 
-@postblock("global_energy_fixer", "global_energy_fixer_updown")
+@base.postblock("global_energy_fixer", "global_energy_fixer_updown")
 class EnergyFixer(_EnergyFixer):
     """Closes the budget of energy by temperature; fluxes up and down are separate.
 
@@ -306,7 +290,7 @@ class EnergyFixer(_EnergyFixer):
         return top - surface / (self.lead_time_periods * SECONDS_PER_HOUR)
 
 
-@postblock("global_energy_fixer_net")
+@base.postblock("global_energy_fixer_net")
 class NetEnergyFixer(_EnergyFixer):
     """Closes the budget of energy by temperature; fluxes are net, positive downward.
 

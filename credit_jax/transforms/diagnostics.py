@@ -16,45 +16,11 @@ from pydantic import PrivateAttr
 from credit_jax.config.components import FilePath, PackagedFile
 from credit_jax.io.errors import errors_of
 from credit_jax.named_fields.coordinates import CoordinateValues
-from credit_jax.physics.arrays import (
-    GRAVITY,
-    by_level,
-    fill_padding,
-    hybrid_levels,
-    local_rows,
-    namespace,
-)
-from credit_jax.physics.files import (
-    Coefficients,
-    level_numbers,
-    read_coefficients,
-    read_surface,
-)
-from credit_jax.physics.vertical import (
-    ColumnState,
-    geopotential,
-    geopotential_of_ifs,
-    interpolate_columns,
-    interpolate_linearly,
-    mean_sea_level_pressure,
-    rises,
-    to_pressure_levels,
-)
-from credit_jax.transforms.base import (
-    HEIGHT,
-    PRESSURE,
-    Descriptions,
-    Effects,
-    FieldTree,
-    LevelFile,
-    OutputLevels,
-    StepContext,
-    Transform,
-    get_field,
-    postblock,
-    variable_of,
-    with_fields,
-)
+from credit_jax.physics import arrays, files, vertical
+from credit_jax.physics.arrays import fill_padding
+from credit_jax.physics.files import Coefficients
+from credit_jax.transforms import base
+from credit_jax.transforms.base import FieldTree, StepContext, Transform
 from credit_jax.transforms.levels import OfLevels
 
 Ground: TypeAlias = Float[np.ndarray, "lat lon"]
@@ -107,21 +73,23 @@ class OverGround(Transform):
     def open(self) -> None:
         """Reads the surface geopotential, if it is in a file."""
         if self.surface_geopotential_file is not None:
-            name = variable_of(self.surface_geopotential_var)
-            self._ground = read_surface(self.surface_geopotential_file, name)
+            name = base.variable_of(self.surface_geopotential_var)
+            self._ground = files.read_surface(self.surface_geopotential_file, name)
 
     def filled(
         self, tree: FieldTree, key: str, context: StepContext, fill: float
     ) -> Any:
         """A field of `key` whose padding rows have a value that is safe in formulas."""
-        return fill_padding(get_field(tree, self.key, key), fill, context)
+        return fill_padding(base.get_field(tree, self.key, key), fill, context)
 
     def ground_of(self, tree: FieldTree, surface: Any, context: StepContext) -> Any:
         """Surface geopotential at the first time, repeated for ensemble members."""
         if self._ground is not None:
-            rows = local_rows(self._ground, surface, context)
-            return namespace(surface).broadcast_to(rows, surface[:, :, :1].shape)
-        field = get_field(tree, self.static_source_key, self.surface_geopotential_var)
+            rows = arrays.local_rows(self._ground, surface, context)
+            return arrays.namespace(surface).broadcast_to(rows, surface[:, :, :1].shape)
+        field = base.get_field(
+            tree, self.static_source_key, self.surface_geopotential_var
+        )
         field = fill_padding(field, 0.0, context)[:, :, :1]
         return field if context is None else context.repeat_members(field)
 
@@ -148,7 +116,7 @@ class _OfModelLevels(OfLevels, _OfEra5):
     chunk_size: int = 1000
 
 
-@postblock("mslp_diagnostic")
+@base.postblock("mslp_diagnostic")
 class SeaLevelPressure(_OfEra5):
     """Mean sea level pressure, from surface pressure and temperature.
 
@@ -163,18 +131,18 @@ class SeaLevelPressure(_OfEra5):
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Adds `output_name`, (batch, 1, time, lat, lon) in Pa."""
         surface = self.filled(tree, self.surface_pressure_var, context, PASCAL)
-        pressure = mean_sea_level_pressure(
+        pressure = vertical.mean_sea_level_pressure(
             surface,
             self.filled(tree, self.temperature_var, context, KELVIN),
             self.ground_of(tree, surface, context),
         )
-        return with_fields(tree, self.key, {self.output_name: pressure})
+        return base.with_fields(tree, self.key, {self.output_name: pressure})
 
-    def describe(self, units: Descriptions) -> Descriptions:
+    def describe(self, units: base.Descriptions) -> base.Descriptions:
         return {self.output_name: SEA_LEVEL_PRESSURE}
 
 
-@postblock("geopotential_diagnostic")
+@base.postblock("geopotential_diagnostic")
 class Geopotential(_OfModelLevels):
     """Geopotential of hybrid levels, by the hydrostatic equation.
 
@@ -204,16 +172,16 @@ class Geopotential(_OfModelLevels):
             self.filled(tree, self.specific_humidity_var, context, 0.0),
         )
         with errors_of(*self.level_origin):
-            heights = geopotential(
+            heights = vertical.geopotential(
                 *fields, self._coefficients, flip_vertical=self.flip_vertical
             )
-        return with_fields(tree, self.key, {self.output_name: heights})
+        return base.with_fields(tree, self.key, {self.output_name: heights})
 
-    def describe(self, units: Descriptions) -> Descriptions:
+    def describe(self, units: base.Descriptions) -> base.Descriptions:
         return {self.output_name: GEOPOTENTIAL}
 
 
-@postblock("pressure_interp_diagnostic")
+@base.postblock("pressure_interp_diagnostic")
 class PressureInterp(_OfModelLevels):
     """Fields of hybrid levels, interpolated to levels of pressure.
 
@@ -254,13 +222,13 @@ class PressureInterp(_OfModelLevels):
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Adds one (batch, pressure, time, lat, lon) field for each variable."""
         a, b = self._coefficients
-        down = slice(None, None, 1 if rises(a, b) else -1)
+        down = slice(None, None, 1 if vertical.rises(a, b) else -1)
 
         def column(key: str, fill: float) -> Any:
             return self.filled(tree, key, context, fill)[:, down]
 
         surface = self.filled(tree, self.surface_pressure_var, context, PASCAL)
-        state = ColumnState(
+        state = vertical.ColumnState(
             column(self.temperature_var, KELVIN),
             column(self.geopotential_var, 0.0),
             surface,
@@ -268,7 +236,7 @@ class PressureInterp(_OfModelLevels):
         )
         fields = [column(key, 0.0) for key in self.interp_variables]
         with errors_of(*self.level_origin):
-            out = to_pressure_levels(
+            out = vertical.to_pressure_levels(
                 fields,
                 state,
                 (a[down], b[down]),
@@ -276,12 +244,12 @@ class PressureInterp(_OfModelLevels):
                 temp_height=self.temp_height,
             )
         interpolated = dict(zip(self._names.values(), out, strict=True))
-        return with_fields(tree, self.key, interpolated)
+        return base.with_fields(tree, self.key, interpolated)
 
     @property
-    def effects(self) -> Effects:
-        levels = PRESSURE, self.pressure_levels
-        return Effects(levels=dict.fromkeys(self._names.values(), levels))
+    def effects(self) -> base.Effects:
+        levels = base.PRESSURE, self.pressure_levels
+        return base.Effects(levels=dict.fromkeys(self._names.values(), levels))
 
     @property
     def _names(self) -> dict[str, str]:
@@ -289,7 +257,7 @@ class PressureInterp(_OfModelLevels):
         keys = (*self.interp_variables, self.temperature_var, self.geopotential_var)
         return {key: derived_key(key, self.output_suffix) for key in keys}
 
-    def describe(self, units: Descriptions) -> Descriptions:
+    def describe(self, units: base.Descriptions) -> base.Descriptions:
         """Returns the attributes of each variable, its long name with an addition."""
         defaults = {self.temperature_var: TEMPERATURE}
         defaults |= {self.geopotential_var: GEOPOTENTIAL}
@@ -317,7 +285,7 @@ def derived_key(var_key: str, suffix: str) -> str:
 _AIR_PRESSURE = {"standard_name": "air_pressure", "units": "Pa"}
 
 
-@postblock("full_state_pressure_interpolation")
+@base.postblock("full_state_pressure_interpolation")
 class FullLevels(OverGround):
     """Fields on levels of pressure and height, with gen1's names of keys.
 
@@ -368,9 +336,9 @@ class FullLevels(OverGround):
     def open(self) -> None:
         super().open()
         path, a = self.model_level_file, self.a_model_name
-        levels = read_coefficients(path, a, self.b_model_name)
-        numbers = level_numbers(path, a)
-        half_levels = read_coefficients(path, self.a_half_name, self.b_half_name)
+        levels = files.read_coefficients(path, a, self.b_model_name)
+        numbers = files.level_numbers(path, a)
+        half_levels = files.read_coefficients(path, self.a_half_name, self.b_half_name)
         positions = {
             int(number): k
             for k, number in enumerate(numbers or range(1, len(levels[0]) + 1))
@@ -387,15 +355,15 @@ class FullLevels(OverGround):
         index = list(self._chosen)
         self._levels = self.P0 * levels[0][index], levels[1][index]
         self._half_levels = self.P0 * half_levels[0], half_levels[1]
-        if not (rises(*self._levels) and rises(*self._half_levels)):
+        if not (vertical.rises(*self._levels) and vertical.rises(*self._half_levels)):
             raise ValueError(f"levels of {path} must be from the top down")
         self._numbers = numbers and tuple(numbers[k] for k in self._chosen)
 
     @property
-    def level_files(self) -> tuple[LevelFile, ...]:
+    def level_files(self) -> tuple[base.LevelFile, ...]:
         keys = (self.temperature_var, self.q_var, *self.interp_fields)
         origin = f"{self.model_level_file}: {self.a_model_name}, {self.b_model_name}"
-        return (LevelFile(origin, keys.__contains__, self._numbers),)
+        return (base.LevelFile(origin, keys.__contains__, self._numbers),)
 
     def derived(self, name: str, dims: str = "3d") -> str:
         """Key of a field that the block makes, by its name."""
@@ -403,14 +371,14 @@ class FullLevels(OverGround):
         return f"{source}/derived_diagnostic/{dims}/{name}"
 
     @property
-    def _interpolated(self) -> dict[str, tuple[str, OutputLevels, str]]:
+    def _interpolated(self) -> dict[str, tuple[str, base.OutputLevels, str]]:
         """Key of each interpolated field -> its variable, its levels, their name."""
-        on_pressure = PRESSURE, self.pressure_levels
-        kinds: list[tuple[str, str, OutputLevels, str]] = [
+        on_pressure = base.PRESSURE, self.pressure_levels
+        kinds: list[tuple[str, str, base.OutputLevels, str]] = [
             (self.pres_ending, self.geopotential_var, on_pressure, "pressure levels")
         ]
         if self.height_levels is not None:
-            on_heights = HEIGHT, self.height_levels
+            on_heights = base.HEIGHT, self.height_levels
             kinds += [(self.height_ending, self.pressure_3d_var, on_heights, "heights")]
         return {
             derived_key(key, ending): (key, levels, text)
@@ -419,9 +387,9 @@ class FullLevels(OverGround):
         }
 
     @property
-    def effects(self) -> Effects:
+    def effects(self) -> base.Effects:
         fields = self._interpolated.items()
-        return Effects(levels={name: levels for name, (_, levels, _) in fields})
+        return base.Effects(levels={name: levels for name, (_, levels, _) in fields})
 
     @property
     def output_keys(self) -> tuple[str, ...]:
@@ -438,25 +406,25 @@ class FullLevels(OverGround):
         ground = self.ground_of(tree, surface, context)
         temperature = self.filled(tree, self.temperature_var, context, KELVIN)
         self._check(self.temperature_var, temperature)
-        pressure = hybrid_levels(self._levels, surface)
+        pressure = arrays.hybrid_levels(self._levels, surface)
         half_a, half_b = self._half_levels
         full = 0.5 * (half_a[:-1] + half_a[1:]), 0.5 * (half_b[:-1] + half_b[1:])
-        full_pressure = hybrid_levels(full, surface)
+        full_pressure = arrays.hybrid_levels(full, surface)
 
         def on_full_levels(key: str, fill: float = 0.0) -> Any:
             field = self.filled(tree, key, context, fill)
             self._check(key, field)
-            return interpolate_columns(field, pressure, full_pressure)
+            return vertical.interpolate_columns(field, pressure, full_pressure)
 
         warm = on_full_levels(self.temperature_var, KELVIN)
         # Above the ground, so that heights near it do not cancel in float32.
-        above = geopotential_of_ifs(
+        above = vertical.geopotential_of_ifs(
             0.0 * ground, surface, warm, on_full_levels(self.q_var), self._half_levels
         )
         heights = ground + above
         fields = {key: on_full_levels(key) for key in self.interp_fields}
-        state = ColumnState(warm, heights, surface, ground)
-        *others, on_pressure, pressure_heights = to_pressure_levels(
+        state = vertical.ColumnState(warm, heights, surface, ground)
+        *others, on_pressure, pressure_heights = vertical.to_pressure_levels(
             list(fields.values()), state, full, np.asarray(self.pressure_levels) * 100.0
         )
         interpolated = dict(zip(fields, others, strict=True))
@@ -469,24 +437,24 @@ class FullLevels(OverGround):
         if self.height_levels:
             # From the lowest level upward, above the ground.
             fields[self.derived(self.pressure_3d_var)] = full_pressure
-            points = by_level(self.height_levels, full_pressure)
-            heights_above = (above / GRAVITY)[:, ::-1]
+            points = arrays.by_level(self.height_levels, full_pressure)
+            heights_above = (above / arrays.GRAVITY)[:, ::-1]
             derived |= {
-                derived_key(key, self.height_ending): interpolate_linearly(
+                derived_key(key, self.height_ending): vertical.interpolate_linearly(
                     x[:, ::-1], heights_above, points
                 )
                 for key, x in fields.items()
             }
+        lowest = temperature[:, -1:]
+        sea_level = vertical.mean_sea_level_pressure(surface, lowest, ground)
         derived |= {
             self.derived(self.geopotential_var): heights[:, np.array(self._chosen)],
             self.derived(self.pressure_3d_var): pressure,
-            self.derived("mean_sea_level_pressure", "2d"): mean_sea_level_pressure(
-                surface, temperature[:, -1:], ground
-            ),
+            self.derived("mean_sea_level_pressure", "2d"): sea_level,
         }
-        return with_fields(tree, self.key, derived)
+        return base.with_fields(tree, self.key, derived)
 
-    def describe(self, units: Descriptions) -> Descriptions:
+    def describe(self, units: base.Descriptions) -> base.Descriptions:
         """Returns the attributes of each field, its long name with an addition."""
         attributes_of: dict[str, Any] = {
             self.derived(self.geopotential_var): GEOPOTENTIAL,

@@ -6,43 +6,25 @@
 from __future__ import annotations
 
 from os.path import expandvars
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
-from pydantic import NonNegativeInt, PositiveFloat, PrivateAttr, field_validator
+from pydantic import NonNegativeInt, PositiveFloat, PrivateAttr
 
 from credit_jax.config import StrictModel
+from credit_jax.config.base import checked_by
 from credit_jax.config.components import FilePath, UnreadFile
 from credit_jax.io.open_files import opened
+from credit_jax.named_fields import coordinates
 from credit_jax.named_fields.axes import horizontal
-from credit_jax.named_fields.coordinates import (
-    UNKNOWN,
-    GridCoordinates,
-    as_values,
-    on_grid,
-)
+from credit_jax.named_fields.coordinates import GridCoordinates, as_values
+from credit_jax.physics import laplace_filter
 from credit_jax.physics.arrays import all_rows, clip, namespace
-from credit_jax.physics.laplace_filter import (
-    SMALLEST_GRID,
-    Kernel,
-    blend_smoothed,
-    filter_scalar,
-    filter_wind,
-    gaussian,
-)
-from credit_jax.transforms.base import (
-    OUTPUT,
-    FieldTree,
-    OutputBlock,
-    StepContext,
-    Transform,
-    TreeSchema,
-    get_field,
-    postblock,
-    with_fields,
-)
+from credit_jax.physics.laplace_filter import Kernel, gaussian
+from credit_jax.transforms import base
+from credit_jax.transforms.base import FieldTree, StepContext, Transform, TreeSchema
 
 
 class ScalarArgs(StrictModel):
@@ -72,8 +54,8 @@ class WindArgs(StrictModel):
     steps: NonNegativeInt = 6
 
 
-@postblock("laplace_filter")
-class LaplaceFilter(OutputBlock):
+@base.postblock("laplace_filter")
+class LaplaceFilter(base.OutputBlock):
     """Damps noise near the poles and divergence, as gen1's `use_laplace_filter`.
 
     Attributes:
@@ -92,22 +74,24 @@ class LaplaceFilter(OutputBlock):
         for wind in self.winds:
             keys = wind.u, wind.v
             parts = [self._all_rows(tree, key, context) for key in keys]
-            both = filter_wind(parts[0], parts[1], wind.steps)
+            both = laplace_filter.filter_wind(parts[0], parts[1], wind.steps)
             fixed |= dict(zip(keys, both, strict=True))
         for group in self.scalars:
             for key in group.variables:
                 full = self._all_rows(tree, key, context)
-                fixed[key] = filter_scalar(full, group.steps, group.strength)
+                fixed[key] = laplace_filter.filter_scalar(
+                    full, group.steps, group.strength
+                )
         if context is not None:
             for key, field in fixed.items():
                 xp = namespace(field)
                 rows = context.local_rows(xp.moveaxis(field, -2, 0))
                 fixed[key] = xp.moveaxis(rows, 0, -2)
-        return with_fields(tree, self.key, fixed)
+        return base.with_fields(tree, self.key, fixed)
 
     def _all_rows(self, tree: FieldTree, key: str, context: StepContext) -> Any:
-        field = all_rows(get_field(tree, self.key, key), context)
-        shape, least = field.shape[-2:], SMALLEST_GRID
+        field = all_rows(base.get_field(tree, self.key, key), context)
+        shape, least = field.shape[-2:], laplace_filter.SMALLEST_GRID
         if shape[0] < least[0] or shape[1] < least[1]:
             raise ValueError(
                 f"the grid has {shape[0]} x {shape[1]} points; the "
@@ -116,7 +100,15 @@ class LaplaceFilter(OutputBlock):
         return field
 
 
-@postblock("wind_artifact_filter")
+def _check_odd(value: int) -> None:
+    if value < 1 or value % 2 == 0:
+        raise ValueError("expected an odd number of grid points")
+
+
+Width = Annotated[int, checked_by(_check_odd)]
+
+
+@base.postblock("wind_artifact_filter")
 class WindFilter(Transform):
     """Smooths levels where the wind is strong.
 
@@ -147,23 +139,16 @@ class WindFilter(Transform):
     smooth_sigma: PositiveFloat = 1.0
     smooth_sigma_zonal: PositiveFloat | None = None
     smooth_sigma_meridional: PositiveFloat | None = None
-    dilation_zonal: int = 13
-    dilation_meridional: int = 5
+    dilation_zonal: Width = 13
+    dilation_meridional: Width = 5
     falloff_sigma: PositiveFloat = 4.0
     preserve_amplitude: bool = False
-
-    @field_validator("dilation_zonal", "dilation_meridional")
-    @classmethod
-    def _odd(cls, value: int) -> int:
-        if value < 1 or value % 2 == 0:
-            raise ValueError("expected an odd number of grid points")
-        return value
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Replaces the target variables, of which only the first time is kept."""
         level = slice(self.mask_level, self.mask_level + 1)
-        u = get_field(tree, OUTPUT, self.u_var)[:, level, :1]
-        v = get_field(tree, OUTPUT, self.v_var)[:, level, :1]
+        u = base.get_field(tree, base.OUTPUT, self.u_var)[:, level, :1]
+        v = base.get_field(tree, base.OUTPUT, self.v_var)[:, level, :1]
         if not u.shape[1]:
             raise ValueError(
                 f"{self.u_var} has no level {self.mask_level} "
@@ -184,10 +169,10 @@ class WindFilter(Transform):
         kernel = Kernel(*(gaussian(sigma, 3 * sigma) for sigma in sigmas))
         fixed = {}
         for key in self.target_vars:
-            full = get_field(tree, OUTPUT, key)[:, :, :1]
+            full = base.get_field(tree, base.OUTPUT, key)[:, :, :1]
             chosen = sorted({n for n in self.target_levels if n < full.shape[1]})
             if chosen:
-                smooth = blend_smoothed(
+                smooth = laplace_filter.blend_smoothed(
                     full[:, np.asarray(chosen)],
                     mask,
                     kernel,
@@ -199,7 +184,7 @@ class WindFilter(Transform):
                     levels[n] = smooth[:, part : part + 1]
                 full = namespace(full).concatenate(levels, axis=1)
             fixed[key] = full
-        return with_fields(tree, OUTPUT, fixed)
+        return base.with_fields(tree, base.OUTPUT, fixed)
 
 
 NUM_DEPTHS = 19
@@ -238,7 +223,7 @@ class WetMaskConf(StrictModel):
     data: WetMaskData
 
 
-@postblock("wet_mask_samudra")
+@base.postblock("wet_mask_samudra")
 class WetMask(Transform):
     """Sets land to 0, by Samudra's masks of every depth.
 
@@ -255,7 +240,7 @@ class WetMask(Transform):
 
     # 1 in water and 0 on land, and the latitudes and longitudes that are known.
     _mask: Float[np.ndarray, "channel lat lon"] = PrivateAttr()
-    _axes: GridCoordinates = PrivateAttr(UNKNOWN)
+    _axes: GridCoordinates = PrivateAttr(coordinates.UNKNOWN)
 
     def open(self) -> None:
         data = self.conf.data
@@ -284,8 +269,8 @@ class WetMask(Transform):
 
     def at(self, schema: TreeSchema, grid: GridCoordinates) -> WetMask:
         """Returns the block with its mask in the order of the data."""
-        mask = on_grid(self._mask, self._axes, grid)
-        return self.with_values(_mask=mask, _axes=UNKNOWN)
+        mask = coordinates.on_grid(self._mask, self._axes, grid)
+        return self.with_values(_mask=mask, _axes=coordinates.UNKNOWN)
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Masks the entry `key`, (batch, channel, time, lat, lon)."""

@@ -19,18 +19,8 @@ import numpy as np
 
 from credit_jax.named_fields.coordinates import GridCoordinates
 from credit_jax.named_fields.tree import by_key, by_source
-from credit_jax.transforms.base import (
-    OUTPUT,
-    TRANSFORMS,
-    FieldTree,
-    LevelFile,
-    Phase,
-    Reach,
-    StepContext,
-    Transform,
-    TreeSchema,
-    Where,
-)
+from credit_jax.transforms import base
+from credit_jax.transforms.base import FieldTree, Phase, StepContext, TreeSchema
 from credit_jax.transforms.channels import Reconstruct
 from credit_jax.transforms.levels import LevelInterpPreblock, is_predicted
 from credit_jax.transforms.pipeline import Block, Pipeline, origins_of
@@ -101,7 +91,7 @@ def for_forecast(pipeline: Pipeline) -> Pipeline:
     return Pipeline(tuple(blocks))
 
 
-class Inverse(Transform):
+class Inverse(base.Transform):
     """Undoes a preblock for the predicted variables that no postblock restores.
 
     Attributes:
@@ -111,16 +101,16 @@ class Inverse(Transform):
         undone: postblocks that undo it for the variables that they select.
     """
 
-    transform: Transform
+    transform: base.Transform
     input_names: Mapping[str, str]
-    undone: tuple[Transform, ...] = ()
+    undone: tuple[base.Transform, ...] = ()
 
     @property
-    def where(self) -> Where:  # type: ignore[override]
+    def where(self) -> base.Where:  # type: ignore[override]
         return self.transform.where
 
     @property
-    def reach(self) -> Reach:  # type: ignore[override]
+    def reach(self) -> base.Reach:  # type: ignore[override]
         return self.transform.reach
 
     def names(self, keys: Iterable[str]) -> dict[str, str]:
@@ -136,17 +126,17 @@ class Inverse(Transform):
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Restores the fields of "y_processed"."""
-        fields = by_key(tree[OUTPUT])
+        fields = by_key(tree[base.OUTPUT])
         names = self.names(fields)
         if not names:
             return dict(tree)
         previous = by_source({name: fields[key] for key, name in names.items()})
         after = by_key(self.transform.inverse({"target": previous}, context)["target"])
         restored = {key: after[name] for key, name in names.items()}
-        return {**tree, OUTPUT: by_source({**fields, **restored})}
+        return {**tree, base.OUTPUT: by_source({**fields, **restored})}
 
     @property
-    def level_files(self) -> Sequence[LevelFile]:
+    def level_files(self) -> Sequence[base.LevelFile]:
         return self.transform.level_files
 
     def at(self, schema: TreeSchema, grid: GridCoordinates) -> Inverse:
@@ -172,7 +162,7 @@ def check_feedback(pipeline: Pipeline, counts: Mapping[str, int]) -> None:
         if block.transform.undone_by is not None or block.transform.effects.renames
     ]
     every = (
-        *TRANSFORMS["preblocks"].values(),
+        *base.TRANSFORMS["preblocks"].values(),
         *(block.transform for block in previous),
     )
     types = {each.undone_by for each in every} - {None}
@@ -183,15 +173,15 @@ def check_feedback(pipeline: Pipeline, counts: Mapping[str, int]) -> None:
     ]
     blocks = (*previous, *after)
     reaches = {block.transform.reach for block in blocks}
-    by_channel = reaches <= {Reach.CHANNEL, Reach.COLUMN}
+    by_channel = reaches <= {base.Reach.CHANNEL, base.Reach.COLUMN}
     if _index_of_output(pipeline.blocks) < 0 or not by_channel:
         return
 
     def undone(fields: Mapping[str, Any]) -> dict[str, Any]:
-        tree: FieldTree = {OUTPUT: by_source(fields)}
+        tree: FieldTree = {base.OUTPUT: by_source(fields)}
         for block in after:
             tree = block(tree)
-        return by_key(tree[OUTPUT])
+        return by_key(tree[base.OUTPUT])
 
     values = np.array([0.3, 0.6], np.float32)
     fields = {k: np.broadcast_to(values, (1, n, 1, 1, 2)) for k, n in counts.items()}
@@ -228,7 +218,7 @@ def missing_inverses(pipeline: Pipeline, keys: Iterable[str]) -> list[Block]:
 def _undoes(block: Block, types: Collection[str | None]) -> bool:
     """Whether a postblock undoes preblocks, those of some types of postblocks."""
     is_after = block.phase is Phase.AFTER_STEP
-    return is_after and block.type in types and block.argument("key") == OUTPUT
+    return is_after and block.type in types and block.argument("key") == base.OUTPUT
 
 
 def _index_of_output(blocks: Sequence[Block]) -> int:
@@ -236,7 +226,7 @@ def _index_of_output(blocks: Sequence[Block]) -> int:
     makes_output = [
         block.phase is Phase.AFTER_STEP
         and _splits(block, "y_pred")
-        and block.argument("out_key") == OUTPUT
+        and block.argument("out_key") == base.OUTPUT
         for block in blocks
     ]
     return makes_output.index(True) if any(makes_output) else -1

@@ -22,12 +22,8 @@ from credit_jax.config.components import FilePath, PackagedFile
 from credit_jax.config.sources.source import OUTPUT_TYPES
 from credit_jax.io.errors import errors_of
 from credit_jax.io.open_files import opened
-from credit_jax.named_fields.coordinates import (
-    CoordinateValues,
-    GridCoordinates,
-    indices_of,
-    take_indices,
-)
+from credit_jax.named_fields import coordinates
+from credit_jax.named_fields.coordinates import GridCoordinates, indices_of
 from credit_jax.physics.advection import Advection, Wind
 from credit_jax.physics.arrays import fill_padding, num_rows
 from credit_jax.physics.files import (
@@ -37,25 +33,8 @@ from credit_jax.physics.files import (
     read_coefficients,
 )
 from credit_jax.physics.vertical import hybrid_pressure, interpolate_columns, rises
-from credit_jax.transforms.base import (
-    Effects,
-    FieldTree,
-    Grid,
-    InputBlock,
-    LevelFile,
-    OutputBlock,
-    Reach,
-    StepContext,
-    Transform,
-    TreeSchema,
-    Where,
-    get_field,
-    map_fields,
-    postblock,
-    preblock,
-    source_of,
-    with_fields,
-)
+from credit_jax.transforms import base
+from credit_jax.transforms.base import FieldTree, StepContext, Transform, TreeSchema
 
 
 class _ByEntry(Transform):
@@ -91,7 +70,7 @@ class OfLevels(Transform):
     # Coefficients of the levels of the data, a in Pa, and b.
     _coefficients: Coefficients = PrivateAttr()
     # Numbers of these levels in their file; None if it has none.
-    _numbers: CoordinateValues | None = PrivateAttr()
+    _numbers: coordinates.CoordinateValues | None = PrivateAttr()
 
     @property
     def level_origin(self) -> tuple[Any, ...]:
@@ -106,13 +85,13 @@ class OfLevels(Transform):
         self._numbers = level_numbers(path, a, levels, between=on)
 
     @property
-    def level_files(self) -> tuple[LevelFile, ...]:
+    def level_files(self) -> tuple[base.LevelFile, ...]:
         path, *names = self.level_origin
         keys: list[str] = []
         for key in (getattr(self, name) for name in self.on_levels):
             keys += [key] if isinstance(key, str) else key
         origin = f"{path}: {', '.join(names)}"
-        return (LevelFile(origin, keys.__contains__, self._numbers),)
+        return (base.LevelFile(origin, keys.__contains__, self._numbers),)
 
 
 class _LevelInterp(OfLevels, _ByEntry):
@@ -184,10 +163,10 @@ class _LevelInterp(OfLevels, _ByEntry):
                 f"the batch has no {part!r}; it has: {', '.join(sorted(tree))}"
             )
         fields = tree[part]
-        present = [k for k in self.variables if k in fields.get(source_of(k), {})]
+        present = [k for k in self.variables if k in fields.get(base.source_of(k), {})]
         if not present:
             return dict(tree)
-        pressure = get_field(tree, part, self.surface_pressure_var)
+        pressure = base.get_field(tree, part, self.surface_pressure_var)
         pressure = fill_padding(pressure, 1e5, context)
         # From the top down.
         down = slice(None, None, 1 if rises(*self._coefficients) else -1)
@@ -196,10 +175,10 @@ class _LevelInterp(OfLevels, _ByEntry):
         dest = hybrid_pressure(self._dest, pressure)
         moved = {}
         for key in present:
-            field = get_field(tree, part, key)
+            field = base.get_field(tree, part, key)
             self._check_levels(part, key, field.shape[1])
             moved[key] = interpolate_columns(field[:, down], source, dest)
-        return with_fields(tree, part, moved)
+        return base.with_fields(tree, part, moved)
 
     def _check_levels(self, part: str, key: str, levels: int) -> None:
         count = len(self._coefficients[0])
@@ -212,15 +191,15 @@ class _LevelInterp(OfLevels, _ByEntry):
             )
 
 
-@preblock("hybrid_level_interp")
-class LevelInterpPreblock(InputBlock, _LevelInterp):
+@base.preblock("hybrid_level_interp")
+class LevelInterpPreblock(base.InputBlock, _LevelInterp):
     """Interpolates the fields of the data to other hybrid levels."""
 
     @property
-    def effects(self) -> Effects:
+    def effects(self) -> base.Effects:
         if not any(map(is_predicted, self.variables)):
-            return Effects()
-        return Effects(moves=(*self.variables, self.surface_pressure_var))
+            return base.Effects()
+        return base.Effects(moves=(*self.variables, self.surface_pressure_var))
 
     def check(self, schema: TreeSchema) -> None:
         """Checks that variables of the data are on the source levels."""
@@ -242,8 +221,8 @@ class LevelInterpPreblock(InputBlock, _LevelInterp):
         return new_schema
 
 
-@postblock("hybrid_level_interp")
-class LevelInterpPostblock(OutputBlock, _LevelInterp):
+@base.postblock("hybrid_level_interp")
+class LevelInterpPostblock(base.OutputBlock, _LevelInterp):
     """Interpolates predicted fields to other hybrid levels."""
 
 
@@ -276,7 +255,7 @@ class _Advection(OfLevels, _ByEntry):
         lon_halo: no effect; longitude is periodic without a halo.
     """
 
-    reach: ClassVar = Reach.GRID
+    reach: ClassVar = base.Reach.GRID
     on_levels: ClassVar = ("u_var", "v_var", "tracer_vars")
 
     tracer_vars: tuple[str, ...] = ("ERA5/prognostic/3d/specific_humidity",)
@@ -321,8 +300,8 @@ class _Advection(OfLevels, _ByEntry):
         rows = indices_of(grid.latitude, self._latitude, "latitude", *files)
         columns = indices_of(grid.longitude, self._longitude, "longitude", *files)
         return self.with_values(
-            _latitude=take_indices(self._latitude, rows, 0),
-            _longitude=take_indices(self._longitude, columns, 0),
+            _latitude=coordinates.take_indices(self._latitude, rows, 0),
+            _longitude=coordinates.take_indices(self._longitude, columns, 0),
         )
 
     def replaced(
@@ -333,7 +312,7 @@ class _Advection(OfLevels, _ByEntry):
         down = slice(None, None, 1 if self.level_order == "top_to_surface" else -1)
 
         def field(key: str) -> Any:
-            return get_field(tree, part, key)[:, down]
+            return base.get_field(tree, part, key)[:, down]
 
         wind = Wind(
             field(self.u_var),
@@ -366,21 +345,23 @@ class _Advection(OfLevels, _ByEntry):
         with errors_of(*self.level_origin):
             moved = step(tracers, wind, context)
         moved = [tracer[:, down] for tracer in moved]
-        return with_fields(tree, part, dict(zip(self.tracer_vars, moved, strict=True)))
+        return base.with_fields(
+            tree, part, dict(zip(self.tracer_vars, moved, strict=True))
+        )
 
 
-@preblock("semilagrangian_advection")
-class AdvectionPreblock(InputBlock, _Advection):
+@base.preblock("semilagrangian_advection")
+class AdvectionPreblock(base.InputBlock, _Advection):
     """Advects tracers of the data by one step of the wind."""
 
 
-@postblock("semilagrangian_advection")
-class AdvectionPostblock(OutputBlock, _Advection):
+@base.postblock("semilagrangian_advection")
+class AdvectionPostblock(base.OutputBlock, _Advection):
     """Advects predicted tracers by one step of the wind."""
 
 
-@preblock("regrid")
-class Regrid(InputBlock):
+@base.preblock("regrid")
+class Regrid(base.InputBlock):
     """Interpolates fields to another grid by a sparse matrix of ESMF.
 
     Attributes:
@@ -390,8 +371,8 @@ class Regrid(InputBlock):
         flip_axis: axes of the old fields to flip first, -1 or -2.
     """
 
-    where: ClassVar = Where.HOST
-    reach: ClassVar = Reach.GRID
+    where: ClassVar = base.Where.HOST
+    reach: ClassVar = base.Reach.GRID
     keeps_units: ClassVar = True
 
     weight_file: FilePath
@@ -402,7 +383,7 @@ class Regrid(InputBlock):
     # (new points, old points) float32, and the grid of the regridded fields.
     _matrix: csr_array = PrivateAttr()
     _num_points: int = PrivateAttr()
-    _grid: Grid = PrivateAttr()
+    _grid: base.Grid = PrivateAttr()
 
     def open(self) -> None:
         path = expandvars(self.weight_file)
@@ -421,8 +402,8 @@ class Regrid(InputBlock):
             self._grid = _new_grid(weights, self.reshape_to_xy)
 
     @property
-    def effects(self) -> Effects:
-        return Effects(moves=self.variables, grid=self._grid)
+    def effects(self) -> base.Effects:
+        return base.Effects(moves=self.variables, grid=self._grid)
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Interpolates fields (batch, level, time, lat, lon) or (..., point)."""
@@ -446,28 +427,28 @@ class Regrid(InputBlock):
             new = np.ascontiguousarray((self._matrix @ points.T).T)
             return new.reshape(*lead, *shape)
 
-        return map_fields(tree, change, self.data_types)
+        return base.map_fields(tree, change, self.data_types)
 
     def inverse(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Returns a copy of the tree, since units do not depend on the grid."""
         return dict(tree)
 
 
-def _new_grid(weights: xr.Dataset, reshape_to_xy: bool) -> Grid:
+def _new_grid(weights: xr.Dataset, reshape_to_xy: bool) -> base.Grid:
     """The new grid; if the file has no two dims, they are the distinct coordinates."""
     dims = weights["dst_grid_dims"].values
     if len(dims) == 2:
         shape = int(dims[1]), int(dims[0])
     elif not reshape_to_xy:
-        return Grid((1, int(weights.sizes["n_b"])))
+        return base.Grid((1, int(weights.sizes["n_b"])))
     else:
         rows, columns = (np.unique(weights[k].values).size for k in ("yc_b", "xc_b"))
         shape = rows, columns
     if "yc_b" not in weights or "xc_b" not in weights:
-        return Grid(shape)
+        return base.Grid(shape)
     latitude = weights["yc_b"].values.reshape(shape)
     longitude = weights["xc_b"].values.reshape(shape)
     straight = np.allclose(latitude, latitude[:, :1])
     if not (straight and np.allclose(longitude, longitude[:1])):
-        return Grid(shape)
-    return Grid(shape, latitude[:, 0].astype(float), longitude[0].astype(float))
+        return base.Grid(shape)
+    return base.Grid(shape, latitude[:, 0].astype(float), longitude[0].astype(float))

@@ -20,6 +20,7 @@ from pydantic import PrivateAttr
 
 from credit_jax.config.components import FilePath
 from credit_jax.io.anemoi import is_anemoi, open_anemoi_store
+from credit_jax.io.errors import nearest_files
 from credit_jax.io.netcdf import write_netcdf
 from credit_jax.io.open_files import opened
 from credit_jax.named_fields.axes import level_values
@@ -35,27 +36,10 @@ from credit_jax.named_fields.coordinates import (
 )
 from credit_jax.named_fields.tree import by_key
 from credit_jax.named_fields.units import conversion, differ, text_of
-from credit_jax.transforms.base import (
-    FieldTree,
-    LevelFile,
-    OutputBlock,
-    Reach,
-    StepContext,
-    Transform,
-    TreeSchema,
-    change_entry,
-    map_fields,
-    postblock,
-    preblock,
-    variable_of,
-)
+from credit_jax.transforms import base, statistics
+from credit_jax.transforms.base import FieldTree, StepContext, Transform, TreeSchema
 from credit_jax.transforms.pointwise import standardize
-from credit_jax.transforms.statistics import (
-    Collected,
-    Fitted,
-    MeanAndVariance,
-    VariableFacts,
-)
+from credit_jax.transforms.statistics import Collected, Fitted, MeanAndVariance
 
 LevelFields = Shaped[Any, "batch level time lat lon"]
 
@@ -72,7 +56,7 @@ class _Moments(Transform):
         levels: levels to take from these files, counted from 1; null takes all.
     """
 
-    reach: ClassVar = Reach.CHANNEL
+    reach: ClassVar = base.Reach.CHANNEL
 
     mean_path: FilePath
     std_path: FilePath
@@ -140,21 +124,23 @@ class _Moments(Transform):
 
     def unit_of(self, key: str) -> str | None:
         """Unit of the mean of a variable, if it is known."""
-        return self._units.get(variable_of(key))
+        return self._units.get(base.variable_of(key))
 
     def changes(self, key: str) -> bool:
         """Whether both files have the variable."""
-        return variable_of(key) in self._mean
+        return base.variable_of(key) in self._mean
 
     @property
-    def level_files(self) -> tuple[LevelFile, ...]:
+    def level_files(self) -> tuple[base.LevelFile, ...]:
         """See `Transform`; those without values of levels."""
         bare = {name for name in self._mean if name not in self._level_values}
-        files = [LevelFile(self.paths, lambda key: variable_of(key) in bare)]
+        files = [base.LevelFile(self.paths, lambda key: base.variable_of(key) in bare)]
         for name, both in self._level_values.items():
-            selects = lambda key, name=name: variable_of(key) == name  # noqa: E731
+            selects = lambda key, name=name: base.variable_of(key) == name  # noqa: E731
             numbered = ((path, as_values(x)) for path, x in both if counts(x))
-            files += [LevelFile(path, selects, values) for path, values in numbered]
+            files += [
+                base.LevelFile(path, selects, values) for path, values in numbered
+            ]
         return tuple(files)
 
     def check(self, schema: TreeSchema) -> None:
@@ -168,7 +154,7 @@ class _Moments(Transform):
         """Returns the block with the statistics of the levels of the data."""
         moved: dict[str, Sequence[np.ndarray | None]] = {}
         for group in (group for groups in schema.values() for group in groups):
-            values = self._level_values.get(variable_of(group.var_key), ())
+            values = self._level_values.get(group.variable, ())
             if group.levels is not None:
                 name = f"the data ({group.var_key})"
                 positions = [
@@ -204,7 +190,7 @@ class _Moments(Transform):
         self, key: str, num_levels: int
     ) -> tuple[Float[np.ndarray, " level"], Float[np.ndarray, " level"]]:
         """Mean and divisor of each level of a variable; 0 and 1 if not normalized."""
-        name = variable_of(key)
+        name = base.variable_of(key)
         if name not in self._mean:
             return np.zeros(num_levels, np.float32), np.ones(num_levels, np.float32)
         of_mean, of_std = self._indices.get(key, (None, None))
@@ -221,7 +207,7 @@ class _Moments(Transform):
         return tuple(np.broadcast_to(v.reshape(-1), (num_levels,)) for v in (mean, std))  # type: ignore[return-value]
 
 
-@preblock("era5_normalizer")
+@base.preblock("era5_normalizer")
 class Normalizer(_Moments, Fitted):
     """`(x - mean) / std` by variable and level.
 
@@ -234,11 +220,11 @@ class Normalizer(_Moments, Fitted):
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Normalizes all fields of the input and the target."""
-        return map_fields(tree, self.normalize, ("input", "target"))
+        return base.map_fields(tree, self.normalize, ("input", "target"))
 
     def inverse(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Converts all fields of the input and the target to physical units."""
-        return map_fields(tree, self.denormalize, ("input", "target"))
+        return base.map_fields(tree, self.denormalize, ("input", "target"))
 
     def collect(self, tree: FieldTree) -> Collected:
         """Statistics of the input, and of the target's variables that it lacks."""
@@ -250,7 +236,7 @@ class Normalizer(_Moments, Fitted):
             )
         for part in ("input", "target"):
             for key, x in by_key(tree[part]).items():
-                names, _ = fields.setdefault(variable_of(key), (key, x))
+                names, _ = fields.setdefault(base.variable_of(key), (key, x))
                 if names != key:
                     raise ValueError(
                         f"{names} and {key} have one name in {self.mean_path}; rename "
@@ -259,13 +245,16 @@ class Normalizer(_Moments, Fitted):
         return {name: MeanAndVariance.of(x, 1) for name, (_, x) in fields.items()}
 
     def write(
-        self, collected: Collected, paths: Sequence[Path], facts: VariableFacts
+        self,
+        collected: Collected,
+        paths: Sequence[Path],
+        facts: statistics.VariableFacts,
     ) -> None:
         """Writes two NetCDF files; a deviation of 0 is written as 1."""
         for which, path in zip(("mean", "std"), paths, strict=True):
             arrays = {
-                name: self._written(name, which, statistics)
-                for name, statistics in collected.items()
+                name: self._written(name, which, moments)
+                for name, moments in collected.items()
             }
             attrs = {name: {"units": unit} for name, unit in facts.units.items()}
             # By the values of the levels of variables, or else by their number.
@@ -281,12 +270,12 @@ class Normalizer(_Moments, Fitted):
                 dim = coordinate_of.setdefault(key, dim)
                 dims[name] = (dim,) if array.ndim else ()
             variables = {n: (dims[n], x, attrs.get(n, {})) for n, x in arrays.items()}
-            coordinates = {
+            coords = {
                 dims[name][0]: (dims[name][0], np.array(levels), attributes_of(levels))
                 for name, levels in facts.levels.items()
                 if dims.get(name) and arrays[name].size == len(levels)
             }
-            write_netcdf(xr.Dataset(variables, coordinates), path)
+            write_netcdf(xr.Dataset(variables, coords), path)
 
     def _written(self, name: str, which: str, moments: MeanAndVariance) -> np.ndarray:
         """Means or deviations of a variable, at their indices in `levels`."""
@@ -308,13 +297,13 @@ class Normalizer(_Moments, Fitted):
         return every
 
 
-@postblock("era5_normalizer")
-class Denormalizer(OutputBlock, _Moments):
+@base.postblock("era5_normalizer")
+class Denormalizer(base.OutputBlock, _Moments):
     """`x * std + mean` by variable and level; CREDIT has no such postblock."""
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Converts the fields of the entry `key` to physical units."""
-        return change_entry(tree, self.denormalize, self.key)
+        return base.change_entry(tree, self.denormalize, self.key)
 
 
 def _read(
@@ -322,12 +311,7 @@ def _read(
 ) -> tuple[dict[str, np.ndarray], dict[str, str], dict[str, LevelValues]]:
     """Reads values, float32, units and levels by variable; a file may lack the last."""
     if not os.path.exists(path):
-        folder = os.path.dirname(path) or "."
-        entries = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-        hint = f"the folder {folder!r} is empty or does not exist"
-        if entries:
-            hint = f"{folder!r} holds: {', '.join(entries[:8])}"
-        raise FileNotFoundError(f"{key}: no file {path!r}; {hint}")
+        raise FileNotFoundError(f"{key}: no file {path!r}; {nearest_files(path)}")
     if is_anemoi(path):
         statistic = {"mean_path": "mean", "std_path": "stdev"}[key]
         source = nullcontext(open_anemoi_store(path).statistics(statistic))

@@ -33,21 +33,8 @@ from credit_jax.io.errors import errors_of
 from credit_jax.named_fields import ChannelLayout, FieldContext
 from credit_jax.named_fields.coordinates import GridCoordinates, as_values
 from credit_jax.named_fields.tree import ChannelGroup, NamedFields, by_key, by_source
-from credit_jax.transforms.base import (
-    PREBLOCKS,
-    Descriptions,
-    FieldTree,
-    Grid,
-    OutputLevels,
-    Phase,
-    Reach,
-    StepContext,
-    Transform,
-    TransformFunction,
-    TreeSchema,
-    Where,
-    get_field,
-)
+from credit_jax.transforms import base
+from credit_jax.transforms.base import FieldTree, Phase, StepContext, TreeSchema
 from credit_jax.transforms.scaling import Scaling
 
 ChannelsOut = Shaped[Any, "batch channel_out ..."]
@@ -64,7 +51,7 @@ class Block:
     path: str  # dotted path of its section, such as "preblocks.per_step.scaler"
     type: str  # name in the registry
     phase: Phase  # phase in which it runs
-    transform: Transform  # the function, with its arguments
+    transform: base.Transform  # the function, with its arguments
 
     def __call__(self, tree: FieldTree, context: StepContext = None) -> dict[str, Any]:
         """Applies it; errors name its path."""
@@ -79,12 +66,12 @@ class Block:
     @property
     def by_field(self) -> bool:
         """Whether it changes each field by itself, whatever others there are."""
-        return self.transform.reach in (Reach.CHANNEL, Reach.POINT)
+        return self.transform.reach in (base.Reach.CHANNEL, base.Reach.POINT)
 
     @property
     def is_local(self) -> bool:
         """Whether a preblock changes each field by itself, also on a shard of it."""
-        is_traced = Where.TRACED in self.transform.where
+        is_traced = base.Where.TRACED in self.transform.where
         elsewhere = self.transform.effects.moves or self.transform.needs_host
         return is_traced and self.by_field and not elsewhere
 
@@ -113,7 +100,7 @@ class Pipeline:
     @property
     def preblocks(self) -> tuple[Block, ...]:
         """The blocks before the model, in execution order."""
-        return tuple(block for block in self.blocks if block.phase in PREBLOCKS)
+        return tuple(block for block in self.blocks if block.phase in base.PREBLOCKS)
 
     def of(self, phase: Phase) -> tuple[Block, ...]:
         """The blocks of a phase, in execution order."""
@@ -125,19 +112,19 @@ class Pipeline:
         self, phase: Phase, tree: FieldTree, context: StepContext = None
     ) -> dict[str, Any]:
         """Runs the blocks of a phase on a tree, traced with the context of a step."""
-        self.require(phase, Where.HOST if context is None else Where.TRACED)
+        self.require(phase, base.Where.HOST if context is None else base.Where.TRACED)
         new = dict(tree)
         for block in self.of(phase):
             new = block(new, context)
         return new
 
-    def require(self, phase: Phase, origin: Where) -> None:
+    def require(self, phase: Phase, origin: base.Where) -> None:
         """Checks that a phase can run on the host, or traced."""
         misplaced = [b for b in self.of(phase) if origin not in b.transform.where]
         if misplaced:
             listed = ", ".join(f"{b.path} (type {b.type})" for b in misplaced)
             here, only = "on the host", "in the traced step"
-            if origin is Where.TRACED:
+            if origin is base.Where.TRACED:
                 here, only = only, here
             raise ValueError(
                 f"{phase.value} runs {here}, but these transforms run {only} only: "
@@ -153,7 +140,7 @@ class Pipeline:
         # `postblocks.per_step`.
         if not self.of(Phase.AFTER_STEP):
             return None
-        self.require(Phase.AFTER_STEP, Where.TRACED)
+        self.require(Phase.AFTER_STEP, base.Where.TRACED)
         maps = {
             "input_channel_map": dict(input_channels),
             "channel_map": dict(target_channels),
@@ -216,7 +203,7 @@ class Pipeline:
     def needs_grid(self) -> bool:
         """Whether a preblock needs all rows of a field, not only some."""
         reaches = (block.transform.reach for block in self.preblocks)
-        return any(reach in (Reach.POINT, Reach.GRID) for reach in reaches)
+        return any(reach in (base.Reach.POINT, base.Reach.GRID) for reach in reaches)
 
     # What the blocks make of the data.
 
@@ -274,7 +261,7 @@ class Pipeline:
         return self if equal else Pipeline(tuple(located))
 
     @property
-    def grid(self) -> Grid | None:
+    def grid(self) -> base.Grid | None:
         """The grid of x and y; None if it is that of the data."""
         grids = [block.transform.effects.grid for block in self.preblocks]
         return next((grid for grid in reversed(grids) if grid is not None), None)
@@ -301,7 +288,7 @@ class Pipeline:
                 scaled |= set(filter(block.transform.changes, keys))
         return frozenset(scaled)
 
-    def described(self, units: Descriptions) -> Descriptions:
+    def described(self, units: base.Descriptions) -> base.Descriptions:
         """Attributes of all fields, those that blocks make or rename included."""
         descriptions = dict(units)
         for block in self.blocks:
@@ -309,9 +296,9 @@ class Pipeline:
         return descriptions
 
     @property
-    def output_levels(self) -> dict[str, OutputLevels]:
+    def output_levels(self) -> dict[str, base.OutputLevels]:
         """Key -> level coordinate of the fields on other levels than the data's."""
-        coordinates: dict[str, OutputLevels] = {}
+        coordinates: dict[str, base.OutputLevels] = {}
         for block in self.blocks:
             coordinates |= block.transform.effects.levels
         return coordinates
@@ -373,7 +360,7 @@ def channel_units(pipeline: Pipeline, groups: Sequence[ChannelGroup]) -> Units:
 
 
 def _applied(
-    steps: Sequence[TransformFunction],
+    steps: Sequence[base.TransformFunction],
     array: Shaped[Any, "batch channel ..."],
     channels: ChannelLayout,
     keys: Sequence[str],
@@ -386,7 +373,7 @@ def _applied(
     tree: FieldTree = {"target": by_source(fields)}
     for function in steps:
         tree = function(tree, context)
-    parts = [get_field(tree, "target", key) for key in keys]
+    parts = [base.get_field(tree, "target", key) for key in keys]
     module = np if all(isinstance(x, np.ndarray) for x in parts) else jnp
     joined = module.concatenate(parts, axis=1)
     return joined if has_time else joined[:, :, 0]

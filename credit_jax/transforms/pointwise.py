@@ -108,14 +108,14 @@ class _Log(_Elementwise):
 
     def undone(self, y: Any) -> Any:
         """Computes `base ^ (y + log_base(eps)) - eps`."""
-        base = self.base
-        y = y + getattr(math, _LOG[base])(self.eps)
+        y = y + getattr(math, _LOG[self.base])(self.eps)
+        is_e, number = self.base == "e", _NUMBER[self.base]
         if namespace(y) is jnp:
-            power = jnp.exp(y) if base == "e" else jnp.power(_NUMBER[base], y)
+            power = jnp.exp(y) if is_e else jnp.power(number, y)
             return power - self.eps
         with np.errstate(over="ignore"):
             wide = y.astype(np.float64)
-            power = np.exp(wide) if base == "e" else np.power(_NUMBER[base], wide)
+            power = np.exp(wide) if is_e else np.power(number, wide)
             return power.astype(y.dtype) - self.eps
 
 

@@ -40,13 +40,9 @@ from jaxtyping import Array
 
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.tree import NamedFields, by_key, by_source
+from credit_jax.transforms import forecast_pipelines
 from credit_jax.transforms.base import OUTPUT, FieldTree, Phase, Where
-from credit_jax.transforms.forecast_pipelines import (
-    after_aligned,
-    check_feedback,
-    for_forecast,
-    missing_inverses,
-)
+from credit_jax.transforms.forecast_pipelines import for_forecast
 from credit_jax.transforms.pipeline import Pipeline, Postprocess
 
 # Field types, the second part of a key.
@@ -138,13 +134,13 @@ class Advance:
             for key, channels in self.target_channels.items()
             if field_type_of(key) == PROGNOSTIC
         }
-        check_feedback(forecast, counts)
-        if missing_inverses(self.pipeline, counts):
+        forecast_pipelines.check_feedback(forecast, counts)
+        if forecast_pipelines.missing_inverses(self.pipeline, counts):
             channels = self.input_channels, self.target_channels
             object.__setattr__(self, "restore", forecast.postprocess(*channels))
         # Blocks that rename and move fields have run on the host, on forcing and static
         # fields; what the model predicts has their names, grid and levels.
-        steps = after_aligned(self.pipeline)
+        steps = forecast_pipelines.after_aligned(self.pipeline)
         steps.require(Phase.BEFORE_STEP, Where.TRACED)
         object.__setattr__(self, "pipeline", steps)
 
