@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.evaluation.references import Reference, ReferenceFields
+from credit_jax.evaluation.references import Climatology, Reference
 from credit_jax.evaluation.scores import CLIMATOLOGY, PERSISTENCE, TRUTH
 from credit_jax.evaluation.sums import ScoredChannel
 from credit_jax.io.netcdf import attribute_value
@@ -29,7 +29,7 @@ class ScoreComparison:
     scored: Variables  # variables and levels, on the grid of the forecast
     truth: Reference
     to_truth: Alignment  # from the forecast
-    climatology: ReferenceFields | None = None
+    climatology: Climatology | None = None
     to_climatology: Alignment = field(default_factory=Alignment)
     notes: tuple[str, ...] = ()  # what is left out, one line each
     training_dates: str = "unknown"  # how many of the dates are

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from credit_jax.data.calendars import calendar_of, shift_all, to_labels
+from credit_jax.data.calendars import as_dates, calendar_of, shift_all, to_labels
 from credit_jax.evaluation.grid_file import GridFile
 from credit_jax.evaluation.references import open_dataset
 from credit_jax.io.open_files import OpenFiles
@@ -26,7 +26,6 @@ MEMBERS = ("number", "realization", "member", "sample", "ensemble")
 _START = re.compile(r"(\d{4})-?(\d\d)-?(\d\d)[_T](\d\d)(\d\d)?Z")
 _MEMBER = re.compile(r"member_\d+")
 _STEP = re.compile(r"(\d{4}-\d{2}-\d{2})_T(\d{2})(\d{2})Z")
-_DAY = np.timedelta64(1, "D")
 # Start, lead time, variables -> (member, channel, lat, lon).
 Read = Callable[[int, int, LevelSelection], Float[np.ndarray, "member channel lat lon"]]
 
@@ -41,12 +40,7 @@ class ForecastFiles:
     calendar: str  # of the valid times
     num_members: int
     read: Read  # all members at a lead time, float32
-    open_grid: Callable[[], GridFile]  # a file with all variables
-
-    @property
-    def grid(self) -> GridFile:
-        """A file with all variables and the grid."""
-        return self.open_grid()
+    grid: GridFile  # a file with all variables and the grid
 
 
 def valid_time(files: ForecastFiles, start: int, lead: int) -> np.datetime64:
@@ -118,9 +112,7 @@ def open_zarr(path: str, files: OpenFiles) -> ForecastFiles:
     times = dataset[time].values
     starts, calendar = to_labels(times, path), calendar_of(times, path)
     num_members = dataset.sizes[member] if member else 1
-    return ForecastFiles(
-        path, starts, leads[order], calendar, num_members, read, lambda: grid
-    )
+    return ForecastFiles(path, starts, leads[order], calendar, num_members, read, grid)
 
 
 def _lead_times(array: Any, origin: str) -> np.ndarray:
@@ -168,8 +160,10 @@ def open_netcdf(
                 raise ValueError(f"--forecast: {directory} holds no NetCDF files")
             steps[number, member] = _valid(paths, files)
             if len(steps) == 1:
-                calendar = calendar_of(_times(paths[0], files), str(paths[0]))
-                leads = _leads(sorted(steps[0, 0]), starts[0], calendar)
+                times = np.atleast_1d(files.dataset(paths[0])["time"].values)
+                calendar = calendar_of(times, str(paths[0]))
+                dates = as_dates(np.array([starts[0], *sorted(steps[0, 0])]), calendar)
+                leads = np.array([d - dates[0] for d in dates[1:]], "timedelta64[ns]")
 
     def opened(path: Path) -> GridFile:
         dataset, time = files.dataset(path), ("time",)
@@ -186,7 +180,7 @@ def open_netcdf(
     num_members = len(steps) // len(starts)
     first, _ = next(iter(steps[0, 0].values()))
     forecasts = ForecastFiles(
-        str(parent), starts, leads, calendar, num_members, read, lambda: opened(first)
+        str(parent), starts, leads, calendar, num_members, read, opened(first)
     )
     for start in range(len(starts)):
         for member in {member for _, member in steps}:
@@ -203,10 +197,6 @@ def open_netcdf(
     return forecasts
 
 
-def _times(path: Path, files: OpenFiles) -> np.ndarray:
-    return np.atleast_1d(files.dataset(path)["time"].values)
-
-
 def _valid(
     paths: Sequence[Path], files: OpenFiles
 ) -> dict[np.datetime64, tuple[Path, int]]:
@@ -217,7 +207,8 @@ def _valid(
         if step:
             labels = np.array([f"{step[1]}T{step[2]}:{step[3]}"], "datetime64[ns]")
         else:
-            labels = to_labels(_times(path, files), str(path))
+            times = np.atleast_1d(files.dataset(path)["time"].values)
+            labels = to_labels(times, str(path))
         for position, label in enumerate(labels):
             if label in by_time:
                 raise ValueError(
@@ -227,25 +218,6 @@ def _valid(
                 )
             by_time[label] = path, position
     return by_time
-
-
-def _leads(
-    times: Sequence[np.datetime64], start: np.datetime64, calendar: str
-) -> np.ndarray:
-    """Lead times of the first forecast, counted in its calendar."""
-    if calendar == "standard":
-        return np.array([time - start for time in times], "timedelta64[ns]")
-    # In other calendars the difference of labels may exceed the lead time by a few
-    # days.
-    leads = []
-    for time in times:
-        lead = (time - start).astype("timedelta64[ns]")
-        for days in range(3):
-            step: Any = pd.Timedelta(lead - days * _DAY)
-            if shift_all(np.array([start]), step, calendar)[0] == time:
-                leads.append(step.to_timedelta64())
-                break
-    return np.array(leads, "timedelta64[ns]")
 
 
 def in_common(

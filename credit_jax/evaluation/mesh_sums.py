@@ -29,14 +29,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float
 
+from credit_jax.evaluation import scores
 from credit_jax.evaluation.regions import Region, band_weights, region_weights
-from credit_jax.evaluation.scores import (
-    CLIMATOLOGY,
-    FORECAST,
-    MEMBERS,
-    PERSISTENCE,
-    TRUTH,
-)
+from credit_jax.evaluation.scores import CLIMATOLOGY, FORECAST, TRUTH
 from credit_jax.losses.named import half_pair_sum
 from credit_jax.ops.custom_vjp import pvary
 from credit_jax.parallel.collectives import psum_each
@@ -46,7 +41,6 @@ from credit_jax.parallel.mesh.device_mesh import MeshAxes
 from credit_jax.parallel.placement import batch_spec, place_batch
 
 ScoredFields = Float[Array, "start channel rows lon"]
-PointMask = Bool[Array, "start channel rows lon"]
 Ensemble = Float[Array, "start member channel rows lon"]
 # "system/quantity" -> (start, channel, region, ...); quantities as above, and
 # "weight" (of errors), "anomaly_weight", "power_weight": sums of w alone.
@@ -85,7 +79,7 @@ def area_sums(
     """The area sums of forecasts at one lead time, over the rows of all shards."""
     truth, climatology = references[TRUTH], references.get(CLIMATOLOGY)
     systems = {FORECAST: forecast}
-    for name in (PERSISTENCE, CLIMATOLOGY):
+    for name in (scores.PERSISTENCE, CLIMATOLOGY):
         if name in references:
             systems[name] = references[name][:, None]
     sums: AreaSums = {}
@@ -104,7 +98,7 @@ def area_sums(
             full = rows_finite.all(axis=1)
             of_name = _band_sums(name, _power(fields.mean(axis=1))[0], full, weights)
             if fields.shape[1] > 1:
-                of_name |= _band_sums(MEMBERS, power.mean(axis=1), full, weights)
+                of_name |= _band_sums(scores.MEMBERS, power.mean(axis=1), full, weights)
             sums |= of_name
     rows = (axes.domain,) if axes.domain else ()
     parts = [pvary(part, rows) for part in sums.values()]
@@ -126,8 +120,8 @@ def _system(
     quantities = _errors(name, difference.mean(axis=1, keepdims=True))
     quantities[f"{name}/weight"] = finite.astype(jnp.float32)
     if several:
-        quantities |= _errors(MEMBERS, difference)
-        quantities[f"{MEMBERS}/weight"] = quantities[f"{name}/weight"]
+        quantities |= _errors(scores.MEMBERS, difference)
+        quantities[f"{scores.MEMBERS}/weight"] = quantities[f"{name}/weight"]
         # CRPS and variance, computed from differences from the truth.
         pairs = half_pair_sum(difference[:, :, :, None])[:, :, 0]
         mean = jnp.abs(difference).mean(axis=1)
@@ -155,7 +149,7 @@ def _system(
         of_truth = truth - climatology
         anomalies = _anomalies(name, anomaly.mean(axis=1, keepdims=True), of_truth)
         if several:
-            anomalies |= _anomalies(MEMBERS, anomaly, of_truth)
+            anomalies |= _anomalies(scores.MEMBERS, anomaly, of_truth)
         for key, values in anomalies.items():
             sums[key] = weights.sum(_zero(values, both))
     return sums
@@ -292,12 +286,6 @@ class MeshSums:
     def to_host(self, sums: Mapping[str, Array]) -> dict[str, np.ndarray]:
         """(start, channel, ...) area sums of the start dates, in every process."""
         return {name: np.asarray(x)[: self.num_starts] for name, x in sums.items()}
-
-    def place_forecast(
-        self, members: Float[np.ndarray, "batch channel lat lon"]
-    ) -> dict[str, Array]:
-        """Puts a host forecast on the mesh, as one key with all channels."""
-        return place_batch({"all": members[:, :, None]}, self.mesh)
 
     @cached_property
     def _weights(self) -> tuple[Array, Array | None]:

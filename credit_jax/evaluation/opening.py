@@ -18,14 +18,9 @@ from jax.sharding import Mesh
 
 from credit_jax.config.data import DateRange, in_training
 from credit_jax.data.opened_data import NamedData
+from credit_jax.evaluation import forecast_files
 from credit_jax.evaluation.comparison import ScoreComparison, compare
-from credit_jax.evaluation.forecast_files import (
-    ForecastFiles,
-    open_netcdf,
-    open_zarr,
-    start_folders,
-    valid_time,
-)
+from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
 from credit_jax.evaluation.mesh_sums import MeshSums, ScoreGrid
 from credit_jax.evaluation.references import (
     open_climatology,
@@ -45,6 +40,7 @@ from credit_jax.io.open_files import OpenFiles, opened
 from credit_jax.io.workers import ReadAhead
 from credit_jax.named_fields.variables import Variables
 from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.parallel.placement import place_batch
 
 NO_CLIMATOLOGY = "none"
 
@@ -92,7 +88,7 @@ def open_comparison(
             lambda reference: (
                 comparison.scored.align(reference.table, complete=True).other_levels
             ),
-            open_files=files,
+            files,
         )
     else:
         return comparison
@@ -119,16 +115,16 @@ def open_forecasts(path: str, open_files: OpenFiles | None = None) -> ForecastFi
     files = open_files or OpenFiles()
     folder = Path(path)
     if (folder / STORE).is_dir():
-        return open_zarr(str(folder / STORE), files)
+        return forecast_files.open_zarr(str(folder / STORE), files)
     if folder.is_dir():
-        if folders := start_folders(folder):
-            return open_netcdf(folder, folders, files)
+        if folders := forecast_files.start_folders(folder):
+            return forecast_files.open_netcdf(folder, folders, files)
         if not any((folder / name).exists() for name in _ZARR):
             raise ValueError(
                 f"--forecast: {path} holds no forecasts: neither {STORE} nor folders "
                 "of start dates such as 20010601_0000Z, and it is no Zarr store"
             )
-    return open_zarr(path, files)
+    return forecast_files.open_zarr(path, files)
 
 
 # Tables of observations.
@@ -157,7 +153,7 @@ def holds_forecasts(folder: Path) -> bool:
     """Whether a folder holds a store of forecasts, or CREDIT's folders."""
     if not folder.is_dir():
         return False
-    return (folder / STORE).exists() or bool(start_folders(folder))
+    return (folder / STORE).exists() or bool(forecast_files.start_folders(folder))
 
 
 # Lead times that are read in advance.
@@ -201,9 +197,8 @@ def score_files(
                         name: np.concatenate([x] * copies)
                         for name, x in references.items()
                     }
-                    pending.append(
-                        measure(measure.place_forecast(copied), measure.place(fields))
-                    )
+                    placed = place_batch({"all": copied[:, :, None]}, measure.mesh)
+                    pending.append(measure(placed, measure.place(fields)))
                     while len(pending) > (lead < num_leads - 1):
                         sums = measure.to_host(pending.pop(0))
                         leads.append({name: x[0] for name, x in sums.items()})

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -40,22 +40,6 @@ from credit_jax.named_fields.variables import (
 from credit_jax.transforms.base import variable_of
 
 TIMES = ("time", "valid_time")
-
-
-@runtime_checkable
-class ReferenceFields(Protocol):
-    """Fields at given times, of a truth or a climatology."""
-
-    @property
-    def table(self) -> Variables:
-        """The available variables; its origin is an attribute of scores, too."""
-        ...
-
-    def read(
-        self, time: np.datetime64, selection: LevelSelection
-    ) -> Float[np.ndarray, "channel lat lon"]:
-        """All wanted levels of all wanted variables at a time, float32."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,23 +225,14 @@ def open_reference(
     """Opens the predicted variables of a data section."""
     data = named.data
     first, last = (pd.Timestamp(time) for time in (times.min(), times.max()))
-    sources = {}
-    for name, source in data.source.items():
-        fields = {
-            kind: field if kind in OUTPUT_TYPES else None
-            for kind, field in source.variables.by_type.items()
-        }
-        variables = source.variables.model_copy(update=fields)
-        if variables.by_type:
-            changes = {"variables": variables, "history_len": None}
-            sources[name] = source.model_copy(update=changes)
+    sources = data.of_types(OUTPUT_TYPES).source.items()
     changes = {
         "start_datetime": str(first),
         "end_datetime": str(last + data.time_step),
         "date_ranges": None,
         "history_len": 1,
         "forecast_len": 1,
-        "source": sources,
+        "source": {k: x.model_copy(update={"history_len": None}) for k, x in sources},
     }
     opened = open_data(data.model_copy(update=changes), open_files)
     return DataReference(origin, opened, named.names, named.moved)
@@ -368,12 +343,13 @@ class TrainingClimatology:
         return self.means.get(part, self.means[_ALL])
 
 
+Climatology = FileClimatology | TrainingClimatology
 _ALL = (-1, -1)
 
 
-def open_climatology(path: str, open_files: OpenFiles | None = None) -> FileClimatology:
+def open_climatology(path: str, open_files: OpenFiles) -> FileClimatology:
     """Opens the mean fields of a file."""
-    dataset = open_dataset(path, "--climatology", open_files or OpenFiles())
+    dataset = open_dataset(path, "--climatology", open_files)
     dims = [str(dim) for dim in dataset.dims]
     others = [dim for dim in (HOUR, DAY, MONTH) if dim in dims]
     climatology = FileClimatology(GridFile(path, dataset, tuple(others)))
@@ -389,12 +365,11 @@ def _listed(labels: np.ndarray) -> str:
 def training_climatology(
     data: NamedData,
     choose: Callable[[Reference], LevelSelection],
-    open_files: OpenFiles | None = None,
+    files: OpenFiles,
 ) -> TrainingClimatology:
     """Averages the training period of a data section; only sums are in memory."""
     ranges = [(date_label(first), date_label(last)) for first, last in data.data.ranges]
     period = np.array([end for ends in ranges for end in ends], "datetime64[ns]")
-    files = open_files or OpenFiles()
     reference = open_reference(data, "the training data", period, files)
     step, calendar = data.data.time_step, reference.opened.calendar
     times = np.concatenate([time_range(*ends, step, calendar) for ends in ranges])

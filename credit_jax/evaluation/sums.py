@@ -14,22 +14,7 @@ import xarray as xr
 from jaxtyping import Float
 from scipy import special
 
-from credit_jax.evaluation.scores import (
-    BAND,
-    CHANNEL,
-    CLIMATOLOGY,
-    DIMS,
-    FORECAST,
-    LEAD,
-    METRICS,
-    PAIRED,
-    PERSISTENCE,
-    RANK,
-    REGION,
-    SYSTEM,
-    SYSTEMS,
-    WAVENUMBER,
-)
+from credit_jax.evaluation import scores
 from credit_jax.io.atomic import new_file
 
 _STARTS = "start_dates"
@@ -135,10 +120,10 @@ class ScoreDims:
                 **(differences or {}),
             }
         systems = [
-            k for k in SYSTEMS if any(k in values for values in metrics.values())
+            k for k in scores.SYSTEMS if any(k in values for values in metrics.values())
         ]
         arrays = {}
-        for name, metric in METRICS.items():
+        for name, metric in scores.METRICS.items():
             if name not in metrics:
                 continue
             one = next(iter(metrics[name].values()))
@@ -146,7 +131,7 @@ class ScoreDims:
             stacked = np.stack([metrics[name].get(system, empty) for system in systems])
             # (system, lead, channel, region, ...) -> the order of the dims.
             stacked = np.moveaxis(stacked, 1, 3)
-            if metric.dims != DIMS:
+            if metric.dims != scores.DIMS:
                 stacked = stacked.astype(np.float32)
             details = {"long_name": metric.long_name}
             arrays[name] = xr.DataArray(stacked, dims=metric.dims, attrs=details)
@@ -161,17 +146,17 @@ class ScoreDims:
         levels = [math.nan if c.level is None else c.level for c in channels]
         texts = ("units", "long_name", "level_units")
         coords = {
-            SYSTEM: list(systems),
-            CHANNEL: labels,
-            "variable": (CHANNEL, [c.variable for c in channels]),
-            "level": (CHANNEL, np.array(levels)),
-            **{k: (CHANNEL, [getattr(c, k) for c in channels]) for k in texts},
-            REGION: list(self.regions),
-            LEAD: self.leads.astype("timedelta64[ns]"),
-            RANK: np.arange(self.num_members + 1),
-            BAND: list(self.bands),
+            scores.SYSTEM: list(systems),
+            scores.CHANNEL: labels,
+            "variable": (scores.CHANNEL, [c.variable for c in channels]),
+            "level": (scores.CHANNEL, np.array(levels)),
+            **{k: (scores.CHANNEL, [getattr(c, k) for c in channels]) for k in texts},
+            scores.REGION: list(self.regions),
+            scores.LEAD: self.leads.astype("timedelta64[ns]"),
+            scores.RANK: np.arange(self.num_members + 1),
+            scores.BAND: list(self.bands),
         }
-        coords[WAVENUMBER] = np.arange(sizes.get(WAVENUMBER, 0))
+        coords[scores.WAVENUMBER] = np.arange(sizes.get(scores.WAVENUMBER, 0))
         used = {k: v for k, v in coords.items() if k in sizes or isinstance(v, tuple)}
         starts = np.sort(np.array(sums.starts))
         about = {
@@ -187,59 +172,59 @@ def _metrics(
     sums: Mapping[str, np.ndarray], num_members: int, num_starts: int
 ) -> dict[str, dict[str, np.ndarray]]:
     """Metric -> system -> (lead, channel, region, ...)."""
-    metrics: dict[str, dict[str, np.ndarray]] = {name: {} for name in METRICS}
-    for system in SYSTEMS:
+    metrics: dict[str, dict[str, np.ndarray]] = {name: {} for name in scores.METRICS}
+    for system in scores.SYSTEMS:
         of_system = {
             key.partition("/")[2]: array
             for key, array in sums.items()
             if key.startswith(f"{system}/")
         }
-        scores = {}
+        values_of = {}
         if "weight" in of_system:
             weight = of_system["weight"]
-            scores["rmse"] = np.sqrt(of_system["squared"] / weight)
-            scores["mae"] = of_system["absolute"] / weight
-            scores["bias"] = of_system["plain"] / weight
+            values_of["rmse"] = np.sqrt(of_system["squared"] / weight)
+            values_of["mae"] = of_system["absolute"] / weight
+            values_of["bias"] = of_system["plain"] / weight
             missing = 1 - weight / num_starts
             # Weights are rounded to float32, so that their sum is not quite 1.
             missing[np.abs(missing) < _ROUNDING] = 0.0
             missing[..., (weight == 0).all(axis=(0, 1))] = np.nan  # empty regions
             if "forecast/count" not in sums:
-                scores["missing"] = missing
+                values_of["missing"] = missing
             elif "count" in of_system:  # weights are numbers of observations
-                scores["count"] = of_system["count"]
+                values_of["count"] = of_system["count"]
             if "variance" in of_system:
-                scores["crps"] = of_system["crps"] / weight
-                scores["spread"] = np.sqrt(of_system["variance"] / weight)
+                values_of["crps"] = of_system["crps"] / weight
+                values_of["spread"] = np.sqrt(of_system["variance"] / weight)
                 factor = np.sqrt((num_members + 1) / num_members)
-                scores["spread_skill_ratio"] = (
-                    factor * scores["spread"] / scores["rmse"]
+                values_of["spread_skill_ratio"] = (
+                    factor * values_of["spread"] / values_of["rmse"]
                 )
             if "rank" in of_system:
-                scores["rank_histogram"] = of_system["rank"] / weight[..., None]
+                values_of["rank_histogram"] = of_system["rank"] / weight[..., None]
         if "anomaly_weight" in of_system:
-            scores["activity"] = np.sqrt(
+            values_of["activity"] = np.sqrt(
                 of_system["anomaly"] / of_system["anomaly_weight"]
             )
             if "product" in of_system:
-                scores["acc"] = of_system["product"] / np.sqrt(
+                values_of["acc"] = of_system["product"] / np.sqrt(
                     of_system["anomaly"] * of_system["truth"]
                 )
         if "power_weight" in of_system:
-            scores["energy_spectrum"] = (
+            values_of["energy_spectrum"] = (
                 of_system["power"] / of_system["power_weight"][..., None]
             )
-        for name, values in scores.items():
+        for name, values in values_of.items():
             metrics[name][system] = values
     if metrics["spread"]:
         # The CRPS of a deterministic forecast is its mean absolute error.
-        for system in {PERSISTENCE, CLIMATOLOGY} & metrics["mae"].keys():
+        for system in {scores.PERSISTENCE, scores.CLIMATOLOGY} & metrics["mae"].keys():
             metrics["crps"][system] = metrics["mae"][system]
     return {name: by_system for name, by_system in metrics.items() if by_system}
 
 
 CONFIDENCE = 0.95
-_QUANTITIES = dict(zip(PAIRED, ("squared", "absolute", "crps"), strict=True))
+_QUANTITIES = dict(zip(scores.PAIRED, ("squared", "absolute", "crps"), strict=True))
 # Start dates below which no interval is given; one has three parameters.
 MIN_STARTS = 5
 
@@ -248,14 +233,14 @@ def paired_differences(
     first: Sequence[ScoreSums], second: Sequence[ScoreSums]
 ) -> dict[str, dict[str, Float[np.ndarray, "lead channel region"]]]:
     """Metric -> system -> differences of scores, first less second; their intervals."""
-    metrics, weight = {}, f"{FORECAST}/weight"
+    metrics, weight = {}, f"{scores.FORECAST}/weight"
     pairs = [  # start dates may have no observation
         (one, two)
         for one, two in zip(first, second, strict=True)
         if one.arrays[weight].any() or two.arrays[weight].any()
     ]
     for name, quantity in _QUANTITIES.items():
-        key, scores, errors = f"{FORECAST}/{quantity}", [], []
+        key, of_both, errors = f"{scores.FORECAST}/{quantity}", [], []
         if not all(key in sums.arrays for pair in pairs for sums in pair):
             continue
         for forecast in zip(*pairs, strict=True):
@@ -271,10 +256,12 @@ def paired_differences(
                 if name == "rmse":
                     score = np.sqrt(score)
                     error = error / (2 * score)
-            scores.append(score)
+            of_both.append(score)
             errors.append(error)
-        metrics[f"{name}_difference"] = {FORECAST: scores[0] - scores[1]}
-        metrics[f"{name}_interval"] = {FORECAST: half_width(errors[0] - errors[1])}
+        metrics[f"{name}_difference"] = {scores.FORECAST: of_both[0] - of_both[1]}
+        metrics[f"{name}_interval"] = {
+            scores.FORECAST: half_width(errors[0] - errors[1])
+        }
     return metrics
 
 

@@ -15,6 +15,7 @@ from credit_jax.evaluation.mesh_sums import ScoreGrid
 from credit_jax.evaluation.opening import grid_of, open_forecasts
 from credit_jax.evaluation.references import open_climatology, training_climatology
 from credit_jax.evaluation.regions import REGIONS
+from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.variables import Variables
 from tests.evaluation.fields import random_fields, sums_of
 from tests.extensions.plots.stores import STARTS, make_store, write_folder
@@ -177,7 +178,7 @@ def climatology(folder, *, values=None, **labels):
     )
     dataset = (factor * field).astype(np.float32).to_dataset(name="SP_mean")
     dataset.to_netcdf(folder / "c.nc", engine="h5netcdf")
-    return open_climatology(str(folder / "c.nc"))
+    return open_climatology(str(folder / "c.nc"), OpenFiles())
 
 
 DAYS, HOURS, MONTHS = np.arange(1, 367), [0, 6, 12, 18], np.arange(1, 13)
@@ -208,7 +209,9 @@ def test_climatology_of_training_data_in_another_calendar(tmp_path):
         "forecast_len": 1,
     }
     data = parse(DataConfig, raw, "data")
-    found = training_climatology(NamedData(data), lambda reference: {"SP": None})
+    found = training_climatology(
+        NamedData(data), lambda reference: {"SP": None}, OpenFiles()
+    )
     assert [str(t)[5:10] for t in found.times] == ["02-27", "02-28", "03-01", "03-02"]
     means = found.read(np.datetime64("2000-04-15", "ns"), {"SP": None})
     assert np.all(means == 3.5), "of 1 and 2 March"

@@ -12,6 +12,7 @@ import xarray as xr
 from credit_jax.evaluation.mesh_sums import MeshSums, ScoreGrid, _power
 from credit_jax.evaluation.regions import REGIONS, Region, choose_regions
 from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.parallel.placement import place_batch
 from tests.evaluation.fields import (
     MEMBER_DIM,
     STARTS,
@@ -300,7 +301,10 @@ def test_sums_on_a_mesh(degrees, rows, num_members):
     assert measure.gathers == (size // degrees[0] % num_members != 0)
     members = forecast.reshape(size, *forecast.shape[2:])
     many = measure.to_host(
-        measure(measure.place_forecast(members), measure.place(references))
+        measure(
+            place_batch({"all": members[:, :, None]}, measure.mesh),
+            measure.place(references),
+        )
     )
     assert many.keys() == one.keys()
     # Sums in the same unit without cancellation are a measure of size.

@@ -13,6 +13,7 @@ from credit_jax.evaluation.references import open_climatology
 from credit_jax.evaluation.regions import REGIONS, choose_regions
 from credit_jax.evaluation.scores import read_scores, write_scores
 from credit_jax.evaluation.sums import ScoreSums
+from credit_jax.io.open_files import OpenFiles
 from credit_jax.named_fields.variables import Variable, Variables, labeled_levels
 from tests.evaluation.test_files import (
     DAYS,
@@ -81,7 +82,7 @@ def without_labels(count, tmp_path):
     climatology(tmp_path, month=MONTHS[:count])
     with xr.open_dataset(tmp_path / "c.nc") as labeled:
         labeled.drop_vars("month").to_netcdf(tmp_path / "d.nc", engine="h5netcdf")
-    opened = open_climatology(str(tmp_path / "d.nc"))
+    opened = open_climatology(str(tmp_path / "d.nc"), OpenFiles())
     return f"{np.unique(opened.read(np.datetime64('2001-03-09', 'ns'), {'SP': None}))}"
 
 
