@@ -21,7 +21,7 @@ from credit_jax import transforms
 from credit_jax.data import values
 from credit_jax.data.dataset import Dataset
 from credit_jax.named_fields import FieldContext
-from credit_jax.named_fields.tree import ChannelGroup, by_key, by_source
+from credit_jax.named_fields.tree import by_key, by_source
 from credit_jax.parallel.collectives import sum_parts
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.transforms import FieldTree, Phase, Pipeline, TreeSchema
@@ -122,18 +122,12 @@ def channel_parts(
     channels: Mapping[str, Mapping[str, slice]],
 ) -> dict[str, dict[str, slice]]:
     """Entry -> key before preblocks that change fields one by one -> its channels."""
-
-    def key_after(entry: str, group: ChannelGroup) -> str:
-        (after,) = pipeline.schema_after({entry: [group]})[entry]
-        return after.var_key
-
-    return {
-        entry: {
-            group.var_key: channels[entry][key_after(entry, group)]
-            for group in schema[entry]
-        }
-        for entry in ARRAYS
-    }
+    parts: dict[str, dict[str, slice]] = {entry: {} for entry in ARRAYS}
+    for entry, channels_of in parts.items():
+        for group in schema[entry]:
+            (after,) = pipeline.schema_after({entry: [group]})[entry]
+            channels_of[group.var_key] = channels[entry][after.var_key]
+    return parts
 
 
 def _suspects(

@@ -276,13 +276,11 @@ class Rollout:
         def stacked(field: Array) -> Array:
             return jnp.moveaxis(field, 2, 0)[:, :, :, None]
 
-        def with_last(field: Array) -> Array:
-            # The last step makes an input, too, that nothing reads: any forcing does.
-            steps = stacked(field)
-            return jnp.concatenate([steps, steps[-1:]])
-
         forcing = batch[FORCING] if self.num_steps > 1 else {}
-        return stacked(batch["y"]), jax.tree.map(with_last, forcing)
+        steps = jax.tree.map(stacked, forcing)
+        # The last step makes an input, too, that nothing reads: any forcing does.
+        steps = jax.tree.map(lambda x: jnp.concatenate([x, x[-1:]]), steps)
+        return stacked(batch["y"]), steps
 
     def first_carry(self, batch: FieldTree, context: FieldContext) -> dict[str, Any]:
         """Returns the carry of the first step, repeated for members."""
