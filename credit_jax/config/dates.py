@@ -124,4 +124,7 @@ class Dates(StrictModel):
                 yield f"{first} to {last} ends before it begins; exchange the two dates"
         for (_, last), (first, _) in pairwise(ranges):
             if first <= last:
-                yield f"date_ranges: one begins at {first}, before another ends: {last}"
+                yield (
+                    f"date_ranges: one begins at {first}, before another ends at "
+                    f"{last}; make them one"
+                )

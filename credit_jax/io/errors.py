@@ -31,11 +31,13 @@ def nearest_files(path: str) -> str:
     folder = parent = os.path.dirname(path) or "."
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder) or "."
-    if folder == os.path.dirname(folder):  # the root is no help
-        return f"there is no folder {parent!r}"
+    absent = "" if folder == parent else f"the folder {parent!r} does not exist"
+    if absent and folder == os.path.dirname(folder):  # the root is no help
+        return absent
     entries = sorted(os.listdir(folder))
     listed = ", ".join(entries[:8]) + (", ..." if len(entries) > 8 else "")
-    return f"{folder!r} holds: {listed or 'nothing'}"
+    holds = f"{folder!r} holds: {listed or 'nothing'}"
+    return f"{absent}; {holds}" if absent else holds
 
 
 # The errno in the texts of TensorStore's and HDF5's errors.

@@ -87,7 +87,7 @@ OPEN = {
     "bridgescaler": 5,
     "commands": 10,
     "custom_objects": 2,
-    "data": 9,
+    "data": 6,
     "data_store": 1,
     "demo": 3,
     "epoch_end": 1,
