@@ -2,7 +2,6 @@
 
 from credit_jax.kernels.dispatch import Implementation as Implementation
 from credit_jax.kernels.dispatch import conv2d as conv2d
-from credit_jax.kernels.dispatch import conv3d as conv3d
 from credit_jax.kernels.dispatch import dense as dense
 from credit_jax.kernels.dispatch import fuses as fuses
 from credit_jax.kernels.dispatch import implementation as implementation

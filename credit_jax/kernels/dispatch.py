@@ -178,5 +178,4 @@ def layer_norm(
 
 
 conv2d = _either(ops.conv2d, cpu_conv.conv2d, gpu_conv.conv2d)
-conv3d = _either(ops.conv3d, cpu_conv.conv3d)
 dense = _either(xla_dense.dense, gpu=gpu_dense.dense)

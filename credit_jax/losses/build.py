@@ -16,14 +16,8 @@ from pydantic import Field, PrivateAttr
 
 from credit_jax.config import StrictModel, parse
 from credit_jax.config.loss import SCALED, LossConfig, WeightArgs
-from credit_jax.losses.base import (
-    LOSSES,
-    CompositeLoss,
-    Loss,
-    PointwiseLoss,
-    Scalar,
-    pointwise_losses,
-)
+from credit_jax.losses import base
+from credit_jax.losses.base import LOSSES, Scalar
 from credit_jax.losses.named import Mae, Power, Spectral
 from credit_jax.named_fields import (
     SMALLEST_VARIANCE,
@@ -55,7 +49,7 @@ class LossOverride(StrictModel):
     parameters: dict[str, Any] = Field(default_factory=dict)
 
 
-class BaseLoss(WeightArgs, CompositeLoss):
+class BaseLoss(WeightArgs, base.CompositeLoss):
     """The loss `base`: the weighted mean of one loss per variable, in physical units.
 
     With `L_v` the mean of `w_lat w_level l(p, t)` over a variable, it is
@@ -88,7 +82,7 @@ class BaseLoss(WeightArgs, CompositeLoss):
     var_weighting: VarWeighting = "inverse_variance"
 
     _scored: ScoredVariables = PrivateAttr()
-    _losses: Mapping[str, PointwiseLoss] = PrivateAttr()
+    _losses: Mapping[str, base.PointwiseLoss] = PrivateAttr()
     _level_weights: Mapping[str, np.ndarray] = PrivateAttr()
 
     # JAX hashes functions, and the fields hold mappings.
@@ -210,14 +204,14 @@ def _groups(
 
 def _pointwise(
     name: str, parameters: Mapping[str, Any], key: str, parameters_key: str
-) -> PointwiseLoss:
+) -> base.PointwiseLoss:
     """The loss of one variable; keys are those within the section."""
     path = f"{SECTION}.{key}"
     loss = parse(LOSSES.find(name, path), parameters, f"{SECTION}.{parameters_key}")
-    if not isinstance(loss, PointwiseLoss):
+    if not isinstance(loss, base.PointwiseLoss):
         raise ValueError(
             f"{path}: {name!r} gives no value at every point, which `type: base` "
-            f"needs; expected one of {', '.join(pointwise_losses())}"
+            f"needs; expected one of {', '.join(base.pointwise_losses())}"
         )
     return loss
 
@@ -232,7 +226,7 @@ def build_loss(
     tendencies: Mapping[str, Sequence[float]] | None = None,
     num_members: int | None = None,
     validation: bool = False,
-) -> Loss:
+) -> base.Loss:
     """Builds the training or the validation loss.
 
     An elementwise loss `l` is the mean of `l(p, t) * w_lat * w_var` over samples,
@@ -386,7 +380,9 @@ def needs_latitude(config: LossConfig) -> bool:
     return config.weighs_rows or any(LOSSES[name].needs_latitude for name in names)
 
 
-def _chosen_loss(config: LossConfig, validation: bool, num_members: int | None) -> Loss:
+def _chosen_loss(
+    config: LossConfig, validation: bool, num_members: int | None
+) -> base.Loss:
     key, name = "loss.training_loss", config.training_loss
     parameters, parameters_key = config.training_loss_parameters, None
     cls = LOSSES.get(name)

@@ -39,36 +39,24 @@ VariableFields = Float[Array, "batch variable rows lon"]
 Matrix = Float[Array, "variable variable"]
 
 
-class _Elementwise(PointwiseLoss):
-    """A loss of the prediction p and the target t of a point."""
-
-    @abc.abstractmethod
-    def pointwise(self, p: Array, t: Array) -> Array: ...
-
-    def values(
-        self, prediction: ChannelFields, target: ChannelFields, context: FieldContext
-    ) -> ChannelFields:
-        return self.pointwise(prediction, target)
-
-
 @LOSSES.register("mse")
-class Mse(_Elementwise):
+class Mse(PointwiseLoss):
     """Squared error, `(p - t)^2`."""
 
-    def pointwise(self, p: Array, t: Array) -> Array:
-        return jnp.square(p - t)
+    def values(self, prediction: Array, target: Array, context: FieldContext) -> Array:
+        return jnp.square(prediction - target)
 
 
 @LOSSES.register("mae")
-class Mae(_Elementwise):
+class Mae(PointwiseLoss):
     """Absolute error, `|p - t|`."""
 
-    def pointwise(self, p: Array, t: Array) -> Array:
-        return absolute(p - t)
+    def values(self, prediction: Array, target: Array, context: FieldContext) -> Array:
+        return absolute(prediction - target)
 
 
 @LOSSES.register("huber")
-class Huber(_Elementwise):
+class Huber(PointwiseLoss):
     """`e^2 / 2` where `|e| <= delta`, else `delta * (|e| - delta / 2)`.
 
     Attributes:
@@ -77,47 +65,48 @@ class Huber(_Elementwise):
 
     delta: float = 1.0
 
-    def pointwise(self, p: Array, t: Array) -> Array:
-        size = absolute(p - t)
+    def values(self, prediction: Array, target: Array, context: FieldContext) -> Array:
+        size = absolute(prediction - target)
         quadratic = jnp.minimum(size, self.delta)
         return quadratic * (size - 0.5 * quadratic)
 
 
 @LOSSES.register("msle")
-class Msle(_Elementwise):
+class Msle(PointwiseLoss):
     """Squared error of `log(1 + |x|)`."""
 
-    def pointwise(self, p: Array, t: Array) -> Array:
-        return jnp.square(jnp.log1p(absolute(p)) - jnp.log1p(absolute(t)))
+    def values(self, prediction: Array, target: Array, context: FieldContext) -> Array:
+        logs = (jnp.log1p(absolute(x)) for x in (prediction, target))
+        return jnp.square(jnp.subtract(*logs))
 
 
 @LOSSES.register("logcosh")
-class LogCosh(_Elementwise):
+class LogCosh(PointwiseLoss):
     """`log(cosh(e))`.
 
     Differs from CREDIT: finite for `|e| > 89` too, where float32 `cosh` overflows.
     """
 
-    def pointwise(self, p: Array, t: Array) -> Array:
-        error = t - p
+    def values(self, prediction: Array, target: Array, context: FieldContext) -> Array:
+        error = target - prediction
         return jnp.logaddexp(error, -error) - jnp.log(2.0)
 
 
 @LOSSES.register("xtanh")
-class XTanh(_Elementwise):
+class XTanh(PointwiseLoss):
     """`e * tanh(e)`."""
 
-    def pointwise(self, p: Array, t: Array) -> Array:
-        error = t - p
+    def values(self, prediction: Array, target: Array, context: FieldContext) -> Array:
+        error = target - prediction
         return error * jnp.tanh(error)
 
 
 @LOSSES.register("xsigmoid")
-class XSigmoid(_Elementwise):
+class XSigmoid(PointwiseLoss):
     """`2 e / (1 + exp(-e)) - e`, evaluated as `e * tanh(e / 2)`."""
 
-    def pointwise(self, p: Array, t: Array) -> Array:
-        error = t - p
+    def values(self, prediction: Array, target: Array, context: FieldContext) -> Array:
+        error = target - prediction
         return error * jnp.tanh(0.5 * error)
 
 

@@ -18,12 +18,7 @@ from jaxtyping import Array
 from credit_jax.config.messages import divisors
 from credit_jax.kernels import is_amd
 from credit_jax.models.arguments import check_arrays
-from credit_jax.models.common.config import (
-    FieldSpec,
-    InputSpec,
-    ModelConfig,
-    Prediction,
-)
+from credit_jax.models.common import config as common
 from credit_jax.models.diffusion.process import Process
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import BlockCount, Context, Noise
@@ -66,7 +61,7 @@ class ModelDef:
     (7, 42)
     """
 
-    config: ModelConfig
+    config: common.ModelConfig
     make: Callable[[Any], nnx.Module]
     keep_whole: tuple[str, ...] = ()
     frozen: frozenset[str] = frozenset()
@@ -157,12 +152,12 @@ class ModelDef:
         )
 
     @property
-    def inputs(self) -> Mapping[str, InputSpec]:
+    def inputs(self) -> Mapping[str, common.InputSpec]:
         """Specs of the inputs of a prediction, by name."""
         return self.config.inputs
 
     @property
-    def network_inputs(self) -> Mapping[str, InputSpec]:
+    def network_inputs(self) -> Mapping[str, common.InputSpec]:
         """Specs of the inputs of `apply`: `inputs`, and those that a process adds."""
         return self.config.network_inputs
 
@@ -172,7 +167,7 @@ class ModelDef:
         return self.config.process
 
     @property
-    def output(self) -> FieldSpec:
+    def output(self) -> common.FieldSpec:
         """Spec of the output of `apply`."""
         return self.config.output
 
@@ -352,7 +347,7 @@ class ModelDef:
         inputs: Mapping[str, Array],
         context: Context,
         batch_stats: Collection | None = None,
-    ) -> Prediction:
+    ) -> common.Prediction:
         """Runs a forward pass on local arrays.
 
         Args:
@@ -378,7 +373,7 @@ class ModelDef:
         inputs: Mapping[str, Array],
         context: Context,
         batch_stats: Collection | None = None,
-    ) -> tuple[Prediction, Collection]:
+    ) -> tuple[common.Prediction, Collection]:
         """Runs `apply`, and also returns `batch_stats`, updated in training mode.
 
         Args:

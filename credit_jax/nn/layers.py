@@ -27,13 +27,7 @@ from credit_jax.ops.dense import add_bias, float8_dense
 from credit_jax.ops.random import drop, keep_mask
 from credit_jax.parallel.collectives import axis_index, psum
 from credit_jax.parallel.compiler import FEED_FORWARD, NORM
-from credit_jax.parallel.domain.attention import (
-    CoordinateWeights,
-    coordinate_attention,
-    efficient_channel_attention,
-    scse,
-    spatial_attention,
-)
+from credit_jax.parallel.domain import attention
 from credit_jax.parallel.domain.conv import conv_field
 from credit_jax.parallel.domain.norm import batch_norm_field, group_norm
 from credit_jax.parallel.params.spec import Initializer, constant, torch_uniform
@@ -199,11 +193,9 @@ class Linear(nnx.Module):
         self,
         x: Float[Array, "*batch channel_in"],
         context: Context | None = None,  # required for "row", and for float8
-        *,
-        call: Array | int = 0,  # index among the `calls` of a forward pass
     ) -> Float[Array, "*batch channel_out"]:
         """Applies the layer."""
-        kernel = of_call(self.kernel[...], 2, call)
+        kernel = of_call(self.kernel[...], 2, 0)
         if self.split == "row":
             product = sum_over_tensor(x, kernel, context, shape=self.shape)
         else:
@@ -395,7 +387,7 @@ class ChannelAttention(nnx.Module):
         self.taps = parameter(torch_uniform(num_taps), (num_taps,), (None,))
 
     def __call__(self, field: Field, context: Context) -> Field:
-        return efficient_channel_attention(field, self.taps[...])
+        return attention.efficient_channel_attention(field, self.taps[...])
 
 
 class SpatialAttention(nnx.Module):
@@ -411,7 +403,7 @@ class SpatialAttention(nnx.Module):
         )
 
     def __call__(self, field: Field, context: Context) -> Field:
-        return spatial_attention(field, self.kernel[...])
+        return attention.spatial_attention(field, self.kernel[...])
 
 
 class MixedAttention(nnx.Module):
@@ -444,7 +436,7 @@ class SCSEAttention(nnx.Module):
             points = self.scaled_points[...][:, 0] * self.scale[...][0]
         else:
             points = self.points[...][:, 0]
-        return scse(field, self.squeeze[...], self.expand[...], points)
+        return attention.scse(field, self.squeeze[...], self.expand[...], points)
 
 
 class CoordinateAttention(nnx.Module):
@@ -458,7 +450,7 @@ class CoordinateAttention(nnx.Module):
         self.lon = Linear(hidden, channels)
 
     def __call__(self, field: Field, context: Context) -> Field:
-        weights = CoordinateWeights(
+        weights = attention.CoordinateWeights(
             self.squeeze.kernel[...],
             self.squeeze.bias[...],
             self.norm.scale[...],
@@ -468,7 +460,7 @@ class CoordinateAttention(nnx.Module):
             self.lon.kernel[...],
             self.lon.bias[...],
         )
-        field, after = coordinate_attention(
+        field, after = attention.coordinate_attention(
             field,
             weights,
             self.norm.running,

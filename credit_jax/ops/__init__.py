@@ -9,12 +9,9 @@ from credit_jax.ops.activations import squeeze_gate as squeeze_gate
 from credit_jax.ops.conv import conv2d as conv2d
 from credit_jax.ops.conv import conv3d as conv3d
 from credit_jax.ops.conv import conv_transpose as conv_transpose
-from credit_jax.ops.conv import periodic_conv2d as periodic_conv2d
 from credit_jax.ops.norm import RunningStatistics as RunningStatistics
 from credit_jax.ops.norm import batch_norm as batch_norm
 from credit_jax.ops.norm import layer_norm as layer_norm
-from credit_jax.ops.pool import avg_pool2d as avg_pool2d
-from credit_jax.ops.pool import max_pool2d as max_pool2d
 from credit_jax.ops.resize import area_taps as area_taps
 from credit_jax.ops.resize import linear_taps as linear_taps
 from credit_jax.ops.resize import nearest_taps as nearest_taps

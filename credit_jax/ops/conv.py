@@ -121,24 +121,10 @@ def conv3d(
 LAT, LON = 1, 2
 
 
-def periodic_conv2d(
-    x: Float[Array, "batch lat lon channel_in"],
-    kernel: Float[Array, "kernel_h kernel_w channel_in channel_out"],
-    *,
-    padding: int = 1,  # on every side; (kernel - 1) / 2 keeps the size
-) -> Float[Array, "batch lat_out lon_out channel_out"]:
-    """Pads longitude periodically and latitude by reflection, then convolves."""
-    check_periodic(padding, x.shape[LAT], x.shape[LON])
-    # The two paddings commute, so the corners are well defined.
-    for dim in (LON, LAT):
-        x = pad_periodic(x, padding, dim)
-    return conv2d(x, kernel)
-
-
 def pad_periodic(
     x: Float[Array, "batch lat lon channel"], padding: int, dim: int
 ) -> Float[Array, "batch lat_out lon_out channel"]:
-    """The padding of `periodic_conv2d` along one dim, `LAT` or `LON`."""
+    """Pads longitude periodically, or latitude by reflection: `dim` is LAT or LON."""
     widths = [(padding, padding) if d == dim else (0, 0) for d in range(x.ndim)]
     # The reflection does not repeat the row at the pole: row -1 is row 1.
     mode = "reflect" if dim == LAT else "wrap"

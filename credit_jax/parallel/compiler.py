@@ -22,13 +22,7 @@ import jaxlib.version
 from jax.core import Tracer
 from jax.sharding import Mesh
 
-from credit_jax.io.activity import (
-    activity,
-    duration_text,
-    in_main_thread,
-    is_silent,
-    log_line,
-)
+from credit_jax.io import activity
 from credit_jax.io.mirror import cache_folder, local_path
 from credit_jax.kernels import platform
 from credit_jax.parallel import collectives
@@ -255,7 +249,7 @@ class _Stages:
     def begin(self, event: str, value: float, **details: Any) -> None:
         """Listens to the beginnings of stages (`jax.monitoring`)."""
         del value
-        if event not in _STAGES or not in_main_thread():
+        if event not in _STAGES or not activity.in_main_thread():
             return
         # Also functions that are traced or compiled while another one is traced
         # announce their stages; the outermost one is reported.
@@ -267,13 +261,13 @@ class _Stages:
         name = name.removeprefix("jit(").removesuffix(")")
         if event == _FIRST_STAGE or name != self._name:
             self._name, self._seconds = name, {}
-        stage = activity(f"compiling {name}, {_STAGES[event]}")
+        stage = activity.activity(f"compiling {name}, {_STAGES[event]}")
         self._activity.enter_context(stage)
 
     def end(self, event: str, duration_secs: float, **details: Any) -> None:
         """Listens to the durations of stages, at their ends."""
         del details
-        if event not in _STAGES or not in_main_thread() or not self._depth:
+        if event not in _STAGES or not activity.in_main_thread() or not self._depth:
             return
         self._depth -= 1
         if self._depth:
@@ -281,11 +275,10 @@ class _Stages:
         self._activity.close()
         self._seconds[_STAGES[event]] = duration_secs
         total = sum(self._seconds.values())
-        if event == _LAST_STAGE and total >= _LONG and not is_silent():
-            parts = (f"{k} {duration_text(v)}" for k, v in self._seconds.items())
-            log_line(
-                f"compiled {self._name} in {duration_text(total)} ({', '.join(parts)})"
-            )
+        if event == _LAST_STAGE and total >= _LONG and not activity.is_silent():
+            text = activity.duration_text
+            parts = ", ".join(f"{k} {text(v)}" for k, v in self._seconds.items())
+            activity.log_line(f"compiled {self._name} in {text(total)} ({parts})")
 
 
 @cache

@@ -14,7 +14,8 @@ from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.placement import place_batch
 from tests.models.cases import CASES
-from tests.support import assert_close, assert_trees_close, make_mesh
+from tests.models.parity import mesh_of
+from tests.support import assert_close, assert_trees_close
 
 # Equal numbers of input and output channels, so that outputs can be fed back.
 BLOCK = {
@@ -27,36 +28,28 @@ BLOCK = {
     "input_only_channels": 0,
     "output_only_channels": 0,
 }
-MESH = {"dp": 2, "tp": 2, "domain": 2}
-MESHES = pytest.mark.parametrize("degrees", [{}, MESH], ids=["one", "2x2x2"])
-
-
-def _made(degrees: dict[str, int]) -> tuple[ParallelModel, Any, Any, Any, Any]:
-    """Returns a model on a mesh, its weights and state, an input and a target."""
-    return _made_once(tuple(degrees.items()))
+MESHES = pytest.mark.parametrize("mesh", ["one", "2x2x2"])
 
 
 @cache
-def _made_once(
-    degrees: tuple[tuple[str, int], ...],
-) -> tuple[ParallelModel, Any, Any, Any, Any]:
-    mesh = make_mesh(**dict(degrees))
-    model = build_parallel_model(BLOCK, mesh)
+def _made(mesh: str) -> tuple[ParallelModel, Any, Any, Any, Any]:
+    """Returns a model on a mesh, its weights and state, an input and a target."""
+    model = build_parallel_model(BLOCK, mesh_of(mesh))
     params, model_state = model.init(jax.random.key(0))
     definition = model.model_def
     grid = definition.image_height, definition.image_width
     rng = np.random.default_rng(0)
     shape = (2, definition.input_channels, 1, *grid)
     arrays = {name: rng.normal(size=shape).astype("f4") for name in ("x", "y")}
-    placed = place_batch(arrays, mesh)
+    placed = place_batch(arrays, model.mesh)
     return model, params, model_state, placed["x"], placed["y"]
 
 
 @pytest.mark.slow
 @MESHES
-def test_gradients_by_weights_and_by_the_input(degrees: dict[str, int]) -> None:
+def test_gradients_by_weights_and_by_the_input(mesh: str) -> None:
     """Under the user's jit they equal the eager ones and are not zero."""
-    model, params, model_state, x, y = _made(degrees)
+    model, params, model_state, x, y = _made(mesh)
 
     def loss(params: Any, x: Any) -> Any:
         return jnp.mean((model.apply(params, model_state, {"x": x}) - y) ** 2)
@@ -75,9 +68,9 @@ def test_gradients_by_weights_and_by_the_input(degrees: dict[str, int]) -> None:
 
 @pytest.mark.slow
 @MESHES
-def test_vmap_over_members(degrees: dict[str, int]) -> None:
+def test_vmap_over_members(mesh: str) -> None:
     """`vmap` over inputs with one set of weights, and over weights."""
-    model, params, model_state, x, y = _made(degrees)
+    model, params, model_state, x, y = _made(mesh)
     members = jnp.stack([x, y, x - y])
     together = jax.jit(jax.vmap(model.apply, in_axes=(None, None, 0)))
     outputs = together(params, model_state, {"x": members})
@@ -96,9 +89,9 @@ def test_vmap_over_members(degrees: dict[str, int]) -> None:
 
 @pytest.mark.slow(but=["2x2x2"])
 @MESHES
-def test_scan_over_forecast_steps(degrees: dict[str, int]) -> None:
+def test_scan_over_forecast_steps(mesh: str) -> None:
     """Each iteration depends on the one before, and no other program part runs."""
-    model, params, model_state, x, _ = _made(degrees)
+    model, params, model_state, x, _ = _made(mesh)
 
     @jax.jit
     def forecast(x: Any) -> Any:
@@ -117,8 +110,8 @@ def test_scan_over_forecast_steps(degrees: dict[str, int]) -> None:
 
 @pytest.mark.slow
 @MESHES
-def test_checkpoint_gives_the_same_gradient(degrees: dict[str, int]) -> None:
-    model, params, model_state, x, _ = _made(degrees)
+def test_checkpoint_gives_the_same_gradient(mesh: str) -> None:
+    model, params, model_state, x, _ = _made(mesh)
 
     def loss(x: Any, *, remat: bool) -> Any:
         step = jax.checkpoint(model.apply) if remat else model.apply
@@ -131,7 +124,7 @@ def test_checkpoint_gives_the_same_gradient(degrees: dict[str, int]) -> None:
 
 @pytest.mark.slow
 def test_init_and_fuse_compose() -> None:
-    model, _, _, x, _ = _made(MESH)
+    model, _, _, x, _ = _made("2x2x2")
 
     @jax.jit
     def made(key: Any) -> Any:
@@ -146,7 +139,7 @@ def test_init_and_fuse_compose() -> None:
 
 @pytest.mark.slow
 def test_a_whole_program_gets_options_and_cannot_be_a_part() -> None:
-    model, params, model_state, x, _ = _made({})
+    model, params, model_state, x, _ = _made("one")
     program = compile_program(model.apply, model.mesh)
     expected = model.apply(params, model_state, {"x": x})
     assert_close(

@@ -197,11 +197,7 @@ def on_one_device(library):
     return trained(of_library(library), ONE)
 
 
-ONE_OF_EACH = ("plain-dp8", "nnx-fsdp8", "linen-fsdp4 twice", "equinox-fsdp8")
-ONE_OF_EACH += ("haiku and jraph-fsdp8",)
-
-
-@pytest.mark.slow(but=[*ONE_OF_EACH])
+@pytest.mark.slow(but=["nnx-fsdp8", "linen-fsdp4 twice"])
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_updates_equal_those_of_one_device(library, mesh):
@@ -357,6 +353,7 @@ def split_samples_or_layers(axis):
 CASES.rows(split_samples_or_layers, "tp", "domain")
 
 
+@pytest.mark.slow(but=["True"])
 @pytest.mark.parametrize("of_batch", [False, True])
 def test_the_certificate_finds_a_mean_over_the_samples_of_a_shard(of_batch):
     apply, params = plain()

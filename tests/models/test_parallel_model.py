@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,27 +55,24 @@ def test_devices_of_degrees():
     dims = ParallelDims(tp=2, world_size=2)
     mesh = build_parallel_model(BLOCK, dims, devices=devices).mesh
     assert list(mesh.devices.flat) == devices
-    with pytest.raises(ValueError, match="tp 2 = 2 devices, but 8 are given"):
-        build_parallel_model(BLOCK, dims, devices=jax.devices())
+
+
+DIMS = ParallelDims(domain=2, world_size=2)
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("mesh", "num_devices", "options", "words"),
     [
-        ({"ulysses_degree": 2}, "ulysses_degree given beside a ParallelDims"),
-        ({"ulysses_degree": 1, "etp": 1}, "ulysses_degree and etp given beside a"),
+        (lambda: DIMS, 8, {}, "domain 2 = 2 devices, but 8 are given"),
+        (lambda: DIMS, 0, {"ulysses_degree": 2}, "ulysses_degree given beside a Para"),
+        (lambda: DIMS, 0, {"ulysses_degree": 1, "etp": 1}, "ulysses_degree and etp gi"),
+        (DIMS.build_mesh, 2, {}, "devices given beside a Mesh, which has its"),
     ],
 )
-def test_degrees_are_given_once(options, words):
-    dims = ParallelDims(domain=2, world_size=2)
+def test_degrees_and_devices_are_given_once(mesh, num_devices, options, words):
+    devices = jax.devices()[:num_devices] or None
     with pytest.raises(ValueError, match=words):
-        build_parallel_model(BLOCK, dims, **options)
-
-
-def test_a_mesh_has_its_devices():
-    mesh = ParallelDims(domain=2, world_size=2).build_mesh()
-    with pytest.raises(ValueError, match="devices given beside a Mesh, which has its"):
-        build_parallel_model(BLOCK, mesh, devices=jax.devices()[:2])
+        build_parallel_model(BLOCK, mesh(), devices=devices, **options)
 
 
 # CREDIT's key of a parameter, with the model and from its path alone.
@@ -115,7 +113,7 @@ def test_unknown_paths():
 # A model as `init` gives it, without training or a checkpoint.
 
 
-BLOCK_FRESH_MODELS = CASES["wxformer plain"].block
+PLAIN = CASES["wxformer plain"].block
 KEY = jax.random.key(0)
 
 
@@ -137,9 +135,9 @@ def test_a_fresh_model_can_be_evaluated(name: str) -> None:
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 def test_every_mesh_begins_alike(jit: bool) -> None:
     """A loop of power iterations is written out where it is part of a program."""
-    expected = build_parallel_model(BLOCK_FRESH_MODELS, make_mesh()).init(KEY)
+    expected = build_parallel_model(PLAIN, make_mesh()).init(KEY)
     model = build_parallel_model(
-        BLOCK_FRESH_MODELS, make_mesh(dp=2, tp=2, domain=2), min_shard_size=1
+        PLAIN, make_mesh(dp=2, tp=2, domain=2), min_shard_size=1
     )
     params, model_state = (jax.jit(model.init) if jit else model.init)(KEY)
     for path, array in expected[0].items():
@@ -270,63 +268,49 @@ def test_float16_is_refused() -> None:
 # Operation counts of programs with known numbers of operations.
 
 
-def test_a_product_and_its_gradients():
-    x, w = jnp.ones((8, 16)), jnp.ones((16, 32))
-    forward = 2 * 8 * 16 * 32
-    assert count_flops(jnp.dot, x, w) == forward
-    loss = jax.grad(lambda x, w: jnp.sum(jnp.dot(x, w) ** 2), argnums=(0, 1))
-    assert count_flops(loss, x, w) == 3 * forward
+def conv(x, kernel, stride=1, padding="SAME", groups=1):
+    layout = ("NHWC", "HWIO", "NHWC")
+    options = {"dimension_numbers": layout, "feature_group_count": groups}
+    return lax.conv_general_dilated(x, kernel, (stride,) * 2, padding, **options)
 
 
-def test_what_no_output_needs_does_not_count():
-    x, w = jnp.ones((8, 16)), jnp.ones((16, 32))
-
-    def body(x, w):
-        return jnp.dot(x, w), jax.jit(jnp.dot)(2 * x, w)
-
-    assert count_flops(lambda x, w: body(x, w)[0], x, w) == 2 * 8 * 16 * 32
-
-
-def test_a_convolution_counts_its_taps():
-    x, kernel = jnp.ones((2, 8, 8, 4)), jnp.ones((3, 3, 2, 6))
-
-    def conv(x, kernel):
-        layout = ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(
-            x, kernel, (1, 1), "SAME", dimension_numbers=layout, feature_group_count=2
-        )
-
-    assert count_flops(jax.jit(conv), x, kernel) == 2 * (3 * 3 * 2) * (2 * 8 * 8 * 6)
-
-
-def test_the_gradient_of_a_stride_counts_no_zeros():
-    x, kernel = jnp.ones((2, 8, 8, 4)), jnp.ones((2, 2, 4, 6))
-
-    def loss(x, kernel):
-        layout = ("NHWC", "HWIO", "NHWC")
-        return jnp.sum(
-            lax.conv_general_dilated(
-                x, kernel, (2, 2), "VALID", dimension_numbers=layout
-            )
-        )
-
-    forward = 2 * (2 * 2 * 4) * (2 * 4 * 4 * 6)
-    both = jax.value_and_grad(loss, (0, 1))
-    assert count_flops(both, x, kernel) == 3 * forward
-
-
-def test_loops_count_as_often_as_they_run_and_what_is_recomputed_counts_again():
-    w = jnp.ones((4, 4))
-    once = 2 * 4 * 4 * 4
+def loop(w):
+    """What is within is recomputed for the gradient."""
 
     def body(x, _):
         return jnp.sin(x @ w), None
 
-    def loop(x):
-        return jnp.sum(lax.scan(jax.checkpoint(body), x, length=5)[0])
+    return jnp.sum(lax.scan(jax.checkpoint(body), w, length=5)[0])
 
-    assert count_flops(loop, w) == 5 * once
-    assert count_flops(jax.grad(loop), w) == 5 * 3 * once
+
+MATRICES, FIELD = ((8, 16), (16, 32)), (2, 8, 8, 4)
+PRODUCT, STRIDED = 2 * 8 * 16 * 32, 2 * (2 * 2 * 4) * (2 * 4 * 4 * 6)
+FLOPS = {
+    "a product": (jnp.dot, MATRICES, PRODUCT),
+    "its gradients": (
+        jax.grad(lambda x, w: jnp.sum(jnp.dot(x, w) ** 2), (0, 1)),
+        *(MATRICES, 3 * PRODUCT),
+    ),
+    "nothing that no output needs": (
+        lambda x, w: (jnp.dot(x, w), jax.jit(jnp.dot)(2 * x, w))[0],
+        *(MATRICES, PRODUCT),
+    ),
+    "taps of a convolution": (
+        jax.jit(partial(conv, groups=2)),
+        *((FIELD, (3, 3, 2, 6)), 2 * (3 * 3 * 2) * (2 * 8 * 8 * 6)),
+    ),
+    "no zeros of a stride": (
+        jax.value_and_grad(lambda *both: jnp.sum(conv(*both, 2, "VALID")), (0, 1)),
+        *((FIELD, (2, 2, 4, 6)), 3 * STRIDED),
+    ),
+    "a loop": (loop, ((4, 4),), 5 * 2 * 4**3),
+    "a loop, recomputed": (jax.grad(loop), ((4, 4),), 5 * 4 * 2 * 4**3),
+}
+
+
+@pytest.mark.parametrize(("function", "shapes", "expected"), FLOPS.values(), ids=FLOPS)
+def test_operations_are_counted(function, shapes, expected):
+    assert count_flops(function, *map(jnp.ones, shapes)) == expected
 
 
 def test_a_loop_of_unknown_length_is_refused():

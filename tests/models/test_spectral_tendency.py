@@ -32,6 +32,7 @@ def module():
     return sys.modules[type(build(BLOCK).config).__module__]
 
 
+@pytest.mark.slow(but=["2x2x2"])
 @pytest.mark.parametrize("mesh", ["domain3", "2x2x2"])
 def test_equals_one_device(mesh, module, monkeypatch):
     """With a last layer that is not 0, as it is before training."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from typing import Any
 
 import jax
@@ -17,26 +16,16 @@ from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.nn.context import Noise
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.placement import place_batch
+from tests.models.parity import mesh_of
 from tests.models.test_composition import BLOCK
-from tests.support import assert_close, make_mesh
+from tests.support import assert_close
 
 KEY = jax.random.key(0)
-MESHES: dict[str, dict[str, int]] = {
-    "one": {},
-    "dp2": {"dp": 2},
-    "tp2": {"tp": 2},
-    "domain2": {"domain": 2},
-    "domain3": {"domain": 3},
-    "2x2x2": {"dp": 2, "tp": 2, "domain": 2},
-}
 # WXFormer on every mesh, each other family on one: a case compiles for 12 seconds.
-# `TANGENTS=all` is every family on every mesh, half an hour on 2 cores.
-CASES = [("wxformer", mesh) for mesh in MESHES]
+MESHES = ("one", "dp2", "tp2", "domain2", "domain3", "2x2x2")
 OTHERS = [name for name in MODEL_TYPES if name != "wxformer"]
-if os.environ.get("TANGENTS") == "all":
-    CASES += itertools.product(OTHERS, MESHES)
-else:
-    CASES += zip(OTHERS, itertools.cycle(MESHES))
+CASES = [("wxformer", mesh) for mesh in MESHES]
+CASES += zip(OTHERS, itertools.cycle(MESHES), strict=False)
 # (model, mesh, steps of the forecast)
 HESSIANS = [
     *(("wxformer", "one", 2), ("wxformer", "2x2x2", 1)),
@@ -62,7 +51,7 @@ def test_tangents_and_adjoint_agree(name: str, mesh: str) -> None:
     block = make_case("tiny", name).block
     small = name in KIN or "global_window_size" in SECTIONS.get(name, {})
     case = case_of("smaller", {**block, **(_FEW if small else {})}, 2)
-    placed = make_mesh(**MESHES[mesh])
+    placed = mesh_of(mesh)
     model = build_parallel_model(case.model_def, placed, min_shard_size=64)
     noise = Noise(KEY) if case.model_def.draws_noise else None
     params, model_state = model.init(KEY)
@@ -98,7 +87,7 @@ def test_tangents_and_adjoint_agree(name: str, mesh: str) -> None:
 def test_products_with_the_hessian(name: str, mesh: str, steps: int) -> None:
     """H v of a loss by all weights and inputs, beside differences of its gradient."""
     block = BLOCK if name == "wxformer" else make_case("tiny", name).block
-    case, placed = case_of("smaller", dict(block), 2), make_mesh(**MESHES[mesh])
+    case, placed = case_of("smaller", dict(block), 2), mesh_of(mesh)
     policy = default_mp_policy(
         "float64", reduce_dtype="float64", output_dtype="float64"
     )

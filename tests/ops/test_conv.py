@@ -6,20 +6,14 @@ import pytest
 import torch
 from torch.nn.functional import interpolate
 
-from credit_jax.ops import (
-    area_taps,
-    avg_pool2d,
-    linear_taps,
-    max_pool2d,
-    nearest_taps,
-    periodic_conv2d,
-)
-from tests.ops.cases import CONV, POOLS, TRANSPOSED
+from credit_jax.ops import area_taps, linear_taps, nearest_taps
+from credit_jax.parallel.domain.conv import periodic_conv2d_field
+from tests.ops import cases
 from tests.support import assert_close
 from tests.support.credit_modules import credit_attribute
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
 
-ROWS = CONV | TRANSPOSED | POOLS
+ROWS = cases.CONV | cases.TRANSPOSED | cases.POOLS
 
 
 # torch warns for even kernels with "same" that it copies the input.
@@ -63,7 +57,8 @@ def test_periodic_convolution_is_that_of_credit(credit, name):
         return out.movedim(1, -1)
 
     def ours(x, kernel, bias):
-        return periodic_conv2d(x, kernel, padding=padding) + bias[None, None, None]
+        periodic = cases.of_arrays(periodic_conv2d_field)
+        return periodic(x, kernel, padding=padding) + bias[None, None, None]
 
     arrays = draw((2, rows, columns, 2)), draw((*kernel, 2, 3), 1), draw((3,), 2)
     assert_same(jax_values(ours, *arrays), torch_values(theirs, *arrays), name)
@@ -71,7 +66,7 @@ def test_periodic_convolution_is_that_of_credit(credit, name):
 
 def test_not_a_number_wins():
     x = np.asarray([[1.0, np.nan, 2.0, 3.0, 4.0, -np.inf]], np.float32)
-    out = max_pool2d(jnp.asarray(x[..., None, None]), (3, 1))
+    out = cases.max_pool2d(jnp.asarray(x[..., None, None]), (3, 1))
     theirs = torch.nn.functional.max_pool2d(
         torch.from_numpy(x)[:, None, :, None], (3, 1)
     )
@@ -79,7 +74,7 @@ def test_not_a_number_wins():
 
 
 def test_sums_of_bfloat16_are_wide():
-    out = avg_pool2d(jnp.ones((1, 512, 1, 1), jnp.bfloat16), (512, 1))
+    out = cases.avg_pool2d(jnp.ones((1, 512, 1, 1), jnp.bfloat16), (512, 1))
     assert out.dtype == jnp.bfloat16
     assert out.item() == 1.0
 

@@ -13,6 +13,7 @@ from credit_jax.kernels import use_implementation
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.registry import build
 from credit_jax.parallel.domain.attention import spatial_attention
+from credit_jax.parallel.domain.conv import periodic_conv2d_field
 from credit_jax.parallel.domain.halo_exchange import HaloExchange, halo_exchange, trim
 from credit_jax.parallel.domain.norm import batch_norm_field
 from credit_jax.parallel.domain.pool import resize_nearest
@@ -36,6 +37,7 @@ from credit_jax.parallel.rows.exchange import reshard
 from credit_jax.parallel.rows.layout import Field, block_layout
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases
+from tests.ops.cases import avg_pool2d, max_pool2d, of_arrays
 from tests.parallel.test_launch import PMI, SLURM
 from tests.parallel.test_mesh import HSDP, MODEL, FakeDevice, Grid, section
 from tests.support import make_mesh
@@ -75,23 +77,22 @@ CASES.rows(
     name="conv_transpose",
 )
 CASES.rows(
-    lambda padding: ops.periodic_conv2d(
+    lambda padding: of_arrays(periodic_conv2d_field)(
         jnp.zeros((1, 4, 6, 1)), jnp.zeros((3, 3, 1, 1)), padding=padding
     ),
     *(-1, 4),
     name="periodic_conv2d",
 )
 CASES.rows(
-    lambda kernel, **given: ops.avg_pool2d(SQUARE, kernel, **given),
+    lambda kernel, **given: avg_pool2d(SQUARE, kernel, **given),
     {"kernel": (3, 3), "padding": ((2, 0), (0, 0))},
     {"kernel": (5, 1)},
     {"kernel": (2, 2), "stride": (0, 1)},
     name="avg_pool2d",
 )
 CASES.rows(
-    lambda kernel, **given: ops.max_pool2d(SQUARE, kernel, **given),
+    lambda kernel, **given: max_pool2d(SQUARE, kernel, **given),
     {"kernel": (2, 2), "padding": ((0, -1), (0, 0))},
-    {"kernel": (3, 3), "dilation": (2, 1)},
     name="max_pool2d",
 )
 CASES.rows(ops.area_taps, (4, 3), name="area_taps")

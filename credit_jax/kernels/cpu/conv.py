@@ -31,15 +31,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax import ops
 from credit_jax.kernels.cpu.fourier_conv import Tiles, fourier_conv
 from credit_jax.ops.conv import (
     NO_PADDING,
-    NO_PADDING_3D,
     AnyPadding,
-    AnyPadding3d,
     Padding,
-    Triple,
     checked_padding,
 )
 from credit_jax.ops.custom_vjp import custom_vjp, match_vma
@@ -52,7 +48,6 @@ from credit_jax.ops.space_to_depth import (
     phases,
     plain_conv,
     points_together,
-    space_to_depth_conv,
 )
 
 # Numbers of each spatial dim.
@@ -317,31 +312,3 @@ def _space_to_depth(x: Array, kernel: Array, stride: IntPair) -> Array:
     """Convolves with stride 1 on the phases of the input as channels."""
     x, kernel, _ = phases(x, kernel, stride, (1, 1), 1)
     return _direct(x, kernel)
-
-
-def conv3d(
-    x: Float[Array, "batch depth height width channel_in"],
-    kernel: Float[Array, "kernel_d kernel_h kernel_w group_in channel_out"],
-    *,
-    stride: Triple = (1, 1, 1),
-    padding: AnyPadding3d = NO_PADDING_3D,
-    dilation: Triple = (1, 1, 1),
-    groups: int = 1,
-) -> Float[Array, "batch depth_out height_out width_out channel_out"]:
-    """`ops.conv3d`; gradients of strided convolutions are 5 to 20 times faster."""
-    if stride == (1, 1, 1) and groups > 1:
-        return ops.conv3d(x, kernel, padding=padding, dilation=dilation, groups=groups)
-    pads = checked_padding(
-        x.shape[1:-1], kernel.shape[:3], padding, stride=stride, dilation=dilation
-    )
-    if stride == (1, 1, 1) and prod(kernel.shape[:3]) > 1:
-        return direct_conv(*match_vma(x, kernel), stride, pads, dilation)
-    # Pad first: the gradient of the kernel is slow if padding makes the output of the
-    # convolution larger than its input.
-    return space_to_depth_conv(
-        pad_spatial(x, pads),
-        kernel,
-        stride=stride,
-        dilation=dilation,
-        groups=groups,
-    )

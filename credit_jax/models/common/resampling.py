@@ -24,14 +24,9 @@ from credit_jax.nn.parameters import parameter
 from credit_jax.ops.dense import add_bias
 from credit_jax.ops.space_to_depth import IntPair
 from credit_jax.parallel.compiler import DECODER, EMBEDDING, INPUT, OUTPUT
+from credit_jax.parallel.domain import rearrange
 from credit_jax.parallel.domain.conv import conv_field, conv_transpose_field
 from credit_jax.parallel.domain.pool import resize_bilinear
-from credit_jax.parallel.domain.rearrange import (
-    add,
-    crop_globe,
-    pad_globe,
-    pixel_shuffle_field,
-)
 from credit_jax.parallel.params.spec import constant, icnr, torch_uniform, xavier_normal
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.rows.exchange import reshard
@@ -122,8 +117,8 @@ class PixelShuffleBlock(Residual):
 
     @jax.named_scope(DECODER)
     def __call__(self, field: Field, context: Context) -> Field:
-        field = pixel_shuffle_field(self.conv(field), self.scale)
-        field = add(field, self.sharp(field, field.layout))
+        field = rearrange.pixel_shuffle_field(self.conv(field), self.scale)
+        field = rearrange.add(field, self.sharp(field, field.layout))
         return field.like(self.residual(field, field.layout).data + field.data)
 
 
@@ -139,7 +134,7 @@ class PixelShuffleHead(nnx.Module):
 
     @jax.named_scope(DECODER)
     def __call__(self, field: Field, context: Context) -> Field:
-        field = pixel_shuffle_field(self.conv(field), self.scale)
+        field = rearrange.pixel_shuffle_field(self.conv(field), self.scale)
         return self.out(field, field.layout)
 
 
@@ -236,7 +231,7 @@ class ResidualUpBlock(Residual):
     @jax.named_scope(DECODER)
     def __call__(self, field: Field, context: Context) -> Field:
         field = self.up(field)
-        field = add(field, self.residual(field, field.layout))
+        field = rearrange.add(field, self.residual(field, field.layout))
         return field if self.attention is None else self.attention(field, context)
 
 
@@ -298,7 +293,9 @@ def enter(
     field = Field(fold_frames(x, fold), context.rows(height))
     if padding is None:
         return field
-    return pad_globe(field, mode=padding.mode, lat=padding.pad_lat, lon=padding.pad_lon)
+    return rearrange.pad_globe(
+        field, mode=padding.mode, lat=padding.pad_lat, lon=padding.pad_lon
+    )
 
 
 @jax.named_scope(OUTPUT)
@@ -306,7 +303,7 @@ def leave(field: Field, config: PaddedConfig, *, interpolate: bool) -> Predictio
     """Crops the padding, interpolates to the output grid, and unfolds frames."""
     pad, output = config.padding, config.output
     if pad is not None:
-        field = crop_globe(field, lat=pad.pad_lat, lon=pad.pad_lon)
+        field = rearrange.crop_globe(field, lat=pad.pad_lat, lon=pad.pad_lon)
     if interpolate:
         field = resize_bilinear(field, (output.height, output.width))
     field = reshard(field, field.layout.to_blocks())

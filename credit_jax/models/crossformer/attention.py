@@ -10,27 +10,15 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from credit_jax.kernels import fuses, window_attention
+from credit_jax.nn import layers
 from credit_jax.nn.context import Context
-from credit_jax.nn.layers import (
-    LayerNorm,
-    Linear,
-    OutProjection,
-    drop_attention,
-    matmul,
-)
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops import attend, attention_logits
 from credit_jax.ops.window_attention import bias_positions, pairs_of_offsets
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.compiler import ATTENTION, POSITION_BIAS
+from credit_jax.parallel.domain import windows
 from credit_jax.parallel.domain.attention import HeadExchange
-from credit_jax.parallel.domain.windows import (
-    Kind,
-    merge,
-    partition,
-    window_grid,
-    window_numbers,
-)
 from credit_jax.parallel.params.spec import torch_uniform
 from credit_jax.parallel.rows.layout import Field
 
@@ -41,13 +29,13 @@ class PositionBias(nnx.Module):
     """CREDIT's DynamicPositionBias: a small network over relative positions."""
 
     def __init__(self, channels: int) -> None:
-        self.linear_0 = Linear(2, channels)
-        self.norm_0 = LayerNorm(channels)
-        self.linear_1 = Linear(channels, channels)
-        self.norm_1 = LayerNorm(channels)
-        self.linear_2 = Linear(channels, channels)
-        self.norm_2 = LayerNorm(channels)
-        self.linear_3 = Linear(channels, 1)
+        self.linear_0 = layers.Linear(2, channels)
+        self.norm_0 = layers.LayerNorm(channels)
+        self.linear_1 = layers.Linear(channels, channels)
+        self.norm_1 = layers.LayerNorm(channels)
+        self.linear_2 = layers.Linear(channels, channels)
+        self.norm_2 = layers.LayerNorm(channels)
+        self.linear_3 = layers.Linear(channels, 1)
 
     @jax.named_scope(POSITION_BIAS)
     def __call__(self, window: int) -> Float[Array, "tokens tokens"]:
@@ -95,14 +83,14 @@ class QueryKeyValue(nnx.Module):
     ) -> Float[Array, "*batch three heads head_dim"]:
         """Returns q, k and v of every local head at each point."""
         shape = (self.channels, 3 * self.width)
-        return matmul(x, self.kernels()[0], context, shape=shape, split="column")
+        return layers.matmul(x, self.kernels()[0], context, shape=shape, split="column")
 
     def values(
         self, x: Float[Array, "*batch channel"], context: Context
     ) -> Float[Array, "*batch heads head_dim"]:
         """Returns only the values v of every local head at each point."""
         shape = (self.channels, self.width)
-        return matmul(x, self.kernels()[1], context, shape=shape, split="column")
+        return layers.matmul(x, self.kernels()[1], context, shape=shape, split="column")
 
 
 class SeparateQueryKeyValue(QueryKeyValue):
@@ -135,21 +123,21 @@ class WindowAttention(nnx.Module):
     def __init__(
         self,
         channels: int,
-        kind: Kind,
+        kind: windows.Kind,
         window: int,
         *,
         dim_head: int = 32,
         dropout: float = 0.0,
         query_key_value: type[QueryKeyValue] = QueryKeyValue,
     ) -> None:
-        self.kind: Kind = kind
+        self.kind: windows.Kind = kind
         self.window = window
         self.heads = channels // dim_head
         self.scale = dim_head**-0.5
         self.dropout = dropout
-        self.norm = LayerNorm(channels)
+        self.norm = layers.LayerNorm(channels)
         self.to_qkv = query_key_value(channels, self.heads, dim_head)
-        self.to_out = OutProjection(channels, self.heads, dim_head)
+        self.to_out = layers.OutProjection(channels, self.heads, dim_head)
         self.position_bias = PositionBias(channels // 4)
 
     def bias(self) -> Bias | None:
@@ -180,11 +168,11 @@ class WindowAttention(nnx.Module):
         elif fused:
             # By a kernel that reads fields in place.
             qkv = field.like(self.to_qkv.side_by_side(field.data, context))
-            grid = window_grid(qkv, self.kind, self.window)
+            grid = windows.window_grid(qkv, self.kind, self.window)
             mixed = window_attention(qkv.data, bias, grid)
         else:
             # Without a kernel, as with dropout, windows are arrays of their own.
-            x = partition(field, self.kind, self.window)
+            x = windows.partition(field, self.kind, self.window)
             if self.window == 1:
                 # The softmax over a single token is 1: only dropout and v are left.
                 v = jnp.swapaxes(self.to_qkv.values(x, context), 2, 3)
@@ -192,7 +180,9 @@ class WindowAttention(nnx.Module):
             else:
                 mixed = self._mix(self.to_qkv(x, context), bias, field, context)
             out = self.to_out(jnp.swapaxes(mixed, 2, 3), context)
-            return field.like(skip + merge(out, field, self.kind, self.window).data)
+            return field.like(
+                skip + windows.merge(out, field, self.kind, self.window).data
+            )
         return field.like(skip + self.to_out(mixed, context))
 
     def _mix_by_heads(
@@ -203,16 +193,16 @@ class WindowAttention(nnx.Module):
         exchange = HeadExchange(field.layout, self.kind, self.window, degree)
         qkv = exchange.to_heads(self.to_qkv.side_by_side(field.data, context))
         if fuses:
-            grid = window_grid(qkv, self.kind, self.window)
+            grid = windows.window_grid(qkv, self.kind, self.window)
             return exchange.to_rows(window_attention(qkv.data, bias, grid))
         *points, three, heads, size = qkv.data.shape
         flat = qkv.like(qkv.data.reshape(*points, -1))
-        x = partition(flat, self.kind, self.window)
+        x = windows.partition(flat, self.kind, self.window)
         x = x.reshape(*x.shape[:3], three, heads, size).transpose(3, 0, 1, 4, 2, 5)
         part = axis_index(context.axes.tensor) * degree + exchange.part
         mixed = jnp.swapaxes(self._mix(x, bias, flat, context, part), 2, 3)
         mixed = mixed.reshape(*mixed.shape[:3], -1)
-        out = merge(mixed, flat, self.kind, self.window).data
+        out = windows.merge(mixed, flat, self.kind, self.window).data
         return exchange.to_rows(out.reshape(*points, heads, size))
 
     def _mix(
@@ -238,8 +228,8 @@ class WindowAttention(nnx.Module):
         part: Array | int | None = None,
     ) -> Array:
         """Dropout with a mask by global sample, window, head and pair of tokens."""
-        rows, columns = window_numbers(field, self.kind, self.window)
-        return drop_attention(
+        rows, columns = windows.window_numbers(field, self.kind, self.window)
+        return layers.drop_attention(
             weights,
             rows,
             columns,

@@ -17,15 +17,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from credit_jax.models.common import resampling
 from credit_jax.models.common.config import FieldSpec, Prediction
-from credit_jax.models.common.resampling import (
-    PatchEmbed,
-    PixelShuffleBlock,
-    PixelShuffleHead,
-    correct,
-    enter,
-    leave,
-)
 from credit_jax.models.crossformer.attention import QueryKeyValue, WindowAttention
 from credit_jax.models.crossformer.config import EncoderDecoderConfig, StagesConfig
 from credit_jax.models.diffusion.process import NOISED, TIME
@@ -222,15 +215,15 @@ class EncoderDecoder(nnx.Module):
     def __init__(
         self,
         config: EncoderDecoderConfig,
-        make_up: Callable[[int, int, int], nnx.Module] = PixelShuffleBlock,
-        make_head: Callable[[int, int], nnx.Module] = PixelShuffleHead,
+        make_up: Callable[[int, int, int], nnx.Module] = resampling.PixelShuffleBlock,
+        make_head: Callable[[int, int], nnx.Module] = resampling.PixelShuffleHead,
         feed_forwards: FeedForwards = DENSE,
     ) -> None:
         self.config = config
         x, y = config.inputs["x"], config.output
         assert isinstance(x, FieldSpec), "the input x is a field"
         folded = x.channels * (config.frames if config.frame_fold == "channel" else 1)
-        self.cube_embedding = PatchEmbed(
+        self.cube_embedding = resampling.PatchEmbed(
             folded, config.dim[0], config.frames, config.patch
         )
         # Fields of a diffusion process (one frame, no patches) are concatenated with x.
@@ -250,7 +243,7 @@ class EncoderDecoder(nnx.Module):
         entering = [inputs[name] for name in (NOISED, "x") if name in inputs]
         x = jnp.concatenate(entering, 1) if len(entering) > 1 else entering[0]
         fold = config.frame_fold if config.patch == (1, 1) else "channel"
-        field = enter(
+        field = resampling.enter(
             context.precision.cast(x),
             config.image_height,
             context,
@@ -275,8 +268,8 @@ class EncoderDecoder(nnx.Module):
             field = self._noisy(self.decoder_noise, index, field, context)
             field = join(field, encodings[2 - index])
         field = run_block(context, self.head, field)
-        y = leave(field, config, interpolate=config.interp).astype(x.dtype)
-        return correct(config, x, y, context)
+        y = resampling.leave(field, config, interpolate=config.interp).astype(x.dtype)
+        return resampling.correct(config, x, y, context)
 
     def _noisy(
         self, layers: Sequence[Any], index: int, field: Field, context: Context

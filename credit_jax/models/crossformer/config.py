@@ -18,17 +18,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PositiveInt
 
 from credit_jax.config.messages import divisors
-from credit_jax.models.common.config import (
-    Depth,
-    Geometry,
-    ModelConfig,
-    PaddedConfig,
-    Rate,
-    Side,
-    StageGeometry,
-    VariableKeys,
-    repeated,
-)
+from credit_jax.models.common import config as common
 from credit_jax.models.common.resampling import FrameFold, mean_problems, unseen_frames
 from credit_jax.ops.space_to_depth import conv_out_size
 from credit_jax.parallel.domain.conv import scale_padding
@@ -36,13 +26,15 @@ from credit_jax.state_dict.key_table import Rule, key_table
 from credit_jax.state_dict.torch_model import KeyRename
 
 PerStage = Annotated[
-    tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt], repeated(4)
+    tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt], common.repeated(4)
 ]
-Depths = Annotated[tuple[Depth, Depth, Depth, Depth], repeated(4)]
+Depths = Annotated[
+    tuple[common.Depth, common.Depth, common.Depth, common.Depth], common.repeated(4)
+]
 Kernels = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
-class StagesConfig(ModelConfig):
+class StagesConfig(common.ModelConfig):
     """Keys of four encoder stages, with CREDIT's defaults.
 
     Attributes:
@@ -70,8 +62,8 @@ class StagesConfig(ModelConfig):
     # Whether embeddings pad symmetrically (`parallel.domain.conv.scale_padding`).
     symmetric_embedding: ClassVar[bool] = False
 
-    image_height: Side = 640
-    image_width: Side = 1280
+    image_height: common.Side = 640
+    image_width: common.Side = 1280
     frames: PositiveInt = 2
     dim: PerStage = (64, 128, 256, 512)
     depth: Depths = (2, 2, 8, 2)
@@ -101,16 +93,16 @@ class StagesConfig(ModelConfig):
             sizes.append(conv_out_size(size, kernel, stride, pad))
         return sizes
 
-    def geometry(self) -> Geometry:
+    def geometry(self) -> common.Geometry:
         """Returns grid sizes along the layers; valid only if `problems()` is empty."""
         (lat, lon), padded = self.pads, self.padded
         patched = padded[0] // self.patch[0], padded[1] // self.patch[1]
-        stages: list[StageGeometry] = []
+        stages: list[common.StageGeometry] = []
         sides = list(patched)
         for index in range(4):
             sides = [self.scale_sizes(index, side)[-1] for side in sides]
             stages.append(
-                StageGeometry(
+                common.StageGeometry(
                     *(sides[0], sides[1]),
                     self.dim[index],
                     self.depth[index],
@@ -124,7 +116,7 @@ class StagesConfig(ModelConfig):
         cropped = decoded[0] - sum(lat), decoded[1] - sum(lon)
         grid = self.image_height, self.image_width
         output = grid if getattr(self, "interp", True) else cropped
-        return Geometry(grid, padded, patched, tuple(stages), decoded, output)
+        return common.Geometry(grid, padded, patched, tuple(stages), decoded, output)
 
     def problems(self) -> Iterator[str]:
         """See `ModelConfig.problems`; any size of a domain shard is right."""
@@ -200,7 +192,7 @@ class StagesConfig(ModelConfig):
         return " ".join(steps)
 
 
-class EncoderDecoderConfig(PaddedConfig, StagesConfig):
+class EncoderDecoderConfig(common.PaddedConfig, StagesConfig):
     """Keys of an encoder and a decoder, with padding and cropping.
 
     A subclass defines the channels of input and output, and `output_frames`.
@@ -217,8 +209,8 @@ class EncoderDecoderConfig(PaddedConfig, StagesConfig):
 
     patch_height: PositiveInt = 1
     patch_width: PositiveInt = 1
-    attn_dropout: Rate = 0.0
-    ff_dropout: Rate = 0.0
+    attn_dropout: common.Rate = 0.0
+    ff_dropout: common.Rate = 0.0
     interp: bool = True
 
     def without_effect(self) -> dict[str, str]:
@@ -280,7 +272,7 @@ _TRANSPOSED = ": the decoder has transposed convolutions"
 TRANSPOSED = dict.fromkeys(("upsample_v_conv", "upsample_with_ps"), _TRANSPOSED)
 
 
-class EncoderConfig(VariableKeys, EncoderDecoderConfig):
+class EncoderConfig(common.VariableKeys, EncoderDecoderConfig):
     """Keys of `wxformer` and `crossformer`.
 
     Attributes:

@@ -30,38 +30,10 @@ from pydantic import BeforeValidator, NonNegativeFloat, NonNegativeInt, Positive
 
 from credit_jax.config.base import Unavailable
 from credit_jax.kernels import dense
-from credit_jax.models.common.config import (
-    ChannelCountKeys,
-    FlatPaddingKeys,
-    VariableKeys,
-    ignored_by,
-    register_model,
-)
-from credit_jax.models.common.resampling import (
-    FrameFold,
-    PixelShuffleBlock,
-    PixelShuffleHead,
-    ResidualUpBlock,
-    UpsampleHead,
-)
+from credit_jax.models.common import config as common
+from credit_jax.models.common import resampling
+from credit_jax.models.crossformer import config as family
 from credit_jax.models.crossformer.blocks import EncoderDecoder
-from credit_jax.models.crossformer.config import (
-    BRANCH,
-    DECODER,
-    EMBEDDINGS,
-    NO_FLAT_PADS,
-    ONE_FRAME,
-    PADDED_EMBEDDINGS,
-    PIXEL_SHUFFLE,
-    PIXEL_SHUFFLE_DECODER,
-    STAGES,
-    TRANSPOSED,
-    EncoderConfig,
-    EncoderDecoderConfig,
-    block_names,
-    unused_patch_embedding,
-    without_patches,
-)
 from credit_jax.models.diffusion.process import DiffusionKeys
 from credit_jax.nn.context import Context
 from credit_jax.nn.experts import ExpertFeedForward, Routing
@@ -80,12 +52,13 @@ from credit_jax.state_dict.key_table import below, key_table
 from credit_jax.state_dict.torch_model import RemovedLayer, TorchModel
 
 CROSSFORMER = TorchModel(
-    key_table=(*EMBEDDINGS, *STAGES, *DECODER),
-    block_names=block_names,
-    idle_modules=unused_patch_embedding,
+    key_table=(*family.EMBEDDINGS, *family.STAGES, *family.DECODER),
+    block_names=family.block_names,
+    idle_modules=family.unused_patch_embedding,
 )
 CAMULATOR = replace(
-    CROSSFORMER, key_table=(*EMBEDDINGS, *STAGES, *PIXEL_SHUFFLE_DECODER)
+    CROSSFORMER,
+    key_table=(*family.EMBEDDINGS, *family.STAGES, *family.PIXEL_SHUFFLE_DECODER),
 )
 _TRANSPOSED_DECODER = RemovedLayer(
     re.compile(r"up_block4\.weight(_orig)?"),
@@ -96,27 +69,31 @@ _TRANSPOSED_DECODER = RemovedLayer(
 )
 WXFORMER = replace(
     CROSSFORMER,
-    key_table=(*PADDED_EMBEDDINGS, *STAGES, *PIXEL_SHUFFLE_DECODER),
-    renames=(BRANCH,),
+    key_table=(
+        *family.PADDED_EMBEDDINGS,
+        *family.STAGES,
+        *family.PIXEL_SHUFFLE_DECODER,
+    ),
+    renames=(family.BRANCH,),
     removed=(_TRANSPOSED_DECODER,),
 )
 
 
-class WXFormerConfig(EncoderConfig):
+class WXFormerConfig(family.EncoderConfig):
     """Constructor keys of CREDIT's WXFormer, with its defaults."""
 
-    ignored: ClassVar[Mapping[str, str]] = ignored_by(
+    ignored: ClassVar[Mapping[str, str]] = common.ignored_by(
         "wxformer",
         "frame_patch_size upsample_v_conv decoder_attention_type",
         attention_type=": it builds no attention from it",
-        **PIXEL_SHUFFLE,
-        **NO_FLAT_PADS,
+        **family.PIXEL_SHUFFLE,
+        **family.NO_FLAT_PADS,
     )
 
     type: Literal["wxformer", "wxformer_base"] = "wxformer"
 
 
-@register_model(WXFormerConfig, WXFORMER)
+@common.register_model(WXFormerConfig, WXFORMER)
 class WXFormer(EncoderDecoder):
     """The WXFormer model; see `WXFormerConfig` for its keys."""
 
@@ -177,7 +154,7 @@ class WXFormerMoEConfig(WXFormerConfig):
         return losses
 
 
-@register_model(WXFormerMoEConfig)
+@common.register_model(WXFormerMoEConfig)
 class WXFormerMoE(EncoderDecoder):
     """The WXFormer model with experts; see `WXFormerMoEConfig` for its keys."""
 
@@ -187,44 +164,46 @@ class WXFormerMoE(EncoderDecoder):
         super().__init__(config, feed_forwards=(short, experts))
 
 
-class MeanFrameConfig(EncoderDecoderConfig):
+class MeanFrameConfig(family.EncoderDecoderConfig):
     """Keys of models that take the mean of frames, and give one.
 
     Differs from CREDIT: patches may be padded, and dims need not double.
     """
 
     small_keys: ClassVar[Mapping[str, Any]] = {
-        **EncoderDecoderConfig.small_keys,
+        **family.EncoderDecoderConfig.small_keys,
         "cross_embed_strides": [2, 2, 2, 2],
     }
 
     symmetric_embedding: ClassVar[bool] = True
-    frame_fold: ClassVar[FrameFold] = "mean"
+    frame_fold: ClassVar[resampling.FrameFold] = "mean"
     output_frames: ClassVar[int] = 1
 
 
-class CamulatorConfig(VariableKeys, MeanFrameConfig):
+class CamulatorConfig(common.VariableKeys, MeanFrameConfig):
     """Constructor keys of CREDIT's Camulator, with its defaults."""
 
-    ignored: ClassVar[Mapping[str, str]] = ignored_by(
+    ignored: ClassVar[Mapping[str, str]] = common.ignored_by(
         "camulator",
         "frame_patch_size upsample_v_conv attention_type decoder_attention_type "
         "diffusion",
-        **ONE_FRAME,
-        **PIXEL_SHUFFLE,
-        **NO_FLAT_PADS,
+        **family.ONE_FRAME,
+        **family.PIXEL_SHUFFLE,
+        **family.NO_FLAT_PADS,
     )
 
     type: Literal["camulator"] = "camulator"
 
 
-@register_model(CamulatorConfig, CAMULATOR)
+@common.register_model(CamulatorConfig, CAMULATOR)
 class Camulator(EncoderDecoder):
     """The Camulator model; see `CamulatorConfig` for its keys."""
 
     def __init__(self, config: CamulatorConfig) -> None:
-        up = partial(PixelShuffleBlock, smooth=False, sharp_spectral_norm=False)
-        super().__init__(config, up, partial(PixelShuffleHead, smooth=False))
+        up = partial(
+            resampling.PixelShuffleBlock, smooth=False, sharp_spectral_norm=False
+        )
+        super().__init__(config, up, partial(resampling.PixelShuffleHead, smooth=False))
 
 
 def _attention(value: Any) -> Any:
@@ -240,7 +219,7 @@ Attention = Annotated[
 ]
 
 
-class CrossFormerConfig(EncoderConfig, FlatPaddingKeys):
+class CrossFormerConfig(family.EncoderConfig, common.FlatPaddingKeys):
     """Constructor keys of CREDIT's CrossFormer, with its defaults; see `EncoderConfig`.
 
     Attributes:
@@ -250,7 +229,7 @@ class CrossFormerConfig(EncoderConfig, FlatPaddingKeys):
             transposed convolutions.
     """
 
-    ignored: ClassVar[Mapping[str, str]] = ignored_by(
+    ignored: ClassVar[Mapping[str, str]] = common.ignored_by(
         "crossformer",
         "frame_patch_size static_channels upsample_with_ps",
         decoder_attention_type="; see attention_type",
@@ -269,7 +248,7 @@ class CrossFormerConfig(EncoderConfig, FlatPaddingKeys):
     type: Literal["crossformer"] = "crossformer"
 
 
-@register_model(CrossFormerConfig, CROSSFORMER)
+@common.register_model(CrossFormerConfig, CROSSFORMER)
 class CrossFormer(EncoderDecoder):
     """The CrossFormer model; see `CrossFormerConfig` for its keys."""
 
@@ -277,52 +256,56 @@ class CrossFormer(EncoderDecoder):
         interpolate, attention = config.upsample_v_conv, config.attention_type
         super().__init__(
             config,
-            partial(ResidualUpBlock, interpolate=interpolate, attention=attention),
-            partial(UpsampleHead, interpolate=interpolate),
+            partial(
+                resampling.ResidualUpBlock, interpolate=interpolate, attention=attention
+            ),
+            partial(resampling.UpsampleHead, interpolate=interpolate),
         )
 
 
-class DownscalingCrossFormerConfig(ChannelCountKeys, MeanFrameConfig):
+class DownscalingCrossFormerConfig(common.ChannelCountKeys, MeanFrameConfig):
     """Constructor keys of CREDIT's DownscalingCrossFormer, with its defaults."""
 
     small_is_padded: ClassVar[bool] = False
 
-    ignored: ClassVar[Mapping[str, str]] = ignored_by(
+    ignored: ClassVar[Mapping[str, str]] = common.ignored_by(
         "crossformer_downscaling",
         "frame_patch_size attention_type decoder_attention_type diffusion",
-        **ONE_FRAME,
+        **family.ONE_FRAME,
         levels="; see channels",
         surface_channels="; see channels",
         input_only_channels="; see channels",
         output_only_channels="; see channels",
-        **TRANSPOSED,
-        **NO_FLAT_PADS,
+        **family.TRANSPOSED,
+        **family.NO_FLAT_PADS,
     )
 
     type: Literal["crossformer_downscaling"] = "crossformer_downscaling"
 
 
 # With the keys of the variant with transposed convolutions.
-@register_model(DownscalingCrossFormerConfig, CROSSFORMER)
+@common.register_model(DownscalingCrossFormerConfig, CROSSFORMER)
 class DownscalingCrossFormer(EncoderDecoder):
     """The downscaling model; see `DownscalingCrossFormerConfig` for its keys."""
 
     def __init__(self, config: DownscalingCrossFormerConfig) -> None:
-        super().__init__(config, ResidualUpBlock, UpsampleHead)
+        super().__init__(config, resampling.ResidualUpBlock, resampling.UpsampleHead)
 
 
-class DiffusionCrossFormerConfig(DiffusionKeys, VariableKeys, EncoderDecoderConfig):
+class DiffusionCrossFormerConfig(
+    DiffusionKeys, common.VariableKeys, family.EncoderDecoderConfig
+):
     """Constructor keys of CREDIT's CrossFormerDiffusion, with its defaults.
 
     Differs from CREDIT: `frames` defaults to 1, as CREDIT's default of 2 fails.
     """
 
-    ignored: ClassVar[Mapping[str, str]] = ignored_by(
+    ignored: ClassVar[Mapping[str, str]] = common.ignored_by(
         "crossformer-diffusion",
         "frame_patch_size static_channels attention_type decoder_attention_type",
-        **ONE_FRAME,
-        **TRANSPOSED,
-        **NO_FLAT_PADS,
+        **family.ONE_FRAME,
+        **family.TRANSPOSED,
+        **family.NO_FLAT_PADS,
     )
     symmetric_embedding: ClassVar[bool] = True
 
@@ -332,7 +315,7 @@ class DiffusionCrossFormerConfig(DiffusionKeys, VariableKeys, EncoderDecoderConf
     def problems(self) -> Iterator[str]:
         """See `ModelConfig.problems`."""
         yield from super().problems()
-        yield from without_patches(self)
+        yield from family.without_patches(self)
 
 
 # As its trainer writes them: the buffers of the process, then the network's keys under
@@ -341,31 +324,31 @@ DIFFUSION = TorchModel(
     key_table=below(
         "model",
         (
-            *EMBEDDINGS,
-            *STAGES,
+            *family.EMBEDDINGS,
+            *family.STAGES,
             *key_table("""
                 time_to_emb.0        time_embedding/first       linear
                 time_to_emb.2        time_embedding/second      linear
                 time_emb_proj.{s}.1  time_embedding/stages/{s}  linear
             """),
-            *DECODER,
+            *family.DECODER,
         ),
     ),
-    block_names=lambda config: [f"model.{name}" for name in block_names(config)],
+    block_names=lambda config: [f"model.{name}" for name in family.block_names(config)],
     idle_modules=lambda config: [
-        f"model.{name}" for name in unused_patch_embedding(config)
+        f"model.{name}" for name in family.unused_patch_embedding(config)
     ],
     # The buffers of the process, which precede the keys of the network.
     constants=lambda config: config.process.tables,
 )
 
 
-@register_model(DiffusionCrossFormerConfig, DIFFUSION)
+@common.register_model(DiffusionCrossFormerConfig, DIFFUSION)
 class DiffusionCrossFormer(EncoderDecoder):
     """The denoising network; see `DiffusionCrossFormerConfig` for its keys."""
 
     def __init__(self, config: DiffusionCrossFormerConfig) -> None:
-        super().__init__(config, ResidualUpBlock, UpsampleHead)
+        super().__init__(config, resampling.ResidualUpBlock, resampling.UpsampleHead)
         self.time_embedding = StageTimeEmbedding(config.dim)
 
 
@@ -409,7 +392,7 @@ class EnsembleConfig(CrossFormerConfig):
     ignored: ClassVar[Mapping[str, str]] = {
         **CrossFormerConfig.ignored,
         "pretrained_weights": "CREDIT ignores it; use trainer.load_weights",
-        **ignored_by(
+        **common.ignored_by(
             "crossformer-ensemble", "noise_scheduler noise_input_dim state_latent_dim"
         ),
     }
@@ -434,7 +417,7 @@ class EnsembleConfig(CrossFormerConfig):
                     f"model.{key} is {getattr(self, key)}; expected 1: CREDIT's "
                     f"{self.type} takes and gives one frame"
                 )
-        yield from without_patches(self)
+        yield from family.without_patches(self)
         for index in range(3):
             channels = self.dim[3] // 2 ** (3 - index)
             if self.encoder_noise and self.dim[index] != channels:
@@ -463,7 +446,7 @@ ENSEMBLE = replace(
 )
 
 
-@register_model(EnsembleConfig, ENSEMBLE)
+@common.register_model(EnsembleConfig, ENSEMBLE)
 class EnsembleCrossFormer(CrossFormer):
     """The ensemble model; see `EnsembleConfig` for its keys."""
 

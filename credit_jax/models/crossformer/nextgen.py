@@ -21,18 +21,11 @@ from pydantic import PositiveInt
 
 from credit_jax.config.messages import divisors
 from credit_jax.kernels import dense
-from credit_jax.models.common.config import VariableKeys, ignored_by, register_model
+from credit_jax.models.common import config as common
 from credit_jax.models.common.resampling import PixelShuffleBlock, PixelShuffleHead
+from credit_jax.models.crossformer import config as family
 from credit_jax.models.crossformer.attention import SeparateQueryKeyValue
 from credit_jax.models.crossformer.blocks import CrossFormerStage, decoder_blocks
-from credit_jax.models.crossformer.config import (
-    BRANCH,
-    PADDED_EMBEDDINGS,
-    PIXEL_SHUFFLE_DECODER,
-    StagesConfig,
-    block_names,
-    transformer_layers,
-)
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import GroupNorm, LayerNorm, Linear
 from credit_jax.nn.parameters import parameter
@@ -155,7 +148,7 @@ class SpectralNodes(nnx.Module):
         return field.like(field.data + change.astype(field.data.dtype))
 
 
-class NextGenWXFormerConfig(VariableKeys, StagesConfig):
+class NextGenWXFormerConfig(common.VariableKeys, family.StagesConfig):
     """Constructor keys of CREDIT's NextGenWXFormer, with its defaults.
 
     Attributes:
@@ -168,13 +161,13 @@ class NextGenWXFormerConfig(VariableKeys, StagesConfig):
     """
 
     small_keys: ClassVar[Mapping[str, Any]] = {
-        **StagesConfig.small_keys,
+        **family.StagesConfig.small_keys,
         "cross_embed_strides": [2, 2, 2, 2],
         "col_attn_heads": 2,
         "num_spectral_nodes": 4,
     }
 
-    ignored: ClassVar[Mapping[str, str]] = ignored_by(
+    ignored: ClassVar[Mapping[str, str]] = common.ignored_by(
         "nextgen_wxformer",
         "frame_patch_size attention_type decoder_attention_type upsample_v_conv",
         padding_conf=": nothing is padded",
@@ -253,7 +246,7 @@ _NODES = """
 
 
 def _block_names(config: NextGenWXFormerConfig) -> list[str]:
-    names = block_names(config)
+    names = family.block_names(config)
     names.insert(names.index("up_block1"), "spectral_bottleneck")
     return [*names, *(["dec_col_attn"] if config.decoder_col_attn else [])]
 
@@ -289,14 +282,14 @@ NEXTGEN = TorchModel(
     key_table=(
         Rule("level_embedding.bias", "levels/bias"),
         *key_table(_LEVEL_ATTENTION, "col_attn", "levels/attention"),
-        *PADDED_EMBEDDINGS,
-        *transformer_layers(linear=True),
+        *family.PADDED_EMBEDDINGS,
+        *family.transformer_layers(linear=True),
         *key_table(_NODES, "spectral_bottleneck", "nodes"),
-        *PIXEL_SHUFFLE_DECODER,
+        *family.PIXEL_SHUFFLE_DECODER,
         *key_table(_LEVEL_ATTENTION, "dec_col_attn", "output_levels"),
     ),
     block_names=_block_names,
-    renames=(BRANCH,),
+    renames=(family.BRANCH,),
     upgrade=Upgrade(
         _is_older,
         _split,
@@ -311,7 +304,7 @@ NEXTGEN = TorchModel(
 )
 
 
-@register_model(NextGenWXFormerConfig, NEXTGEN)
+@common.register_model(NextGenWXFormerConfig, NEXTGEN)
 class NextGenWXFormer(nnx.Module):
     """The NextGen WXFormer model; see `NextGenWXFormerConfig` for its keys."""
 

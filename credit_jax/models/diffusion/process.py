@@ -22,13 +22,7 @@ from pydantic import PositiveInt, model_validator
 
 from credit_jax.config import StrictModel
 from credit_jax.config.base import Unavailable
-from credit_jax.models.common.config import (
-    Both,
-    FieldSpec,
-    InputSpec,
-    ModelConfig,
-    VectorSpec,
-)
+from credit_jax.models.common import config as common
 from credit_jax.nn.context import Context
 from credit_jax.ops.custom_vjp import pvary
 from credit_jax.parallel.rows.layout import Field
@@ -72,7 +66,7 @@ class DiffusionConfig(StrictModel):
         ),
     }
 
-    image_size: Both
+    image_size: common.Both
     timesteps: PositiveInt = 1000
     sampling_timesteps: int | None = None
     objective: Literal["pred_noise", "pred_x0", "pred_v"] = "pred_v"
@@ -130,7 +124,7 @@ class DiffusionConfig(StrictModel):
         return self
 
 
-class DiffusionKeys(ModelConfig):
+class DiffusionKeys(common.ModelConfig):
     """Keys of a model whose network removes noise from a target.
 
     Its prediction from "x" is a sample. The network has the inputs "noised" and "time"
@@ -151,9 +145,9 @@ class DiffusionKeys(ModelConfig):
         return Process(self.diffusion, self.output)
 
     @property
-    def network_inputs(self) -> Mapping[str, InputSpec]:
+    def network_inputs(self) -> Mapping[str, common.InputSpec]:
         """See `ModelConfig.network_inputs`."""
-        return {**self.inputs, NOISED: self.output, TIME: VectorSpec(1)}
+        return {**self.inputs, NOISED: self.output, TIME: common.VectorSpec(1)}
 
     def problems(self) -> Iterator[str]:
         """See `ModelConfig.problems`, and settings with which CREDIT fails."""
@@ -256,7 +250,7 @@ class Process:
     """A Gaussian diffusion process, see the module."""
 
     config: DiffusionConfig
-    output: FieldSpec  # spec of a target
+    output: common.FieldSpec  # spec of a target
 
     @cached_property
     def betas(self) -> PerStep:

@@ -23,13 +23,7 @@ from pydantic import PositiveInt, model_validator
 from scipy.spatial import KDTree
 
 from credit_jax.io.open_files import opened
-from credit_jax.models.common.config import (
-    MAX_DEPTH,
-    Rate,
-    Side,
-    SummedChannels,
-    register_model,
-)
+from credit_jax.models.common import config as common
 from credit_jax.models.common.resampling import fold_frames
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
@@ -294,7 +288,7 @@ class GraphBlock(nnx.Module):
         return {**carry, "x": state.like(gated)}
 
 
-class GraphConfig(SummedChannels):
+class GraphConfig(common.SummedChannels):
     """Constructor keys of CREDIT's GraphResTransfGRU, with its defaults.
 
     Attributes:
@@ -329,14 +323,14 @@ class GraphConfig(SummedChannels):
     levels: int = 15
     hidden_size: PositiveInt = 128
     dim_head: PositiveInt = 32
-    dropout: Rate = 0.0
-    n_blocks: int = Key(3, ge=1, le=MAX_DEPTH)
+    dropout: common.Rate = 0.0
+    n_blocks: int = Key(3, ge=1, le=common.MAX_DEPTH)
     history_len: int = 2
     edge_path: str
     use_spectral_norm: bool = True
     use_edge_attr: bool = True
-    image_height: Side
-    image_width: Side
+    image_height: common.Side
+    image_width: common.Side
 
     @model_validator(mode="before")
     @classmethod
@@ -442,7 +436,7 @@ GRAPH = TorchModel(
 )
 
 
-@register_model(GraphConfig, GRAPH)
+@common.register_model(GraphConfig, GRAPH)
 class Graph(nnx.Module):
     """The graph model; see `GraphConfig` for its keys."""
 

@@ -19,41 +19,9 @@ from pydantic import PositiveInt
 from credit_jax.config import StrictModel
 from credit_jax.config.base import Unavailable
 from credit_jax.config.messages import divisors
-from credit_jax.models.common.config import (
-    Both,
-    Depth,
-    FieldSpec,
-    FlatPaddingKeys,
-    Frames,
-    Geometry,
-    InputSpec,
-    PaddedConfig,
-    Prediction,
-    Rate,
-    Side,
-    StageGeometry,
-    SummedChannels,
-    VariableKeys,
-    VectorSpec,
-    ignored_by,
-    register_model,
-)
-from credit_jax.models.common.resampling import (
-    PatchEmbed,
-    Residual,
-    ResidualUpBlock,
-    correct,
-    enter,
-    leave,
-)
-from credit_jax.models.swin.blocks import (
-    PLAIN,
-    SHIFTED,
-    BiasedQueryKeyValue,
-    OffsetBias,
-    ShiftedWindowAttention,
-    SwinBlock,
-)
+from credit_jax.models.common import config as common
+from credit_jax.models.common import resampling
+from credit_jax.models.swin import blocks
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv, Linear
 from credit_jax.nn.parameters import parameter, stack_blocks
@@ -61,15 +29,7 @@ from credit_jax.nn.run_blocks import run_block, scan_blocks
 from credit_jax.ops.dense import add_bias
 from credit_jax.ops.space_to_depth import IntPair
 from credit_jax.parallel.compiler import BLOCKS, DECODER, EMBEDDING
-from credit_jax.parallel.domain.rearrange import (
-    add,
-    crop_globe,
-    dim_size,
-    join,
-    lat_lon_dims,
-    select,
-    unpatch_field,
-)
+from credit_jax.parallel.domain import rearrange
 from credit_jax.parallel.domain.windows import window_layout
 from credit_jax.parallel.params.spec import torch_uniform
 from credit_jax.parallel.rows.layout import PADDING, Field
@@ -80,7 +40,7 @@ from credit_jax.state_dict.torch_model import TorchModel
 EXPANSION = 4
 
 
-class UTransformerConfig(PaddedConfig):
+class UTransformerConfig(common.PaddedConfig):
     """Keys shared by fuxi, wrf and dscale, with CREDIT's defaults.
 
     A subclass defines the channels, and what its `sizes` have: image_height,
@@ -108,13 +68,13 @@ class UTransformerConfig(PaddedConfig):
         "window_size": 4,
     }
 
-    num_groups: Both = (32, 32)
+    num_groups: common.Both = (32, 32)
     num_heads: PositiveInt = 8
-    depth: Depth = 48
-    window_size: Both = (7, 7)
+    depth: common.Depth = 48
+    window_size: common.Both = (7, 7)
     use_spectral_norm: bool = True
     interp: bool = True
-    drop_path: Rate = 0.0
+    drop_path: common.Rate = 0.0
     train_qkv: bool = False
 
     def without_effect(self) -> dict[str, str]:
@@ -140,11 +100,11 @@ class UTransformerConfig(PaddedConfig):
         return self.sizes.patch_height, self.sizes.patch_width
 
     @property
-    def output(self) -> FieldSpec:
+    def output(self) -> common.FieldSpec:
         """See `ModelConfig.output`."""
         keys: Any = self
         grid = self.sizes.image_height, self.sizes.image_width
-        return FieldSpec(keys.output_channels, 1, *grid)
+        return common.FieldSpec(keys.output_channels, 1, *grid)
 
     @property
     def patches(self) -> IntPair:
@@ -171,10 +131,10 @@ class UTransformerConfig(PaddedConfig):
         lat, lon = self.token_pads
         return self.tokens[0] + sum(lat), self.tokens[1] + sum(lon)
 
-    def geometry(self) -> Geometry:
+    def geometry(self) -> common.Geometry:
         """Returns grid sizes along the layers; valid only if `problems()` is empty."""
         patch, dim = self.patch, self.sizes.dim
-        stage = StageGeometry(
+        stage = common.StageGeometry(
             *self.padded_tokens,
             dim,
             self.depth,
@@ -190,7 +150,9 @@ class UTransformerConfig(PaddedConfig):
         cropped = decoded[0] - sum(lat), decoded[1] - sum(lon)
         grid = self.output.grid
         output = grid if self.interp else cropped
-        return Geometry(grid, self.padded, self.patches, (stage,), decoded, output)
+        return common.Geometry(
+            grid, self.padded, self.patches, (stage,), decoded, output
+        )
 
     def problems(self) -> Iterator[str]:
         """See `ModelConfig.problems`."""
@@ -259,7 +221,7 @@ def frame_problems(frames: int, cube: int) -> Iterator[str]:
         )
 
 
-class ResidualDownBlock(Residual):
+class ResidualDownBlock(resampling.Residual):
     """Halves the grid, rounded up, then two residual layers of convolution and norm."""
 
     def __init__(self, channels: int, num_groups: int) -> None:
@@ -269,7 +231,7 @@ class ResidualDownBlock(Residual):
     @jax.named_scope(EMBEDDING)
     def __call__(self, field: Field, context: Context) -> Field:
         field = self.conv(field)
-        return add(field, self.residual(field))
+        return rearrange.add(field, self.residual(field))
 
 
 class UTransformer(nnx.Module):
@@ -280,7 +242,9 @@ class UTransformer(nnx.Module):
         self.down = ResidualDownBlock(channels, config.num_groups[0])
         if config.depth:
             self.blocks = stack_blocks(lambda: _block(config, channels), config.depth)
-        self.up = ResidualUpBlock(2 * channels, channels, config.num_groups[1])
+        self.up = resampling.ResidualUpBlock(
+            2 * channels, channels, config.num_groups[1]
+        )
 
     def __call__(self, field: Field, context: Context) -> Field:
         config = self.config
@@ -290,34 +254,40 @@ class UTransformer(nnx.Module):
             # Zeros complete the windows, on the layout of windows.
             height, window = config.padded_tokens[0], config.window_size[0]
             out = window_layout(field.layout, height, window)
-            for dim, (low, high) in zip(lat_lon_dims(field), (lat, lon), strict=True):
-                tokens = range(dim_size(field, dim))
+            for dim, (low, high) in zip(
+                rearrange.lat_lon_dims(field), (lat, lon), strict=True
+            ):
+                tokens = range(rearrange.dim_size(field, dim))
                 index = [PADDING] * low + [*tokens] + [PADDING] * high
-                field = select(field, dim, index, out=out)
+                field = rearrange.select(field, dim, index, out=out)
         if config.depth:
             with jax.named_scope(BLOCKS):
                 field = scan_blocks(
-                    context, self.blocks, field, config.depth, variants=(PLAIN, SHIFTED)
+                    context,
+                    self.blocks,
+                    field,
+                    config.depth,
+                    variants=(blocks.PLAIN, blocks.SHIFTED),
                 )
         with jax.named_scope(DECODER):
-            field = crop_globe(field, lat=lat, lon=lon, out=skip.layout)
-        return run_block(context, self.up, join(skip, field))
+            field = rearrange.crop_globe(field, lat=lat, lon=lon, out=skip.layout)
+        return run_block(context, self.up, rearrange.join(skip, field))
 
 
-def _block(config: UTransformerConfig, channels: int) -> SwinBlock:
+def _block(config: UTransformerConfig, channels: int) -> blocks.SwinBlock:
     heads, window = config.num_heads, config.window_size[0]
-    attention = ShiftedWindowAttention(
+    attention = blocks.ShiftedWindowAttention(
         channels,
         heads,
         (window, window),
-        qkv=BiasedQueryKeyValue(
+        qkv=blocks.BiasedQueryKeyValue(
             channels,
             heads,
             key_bias=False,
             trained=config.train_qkv or not config.use_spectral_norm,
             divided=False,
         ),
-        bias=OffsetBias(heads, (window, window)),
+        bias=blocks.OffsetBias(heads, (window, window)),
         attn_drop=getattr(config, "attn_drop", 0.0),
         proj_drop=getattr(config, "proj_drop", 0.0),
     )
@@ -326,7 +296,7 @@ def _block(config: UTransformerConfig, channels: int) -> SwinBlock:
         0 if size == window else window // 2 for size in config.padded_tokens
     )
     hidden, drop_path = EXPANSION * channels, (config.drop_path,) * config.depth
-    return SwinBlock(attention, hidden, (rows, columns), drop_path=drop_path)
+    return blocks.SwinBlock(attention, hidden, (rows, columns), drop_path=drop_path)
 
 
 class PatchHead(nnx.Module):
@@ -371,13 +341,17 @@ class UTransformerModel(nnx.Module):
         self.u_transformer = UTransformer(config, sizes.dim)
         self.head = PatchHead(sizes.dim, config.output.channels * rows * columns)
 
-    def predict(self, field: Field, x: Frames, context: Context) -> Prediction:
+    def predict(
+        self, field: Field, x: common.Frames, context: Context
+    ) -> common.Prediction:
         """Predicts from embedded patches."""
         config = self.config
         field = self.u_transformer(field, context)
-        field = unpatch_field(run_block(context, self.head, field), self.patch)
-        y = leave(field, config, interpolate=config.interp).astype(x.dtype)
-        return correct(config, x, y, context)
+        field = rearrange.unpatch_field(
+            run_block(context, self.head, field), self.patch
+        )
+        y = resampling.leave(field, config, interpolate=config.interp).astype(x.dtype)
+        return resampling.correct(config, x, y, context)
 
 
 # wrf embeds the region and its surroundings apart.
@@ -420,8 +394,8 @@ def _torch_model(*embeddings: str, film: bool = False) -> TorchModel:
         u_transformer.up       u_transformer/up     residual
         fc                     head/linear          linear
     """
-    blocks = key_table(_BLOCK, "u_transformer.layer.blocks.{d}", "u_transformer/blocks")
-    rules = (*key_table(table), *blocks, *key_table(later), *(_FILM if film else ()))
+    swin = key_table(_BLOCK, "u_transformer.layer.blocks.{d}", "u_transformer/blocks")
+    rules = (*key_table(table), *swin, *key_table(later), *(_FILM if film else ()))
     return TorchModel(rules, block_names)
 
 
@@ -437,18 +411,18 @@ class GridKeys(UTransformerConfig):
         proj_drop, attn_drop: dropout rates of projections and attention weights.
     """
 
-    image_height: Side = 640
-    image_width: Side = 1280
+    image_height: common.Side = 640
+    image_width: common.Side = 1280
     patch_height: PositiveInt = 16
     patch_width: PositiveInt = 16
     frames: PositiveInt = 2
     frame_patch_size: PositiveInt = 2
     dim: PositiveInt = 1536
-    proj_drop: Rate = 0.0
-    attn_drop: Rate = 0.0
+    proj_drop: common.Rate = 0.0
+    attn_drop: common.Rate = 0.0
 
 
-class FuxiConfig(VariableKeys, FlatPaddingKeys, GridKeys):
+class FuxiConfig(common.VariableKeys, common.FlatPaddingKeys, GridKeys):
     """Constructor keys of CREDIT's Fuxi, with its defaults; see `GridKeys`."""
 
     small_keys: ClassVar[Mapping[str, Any]] = {
@@ -482,7 +456,7 @@ class FuxiConfig(VariableKeys, FlatPaddingKeys, GridKeys):
     input_only_channels: int = 0
 
 
-@register_model(FuxiConfig, _torch_model("cube_embedding"))
+@common.register_model(FuxiConfig, _torch_model("cube_embedding"))
 class Fuxi(UTransformerModel):
     """The Fuxi model; see `FuxiConfig` for its keys."""
 
@@ -491,22 +465,24 @@ class Fuxi(UTransformerModel):
 
     def __init__(self, config: GridKeys) -> None:
         super().__init__(config)
-        self.cube_embedding = PatchEmbed(
+        self.cube_embedding = resampling.PatchEmbed(
             config.x.channels, config.dim, config.frame_patch_size, config.patch
         )
 
-    def __call__(self, inputs: Mapping[str, Any], context: Context) -> Prediction:
+    def __call__(
+        self, inputs: Mapping[str, Any], context: Context
+    ) -> common.Prediction:
         """Predicts from local samples and rows, in blocks over the domain axis."""
         config, cast, x = self.config, context.precision.cast, inputs["x"]
         seen = cast(x)[:, :, : config.frame_patch_size]
-        field = enter(seen, config.image_height, context, config.padding)
+        field = resampling.enter(seen, config.image_height, context, config.padding)
         field = run_block(context, self.cube_embedding, field)
         if self.film is not None:
             field = run_block(context, self.film, field, cast(inputs["x_extra"]))
         return self.predict(field, x, context)
 
 
-class DscaleConfig(SummedChannels, GridKeys):
+class DscaleConfig(common.SummedChannels, GridKeys):
     """Constructor keys of CREDIT's DscaleTransformer; see `GridKeys`.
 
     Attributes:
@@ -521,7 +497,7 @@ class DscaleConfig(SummedChannels, GridKeys):
     }
     small_is_padded: ClassVar[bool] = False
 
-    ignored: ClassVar[Mapping[str, str]] = ignored_by(
+    ignored: ClassVar[Mapping[str, str]] = common.ignored_by(
         "dscale",
         "channels surface_channels input_only_channels output_only_channels levels "
         "output_frames pad_lat pad_lon",
@@ -536,16 +512,16 @@ class DscaleConfig(SummedChannels, GridKeys):
     time_encode_dim: PositiveInt = 4
 
     @property
-    def inputs(self) -> Mapping[str, InputSpec]:
+    def inputs(self) -> Mapping[str, common.InputSpec]:
         """See `ModelConfig.inputs`."""
         grid = self.image_height, self.image_width
         return {
-            "x": FieldSpec(self.input_channels, self.frames, *grid),
-            "x_extra": VectorSpec(self.time_encode_dim),
+            "x": common.FieldSpec(self.input_channels, self.frames, *grid),
+            "x_extra": common.VectorSpec(self.time_encode_dim),
         }
 
 
-@register_model(DscaleConfig, _torch_model("cube_embedding", film=True))
+@common.register_model(DscaleConfig, _torch_model("cube_embedding", film=True))
 class Dscale(Fuxi):
     """The Dscale model; see `DscaleConfig` for its keys."""
 
@@ -567,8 +543,8 @@ class OutsideConfig(StrictModel):
         dim: number of channels of the embedding.
     """
 
-    image_height: Side
-    image_width: Side
+    image_height: common.Side
+    image_width: common.Side
     patch_height: PositiveInt
     patch_width: PositiveInt
     levels: int
@@ -596,7 +572,7 @@ class InteriorConfig(OutsideConfig):
     output_only_channels: int
 
 
-class WRFConfig(SummedChannels, UTransformerConfig):
+class WRFConfig(common.SummedChannels, UTransformerConfig):
     """Constructor keys of CREDIT's WRFTransformer; see `UTransformerConfig`.
 
     Attributes:
@@ -611,7 +587,7 @@ class WRFConfig(SummedChannels, UTransformerConfig):
         "param_outside": {"image_height": 8, "image_width": 16, "dim": 16},
     }
 
-    ignored: ClassVar[Mapping[str, str]] = ignored_by(
+    ignored: ClassVar[Mapping[str, str]] = common.ignored_by(
         "wrf", "proj_drop attn_drop output_frames pad_lat pad_lon"
     )
 
@@ -633,15 +609,15 @@ class WRFConfig(SummedChannels, UTransformerConfig):
         return self.param_interior
 
     @property
-    def inputs(self) -> Mapping[str, InputSpec]:
+    def inputs(self) -> Mapping[str, common.InputSpec]:
         """See `ModelConfig.inputs`."""
         inside, outside = self.param_interior, self.param_outside
         grid = inside.image_height, inside.image_width
         around = outside.image_height, outside.image_width
         return {
-            "x": FieldSpec(self.input_channels, inside.frames, *grid),
-            "x_outside": FieldSpec(outside.variables, outside.frames, *around),
-            "x_extra": VectorSpec(self.time_encode_dim),
+            "x": common.FieldSpec(self.input_channels, inside.frames, *grid),
+            "x_outside": common.FieldSpec(outside.variables, outside.frames, *around),
+            "x_extra": common.VectorSpec(self.time_encode_dim),
         }
 
     def problems(self) -> Iterator[str]:
@@ -674,7 +650,7 @@ class WRFConfig(SummedChannels, UTransformerConfig):
         yield from super().problems()
 
 
-@register_model(WRFConfig, _torch_model(*WRF_EMBEDDINGS, film=True))
+@common.register_model(WRFConfig, _torch_model(*WRF_EMBEDDINGS, film=True))
 class WRF(UTransformerModel):
     """The WRF model; see `WRFConfig` for its keys."""
 
@@ -683,10 +659,10 @@ class WRF(UTransformerModel):
     def __init__(self, config: WRFConfig) -> None:
         super().__init__(config)
         inside, outside = config.param_interior, config.param_outside
-        self.cube_embedding_inside = PatchEmbed(
+        self.cube_embedding_inside = resampling.PatchEmbed(
             config.input_channels, inside.dim, inside.frame_patch_size, config.patch
         )
-        self.cube_embedding_outside = PatchEmbed(
+        self.cube_embedding_outside = resampling.PatchEmbed(
             outside.variables,
             outside.dim,
             outside.frame_patch_size,
@@ -694,15 +670,17 @@ class WRF(UTransformerModel):
         )
         self.film = Film(config.time_encode_dim, inside.dim)
 
-    def __call__(self, inputs: Mapping[str, Any], context: Context) -> Prediction:
+    def __call__(
+        self, inputs: Mapping[str, Any], context: Context
+    ) -> common.Prediction:
         """Predicts from local samples and rows, in blocks over the domain axis."""
         config, cast, x = self.config, context.precision.cast, inputs["x"]
         inside, outside = config.param_interior, config.param_outside
         seen = cast(x)[:, :, : inside.frame_patch_size]
-        field = enter(seen, inside.image_height, context, config.padding)
+        field = resampling.enter(seen, inside.image_height, context, config.padding)
         field = run_block(context, self.cube_embedding_inside, field)
         seen = cast(inputs["x_outside"])[:, :, : outside.frame_patch_size]
-        around = enter(seen, outside.image_height, context)
+        around = resampling.enter(seen, outside.image_height, context)
         around = run_block(context, self.cube_embedding_outside, around)
         around = run_block(context, self.film, around, cast(inputs["x_extra"]))
-        return self.predict(add(field, around), x, context)
+        return self.predict(rearrange.add(field, around), x, context)

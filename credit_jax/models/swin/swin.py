@@ -11,36 +11,9 @@ from pydantic import Field as Key
 from pydantic import PositiveInt
 
 from credit_jax.config.messages import divisors
-from credit_jax.models.common.config import (
-    MAX_DEPTH,
-    Both,
-    FieldSpec,
-    Geometry,
-    InputSpec,
-    PaddedConfig,
-    Prediction,
-    Rate,
-    Side,
-    StageGeometry,
-    VariableKeys,
-    ignored_by,
-    register_model,
-)
-from credit_jax.models.common.resampling import (
-    correct,
-    enter,
-    leave,
-    mean_problems,
-    unseen_frames,
-)
-from credit_jax.models.swin.blocks import (
-    PLAIN,
-    SHIFTED,
-    BiasedQueryKeyValue,
-    PairBias,
-    ShiftedWindowAttention,
-    SwinBlock,
-)
+from credit_jax.models.common import config as common
+from credit_jax.models.common import resampling
+from credit_jax.models.swin import blocks
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv, LayerNorm, matmul
 from credit_jax.nn.parameters import parameter, stack_blocks
@@ -55,10 +28,10 @@ from credit_jax.parallel.rows.layout import Field
 from credit_jax.state_dict.key_table import LINEAR, Rule, key_table
 from credit_jax.state_dict.torch_model import TorchModel
 
-Blocks = Annotated[int, Key(ge=1, le=MAX_DEPTH)]
+Blocks = Annotated[int, Key(ge=1, le=common.MAX_DEPTH)]
 
 
-class SwinConfig(VariableKeys, PaddedConfig):
+class SwinConfig(common.VariableKeys, common.PaddedConfig):
     """Constructor keys of CREDIT's SwinTransformerV2Cr, with its defaults.
 
     Attributes:
@@ -94,7 +67,7 @@ class SwinConfig(VariableKeys, PaddedConfig):
     }
     small_is_padded: ClassVar[bool] = False
 
-    ignored: ClassVar[Mapping[str, str]] = ignored_by(
+    ignored: ClassVar[Mapping[str, str]] = common.ignored_by(
         "swin",
         "drop_rate extra_norm_period extra_norm_stage sequential_attn global_pool "
         "weight_init interp in_chans out_chans image_height image_width pad_lat "
@@ -103,9 +76,9 @@ class SwinConfig(VariableKeys, PaddedConfig):
     )
 
     type: Literal["swin"] = "swin"
-    img_size: tuple[Side, Side] = (224, 224)
+    img_size: tuple[common.Side, common.Side] = (224, 224)
     patch_size: PositiveInt = 4
-    window_size: Both | None = None
+    window_size: common.Both | None = None
     img_window_ratio: PositiveInt = 32
     frames: PositiveInt = 1
     embed_dim: PositiveInt = 96
@@ -113,9 +86,9 @@ class SwinConfig(VariableKeys, PaddedConfig):
     num_heads: tuple[PositiveInt, ...] = (3, 6, 12, 24)
     mlp_ratio: float = 4.0
     init_values: float | None = 0.0
-    proj_drop_rate: Rate = 0.0
-    attn_drop_rate: Rate = 0.0
-    drop_path_rate: Rate = 0.0
+    proj_drop_rate: common.Rate = 0.0
+    attn_drop_rate: common.Rate = 0.0
+    drop_path_rate: common.Rate = 0.0
     full_pos_embed: bool = False
     rel_pos: bool = True
     residual: bool = False
@@ -123,17 +96,17 @@ class SwinConfig(VariableKeys, PaddedConfig):
 
     def without_effect(self) -> dict[str, str]:
         """Returns keys without effect; see `StrictModel.without_effect`."""
-        return super().without_effect() | unseen_frames(self.frames)
+        return super().without_effect() | resampling.unseen_frames(self.frames)
 
     @property
-    def inputs(self) -> Mapping[str, InputSpec]:
+    def inputs(self) -> Mapping[str, common.InputSpec]:
         """See `ModelConfig.inputs`."""
-        return {"x": FieldSpec(self.input_channels, self.frames, *self.img_size)}
+        return {"x": common.FieldSpec(self.input_channels, self.frames, *self.img_size)}
 
     @property
-    def output(self) -> FieldSpec:
+    def output(self) -> common.FieldSpec:
         """See `ModelConfig.output`."""
-        return FieldSpec(self.output_channels, 1, *self.img_size)
+        return common.FieldSpec(self.output_channels, 1, *self.img_size)
 
     @property
     def patches(self) -> IntPair:
@@ -165,10 +138,10 @@ class SwinConfig(VariableKeys, PaddedConfig):
         step = self.drop_path_rate / max(total - 1, 1)
         return tuple(step * (first + i) for i in range(self.depths[stage]))
 
-    def geometry(self) -> Geometry:
+    def geometry(self) -> common.Geometry:
         """Returns grid sizes along the layers; valid only if `problems()` is empty."""
         stages = tuple(
-            StageGeometry(
+            common.StageGeometry(
                 *self.patches,
                 self.embed_dim,
                 depth,
@@ -181,7 +154,9 @@ class SwinConfig(VariableKeys, PaddedConfig):
             for depth, heads in zip(self.depths, self.num_heads, strict=True)
         )
         grid = self.img_size
-        return Geometry(grid, self.padded, self.patches, stages, self.padded, grid)
+        return common.Geometry(
+            grid, self.padded, self.patches, stages, self.padded, grid
+        )
 
     def problems(self) -> Iterator[str]:
         """See `ModelConfig.problems`: patches, windows, frames, channels, stages."""
@@ -206,7 +181,7 @@ class SwinConfig(VariableKeys, PaddedConfig):
                     "img_window_ratio or model.window_size, which does not divide the "
                     f"{count} {name} of patches; would fit: {divisors(count)}"
                 )
-        yield from mean_problems(self.frames)
+        yield from resampling.mean_problems(self.frames)
         if self.residual and self.input_channels < self.output_channels:
             yield (
                 f"model.residual adds {self.input_channels} input channels to "
@@ -297,7 +272,7 @@ class PatchExpansion(nnx.Module):
         return field.like(matmul(field.data, self.kernel[...]))
 
 
-@register_model(SwinConfig, SWIN)
+@common.register_model(SwinConfig, SWIN)
 class Swin(nnx.Module):
     """The Swin model; see `SwinConfig` for its keys."""
 
@@ -311,14 +286,18 @@ class Swin(nnx.Module):
         points = config.patch_size**2
         self.head = PatchExpansion(config.embed_dim, config.output_channels * points)
 
-    def __call__(self, inputs: Mapping[str, Any], context: Context) -> Prediction:
+    def __call__(
+        self, inputs: Mapping[str, Any], context: Context
+    ) -> common.Prediction:
         """Predicts from local samples and rows, in blocks over the domain axis."""
         config, x = self.config, inputs["x"]
         cast = context.precision.cast(x)
         fold = "mean" if config.frames > 1 else "channel"
         # Differs from CREDIT: padding, with which CREDIT's model fails, is added before
         # the patch embedding and cropped after unpatching, as its source intends.
-        entered = enter(cast, config.img_size[0], context, config.padding, fold)
+        entered = resampling.enter(
+            cast, config.img_size[0], context, config.padding, fold
+        )
         field = run_block(context, self.embedding, entered)
         rows = window_layout(field.layout, field.layout.size, config.window[0])
         field = reshard(field, rows, scope=WINDOWS)
@@ -329,30 +308,30 @@ class Swin(nnx.Module):
                     self.stages[index],
                     field,
                     depth,
-                    variants=(PLAIN, SHIFTED),
+                    variants=(blocks.PLAIN, blocks.SHIFTED),
                 )
         field = run_block(context, self.head, field)
         field = unpatch_field(field, (config.patch_size, config.patch_size))
         if config.residual:
             skip = entered.data[..., : config.output_channels]
             field = add(field, entered.like(skip))
-        y = leave(field, config, interpolate=False).astype(x.dtype)
-        return correct(config, x, y, context)
+        y = resampling.leave(field, config, interpolate=False).astype(x.dtype)
+        return resampling.correct(config, x, y, context)
 
 
-def _block(config: SwinConfig, stage: int) -> SwinBlock:
+def _block(config: SwinConfig, stage: int) -> blocks.SwinBlock:
     channels, heads = config.embed_dim, config.num_heads[stage]
-    attention = ShiftedWindowAttention(
+    attention = blocks.ShiftedWindowAttention(
         channels,
         heads,
         config.window,
-        qkv=BiasedQueryKeyValue(channels, heads, key_bias=True),
-        bias=PairBias(heads, config.window) if config.rel_pos else None,
+        qkv=blocks.BiasedQueryKeyValue(channels, heads, key_bias=True),
+        bias=blocks.PairBias(heads, config.window) if config.rel_pos else None,
         columns_meet=True,
         attn_drop=config.attn_drop_rate,
         proj_drop=config.proj_drop_rate,
     )
-    return SwinBlock(
+    return blocks.SwinBlock(
         attention,
         int(channels * config.mlp_ratio),
         config.shift,

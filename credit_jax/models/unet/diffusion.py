@@ -18,14 +18,7 @@ from pydantic import BeforeValidator, PositiveInt
 from pydantic import Field as Key
 
 from credit_jax.config.base import Unavailable
-from credit_jax.models.common.config import (
-    PaddedConfig,
-    Rate,
-    Side,
-    VariableKeys,
-    ignored_by,
-    register_model,
-)
+from credit_jax.models.common import config as common
 from credit_jax.models.common.resampling import enter, leave
 from credit_jax.models.diffusion.process import NOISED, TIME, DiffusionKeys
 from credit_jax.nn.context import Context
@@ -220,7 +213,7 @@ class Level(NamedTuple):
     full: bool
 
 
-class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
+class DiffusionUNetConfig(DiffusionKeys, common.VariableKeys, common.PaddedConfig):
     """Constructor keys of CREDIT's UnetDiffusion, with its defaults.
 
     Differs from CREDIT: `frames` defaults to 1, as CREDIT's default of 2 fails, and
@@ -248,7 +241,7 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
         "attn_heads": 2,
     }
 
-    ignored: ClassVar[Mapping[str, str]] = ignored_by(
+    ignored: ClassVar[Mapping[str, str]] = common.ignored_by(
         "unet-diffusion",
         "depth conditional_dimensions learned_variance learned_sinusoidal_dim "
         "frame_patch_size",
@@ -266,14 +259,14 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
     )
 
     type: Literal["unet-diffusion"] = "unet-diffusion"
-    image_height: Side = 640
-    image_width: Side = 1280
+    image_height: common.Side = 640
+    image_width: common.Side = 1280
     frames: Literal[1] = 1
     init_dim: PositiveInt | None = None
     dim: Positives = (64, 128, 256, 512)
     dim_mults: Positives = (1, 2, 4, 8)
     sinusoidal_pos_emb_theta: float = 10000
-    dropout: Rate = 0.0
+    dropout: common.Rate = 0.0
     attn_dim_head: PositiveInt | tuple[PositiveInt, ...] = 32
     attn_heads: PositiveInt | tuple[PositiveInt, ...] = 4
     # Empty and false values are the default, as in CREDIT.
@@ -417,7 +410,7 @@ DIFFUSION = TorchModel(
 )
 
 
-@register_model(DiffusionUNetConfig, DIFFUSION)
+@common.register_model(DiffusionUNetConfig, DIFFUSION)
 class DiffusionUNet(nnx.Module):
     """The denoising network; see `DiffusionUNetConfig` for its keys."""
 

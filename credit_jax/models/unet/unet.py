@@ -21,21 +21,8 @@ from pydantic import Field as Key
 
 from credit_jax.config import StrictModel, not_available
 from credit_jax.config.base import Unavailable
-from credit_jax.models.common.config import (
-    ChannelCountKeys,
-    CorrectedConfig,
-    Prediction,
-    Side,
-    VariableKeys,
-    ignored_by,
-    register_model,
-)
-from credit_jax.models.common.resampling import (
-    correct,
-    fold_frames,
-    mean_problems,
-    unseen_frames,
-)
+from credit_jax.models.common import config as common
+from credit_jax.models.common import resampling
 from credit_jax.models.unet.resnet import RESNETS, ResNetEncoder, relu
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import BatchNorm, Conv, GroupNorm
@@ -181,7 +168,7 @@ class ArchitectureConfig(StrictModel):
         return self
 
 
-class UNetKeys(CorrectedConfig):
+class UNetKeys(common.CorrectedConfig):
     """Keys of `unet` and `unet_downscaling`, with CREDIT's defaults.
 
     Unknown keys are ignored with a warning, as CREDIT's model accepts any keys.
@@ -208,27 +195,27 @@ class UNetKeys(CorrectedConfig):
     }
 
     passes_over: ClassVar[bool] = True
-    ignored: ClassVar[Mapping[str, str]] = ignored_by(
+    ignored: ClassVar[Mapping[str, str]] = common.ignored_by(
         "unet",
         "padding_conf use_spectral_norm interp",
         output_frames=": the output has one frame",
     )
     output_frames: ClassVar[int] = 1
 
-    image_height: Side = 640
-    image_width: Side = 1280
+    image_height: common.Side = 640
+    image_width: common.Side = 1280
     frames: PositiveInt = 2
     rk4_integration: bool = False
     architecture: ArchitectureConfig
 
     def without_effect(self) -> dict[str, str]:
         """Returns keys without effect; see `StrictModel.without_effect`."""
-        return super().without_effect() | unseen_frames(self.frames)
+        return super().without_effect() | resampling.unseen_frames(self.frames)
 
     def problems(self) -> Iterator[str]:
         """See `ModelConfig.problems`."""
         yield from super().problems()
-        yield from mean_problems(self.frames)
+        yield from resampling.mean_problems(self.frames)
         channels = self.x.channels, self.output.channels
         if self.rk4_integration and channels[0] != channels[1]:
             yield (
@@ -238,14 +225,14 @@ class UNetKeys(CorrectedConfig):
             )
 
 
-class UNetConfig(VariableKeys, UNetKeys):
+class UNetConfig(common.VariableKeys, UNetKeys):
     """Constructor keys of CREDIT's SegmentationModel, with its defaults."""
 
     type: Literal["unet"] = "unet"
     levels: int = 16
 
 
-class DownscalingUNetConfig(ChannelCountKeys, UNetKeys):
+class DownscalingUNetConfig(common.ChannelCountKeys, UNetKeys):
     """Constructor keys of CREDIT's DownscalingSegmentationModel, with its defaults."""
 
     type: Literal["unet_downscaling"] = "unet_downscaling"
@@ -483,8 +470,8 @@ UNET = TorchModel(
 )
 
 
-@register_model(UNetConfig, UNET)
-@register_model(DownscalingUNetConfig, UNET)
+@common.register_model(UNetConfig, UNET)
+@common.register_model(DownscalingUNetConfig, UNET)
 class UNet(nnx.Module):
     """The U-Net model; see `UNetConfig` for its keys."""
 
@@ -501,11 +488,13 @@ class UNet(nnx.Module):
             architecture.activation,
         )
 
-    def __call__(self, inputs: Mapping[str, Array], context: Context) -> Prediction:
+    def __call__(
+        self, inputs: Mapping[str, Array], context: Context
+    ) -> common.Prediction:
         """Predicts from local samples and rows, in blocks over the domain axis."""
         x = inputs["x"]
         with jax.named_scope(INPUT):
-            data = fold_frames(context.precision.cast(x), "mean")
+            data = resampling.fold_frames(context.precision.cast(x), "mean")
         field = Field(data, context.rows(self.config.image_height))
         # Differs from CREDIT: in training, the statistics of batch norms are those of
         # the global batch, not of each data-parallel rank.
@@ -520,7 +509,7 @@ class UNet(nnx.Module):
         field = slopes[0]
         with jax.named_scope(OUTPUT):
             y = field.data.transpose(0, 3, 1, 2)[:, :, None].astype(x.dtype)
-        return correct(self.config, x, y, context)
+        return resampling.correct(self.config, x, y, context)
 
     def _network(self, field: Field, context: Context) -> Field:
         grid = field.layout.size, field.data.shape[2]

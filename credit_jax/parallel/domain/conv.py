@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from credit_jax.kernels import conv2d, conv3d
-from credit_jax.ops import conv_transpose
+from credit_jax.kernels import conv2d
+from credit_jax.ops import conv3d, conv_transpose
 from credit_jax.ops.conv import (
     LAT,
     LON,
@@ -21,14 +21,7 @@ from credit_jax.ops.conv import (
 )
 from credit_jax.ops.dense import add_bias
 from credit_jax.ops.space_to_depth import IntPair, conv_out_size
-from credit_jax.parallel.domain.output_layout import (
-    consecutive_layout,
-    consecutive_rows,
-    first_rows,
-    in_row_order,
-    spatial_dim,
-    to_layout,
-)
+from credit_jax.parallel.domain import output_layout
 from credit_jax.parallel.rows.exchange import HALO, reshard
 from credit_jax.parallel.rows.layout import PADDING, Field, Layout
 from credit_jax.parallel.rows.take import take_rows
@@ -57,28 +50,28 @@ def conv_field(
     """`ops.conv.conv2d` or `conv3d` on a field, with the halo that its rows need."""
     sizes = kernel.shape[:-2]
     stride, dilation = (each or (1,) * len(sizes) for each in (stride, dilation))
-    layout, at = field.layout, spatial_dim(field.layout, len(sizes))
+    layout, at = field.layout, output_layout.spatial_dim(field.layout, len(sizes))
     padding = [(0, 0)] * len(sizes) if padding is None else padding
     pads = explicit_padding(padding, sizes, stride=stride, dilation=dilation)
     geometry = KernelGeometry(sizes[at], stride[at], pads[at], dilation[at])
     rows = conv_out_size(
         layout.size, geometry.size, geometry.stride, geometry.padding, geometry.dilation
     )
-    target = consecutive_layout(layout, rows, out)
+    target = output_layout.consecutive_layout(layout, rows, out)
     if layout.num_shards > 1:
         # Zeros beyond the poles are among these rows.
         field = reshard(field, conv_rows(layout, target, geometry), scope=HALO)
         pads = tuple((0, 0) if i == at else pair for i, pair in enumerate(pads))
     conv: Callable[..., Array] = conv2d if len(sizes) == 2 else conv3d
     data = conv(
-        in_row_order(field).data,
+        output_layout.in_row_order(field).data,
         kernel,
         stride=stride,
         padding=pads,
         dilation=dilation,
         groups=groups,
     )
-    return to_layout(Field(data, target), out)
+    return output_layout.to_layout(Field(data, target), out)
 
 
 def conv2d_scales(
@@ -128,26 +121,28 @@ def conv_rows(layout: Layout, out: Layout, geometry: KernelGeometry) -> Layout:
     )
     starts = [
         None if row is None else row * geometry.stride - geometry.padding[0]
-        for row in first_rows(out)
+        for row in output_layout.first_rows(out)
     ]
-    return consecutive_rows(layout, starts, span)
+    return output_layout.consecutive_rows(layout, starts, span)
 
 
 def periodic_conv2d_field(
     field: Field,
     kernel: Float[Array, "kernel_h kernel_w channel_in channel_out"],
     *,
-    padding: int = 1,
+    padding: int = 1,  # on every side; (kernel - 1) / 2 keeps the size
     out: Layout | None = None,
 ) -> Field:
-    """`ops.conv.periodic_conv2d` on a field: rows are reflected at the true poles."""
-    layout, at = field.layout, spatial_dim(field.layout, 2)
+    """Pads longitude periodically and latitude by reflection, then convolves."""
+    layout, at = field.layout, output_layout.spatial_dim(field.layout, 2)
     sizes = [layout.size if d == at else field.data.shape[1 + d] for d in range(2)]
     check_periodic(padding, *sizes)
     padded = layout.size + 2 * padding
-    target = consecutive_layout(layout, padded - kernel.shape[at] + 1, out)
+    target = output_layout.consecutive_layout(
+        layout, padded - kernel.shape[at] + 1, out
+    )
     if layout.num_shards == 1:
-        data, dims = in_row_order(field).data, (LON, LAT)
+        data, dims = output_layout.in_row_order(field).data, (LON, LAT)
     else:
         # Differs from CREDIT: DomainParallelPeriodicConv2d has zeros beyond the poles,
         # where the PeriodicConv2d that it replaces reflects rows.
@@ -155,9 +150,10 @@ def periodic_conv2d_field(
         # These have the rows beyond the ends of the sharded dim already.
         data = reshard(field, need, scope=HALO).data
         dims = (LON if layout.dim == LAT else LAT,)
+    # The two paddings commute, so the corners are well defined.
     for dim in dims:
         data = pad_periodic(data, padding, dim)
-    return to_layout(Field(conv2d(data, kernel), target), out)
+    return output_layout.to_layout(Field(conv2d(data, kernel), target), out)
 
 
 def _periodic_rows(layout: Layout, out: Layout, size: int, padding: int) -> Layout:
@@ -189,7 +185,7 @@ def conv_transpose_field(
 ) -> Field:
     """`ops.conv.conv_transpose` on a field, with the rows that output depends on."""
     sizes = kernel.shape[:-2]
-    layout, at = field.layout, spatial_dim(field.layout, len(sizes))
+    layout, at = field.layout, output_layout.spatial_dim(field.layout, len(sizes))
     stride, dilation = (each or (1,) * len(sizes) for each in (stride, dilation))
     ends = list(padding or [(0, 0)] * len(sizes))
     after, phase = list(output_padding or (0,) * len(sizes)), None
@@ -201,7 +197,7 @@ def conv_transpose_field(
         output_padding=after[at],
         dilation=dilation[at],
     )
-    target = consecutive_layout(layout, rows, out)
+    target = output_layout.consecutive_layout(layout, rows, out)
     if layout.num_shards > 1:
         extent, step = dilation[at] * (sizes[at] - 1) + 1, stride[at]
         need, phase, leading = transposed_rows(
@@ -211,7 +207,7 @@ def conv_transpose_field(
         ends[at] = (leading * step, max(extent - step, 0))
         after[at] = max(step - extent, 0)
     data = conv_transpose(
-        in_row_order(field).data,
+        output_layout.in_row_order(field).data,
         kernel,
         stride=stride,
         padding=tuple(ends),
@@ -223,7 +219,7 @@ def conv_transpose_field(
         # Shards compute whole strides of output rows, which begin before their rows.
         index = phase[:, None] + np.arange(target.length)
         data = take_rows(data, index, target.axis, target.dim)
-    return to_layout(Field(data, target), out)
+    return output_layout.to_layout(Field(data, target), out)
 
 
 def transposed_rows(
@@ -233,7 +229,7 @@ def transposed_rows(
     # Output row o depends on input row i through tap o + low - i * stride, if that is
     # between 0 and extent - 1, which is dilation * (kernel - 1) + 1: on row
     # floor((o + low) / stride) and on rows before it, of which `leading` are needed.
-    firsts = first_rows(out)
+    firsts = output_layout.first_rows(out)
     # A shard without rows computes as one that has some, from padding.
     idle = next(first for first in firsts if first is not None)
     starts = np.asarray([idle if first is None else first for first in firsts]) + low
@@ -244,4 +240,4 @@ def transposed_rows(
         None if first is None else start - leading
         for first, start in zip(firsts, (starts // stride).tolist(), strict=True)
     ]
-    return consecutive_rows(layout, needed, length), phase, leading
+    return output_layout.consecutive_rows(layout, needed, length), phase, leading

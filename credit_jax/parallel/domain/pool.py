@@ -8,28 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from credit_jax.ops import area_taps, linear_taps, nearest_taps
+from credit_jax.ops import area_taps, linear_taps, nearest_taps, pool
 from credit_jax.ops.conv import NO_PADDING, Padding
-from credit_jax.ops.pool import (
-    HEIGHT,
-    WIDTH,
-    PoolingWindows,
-    along,
-    pool_windows,
-    window_max,
-    window_sum,
-)
 from credit_jax.ops.resize import Taps
 from credit_jax.ops.space_to_depth import IntPair
 from credit_jax.parallel.collectives import axis_index
+from credit_jax.parallel.domain import output_layout
 from credit_jax.parallel.domain.conv import KernelGeometry, conv_rows
 from credit_jax.parallel.domain.norm import num_points
-from credit_jax.parallel.domain.output_layout import (
-    consecutive_layout,
-    in_row_order,
-    spatial_dim,
-    to_layout,
-)
 from credit_jax.parallel.domain.rearrange import dim_size
 from credit_jax.parallel.reductions import field_sum
 from credit_jax.parallel.rows.exchange import HALO, in_rows, reshard
@@ -41,23 +27,22 @@ def avg_pool2d_field(
     field: Field,
     kernel: IntPair,
     *,
-    stride: IntPair | None = None,
-    padding: Padding = NO_PADDING,
-    ceil_mode: bool = False,
+    stride: IntPair | None = None,  # None for the kernel
+    padding: Padding = NO_PADDING,  # torch's `padding=p` is ((p, p), (p, p))
     out: Layout | None = None,
 ) -> Field:
-    """`ops.pool.avg_pool2d` on a field, with the halo that its windows need."""
-    windows = pool_windows(kernel, stride, padding, ceil_mode=ceil_mode)
+    """Mean of each window, as torch.nn.functional.avg_pool2d."""
+    windows = pool.pool_windows(kernel, stride, padding)
     local, target = _rows_of_windows(field, windows, out)
     sums = local.data.astype(jnp.promote_types(local.data.dtype, jnp.float32))
-    for dim, window in zip((HEIGHT, WIDTH), windows, strict=True):
+    for dim, window in zip((pool.HEIGHT, pool.WIDTH), windows, strict=True):
         size = dim_size(field, dim)
         points = window.points(size)
         num, low = _span(local, target, window, dim)
-        sums = window_sum(sums, window, num, dim, low=low)
+        sums = pool.window_sum(sums, window, num, dim, low=low)
         mine = target.local(points, fill=1) if dim == target.dim else points
-        sums = sums / along(jnp.asarray(mine, sums.dtype), dim, 4)
-    return to_layout(Field(sums.astype(field.data.dtype), target), out)
+        sums = sums / pool.along(jnp.asarray(mine, sums.dtype), dim, 4)
+    return output_layout.to_layout(Field(sums.astype(field.data.dtype), target), out)
 
 
 def max_pool2d_field(
@@ -66,43 +51,42 @@ def max_pool2d_field(
     *,
     stride: IntPair | None = None,
     padding: Padding = NO_PADDING,
-    dilation: IntPair = (1, 1),
-    ceil_mode: bool = False,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.pool.max_pool2d` on a field, with the halo that its windows need."""
-    windows = pool_windows(kernel, stride, padding, dilation, ceil_mode=ceil_mode)
+    """Maximum of each window, as torch.nn.functional.max_pool2d; NaN propagates."""
+    windows = pool.pool_windows(kernel, stride, padding)
     local, target = _rows_of_windows(field, windows, out)
     data = local.data
     if local.layout.has_padding:
         # Padding must never be a maximum.
         data = jnp.where(local.mask(), data, jnp.asarray(-jnp.inf, data.dtype))
-    for dim in (WIDTH, HEIGHT):
+    # Columns first, so that ties go to the first maximum in row-major order.
+    for dim in (pool.WIDTH, pool.HEIGHT):
         num, low = _span(local, target, windows[dim - 1], dim)
-        data = window_max(data, windows[dim - 1], num, dim, low=low)
+        data = pool.window_max(data, windows[dim - 1], num, dim, low=low)
     pooled = Field(data, target)
     if target.has_padding:
         pooled = pooled.like(jnp.where(pooled.mask(), data, jnp.zeros((), data.dtype)))
-    return to_layout(pooled, out)
+    return output_layout.to_layout(pooled, out)
 
 
 def _rows_of_windows(
-    field: Field, windows: tuple[PoolingWindows, PoolingWindows], out: Layout | None
+    field: Field,
+    windows: tuple[pool.PoolingWindows, pool.PoolingWindows],
+    out: Layout | None,
 ) -> tuple[Field, Layout]:
     """Returns the field with the rows of all local windows, and the output layout."""
     layout = field.layout
-    window = windows[spatial_dim(layout, 2)]
-    target = consecutive_layout(layout, window.count(layout.size), out)
+    window = windows[output_layout.spatial_dim(layout, 2)]
+    target = output_layout.consecutive_layout(layout, window.count(layout.size), out)
     if layout.num_shards == 1:
-        return in_row_order(field), target
-    geometry = KernelGeometry(
-        window.size, window.stride, window.padding, window.dilation
-    )
+        return output_layout.in_row_order(field), target
+    geometry = KernelGeometry(window.size, window.stride, window.padding, 1)
     return reshard(field, conv_rows(layout, target, geometry), scope=HALO), target
 
 
 def _span(
-    local: Field, target: Layout, window: PoolingWindows, dim: int
+    local: Field, target: Layout, window: pool.PoolingWindows, dim: int
 ) -> tuple[int, int]:
     """Returns numbers of local windows along `dim` and of points to pad in front."""
     if dim != target.dim or target.num_shards == 1:

@@ -22,14 +22,7 @@ from jax.sharding import Mesh
 
 from credit_jax.config import Config, parse
 from credit_jax.config.parallelism import ParallelismConfig
-from credit_jax.parallel.mesh.device_mesh import (
-    BATCH_AXES,
-    DOMAIN,
-    TP,
-    all_devices,
-    local_coords,
-    submesh,
-)
+from credit_jax.parallel.mesh import device_mesh
 from credit_jax.parallel.mesh.dims import ParallelDims
 
 logger = logging.getLogger(__name__)
@@ -98,7 +91,7 @@ def build_device_mesh(
     ('dp_shard',)
     """
     section = normalize_parallelism(parallelism_conf)
-    devices = all_devices() if devices is None else devices
+    devices = device_mesh.all_devices() if devices is None else devices
     dims = ParallelDims.from_config(section, len(devices))
     used, idle = dims.world_size, len(devices) - dims.world_size
     if idle:
@@ -106,10 +99,12 @@ def build_device_mesh(
     mesh = dims.build_mesh(devices[:used])
     groups = {
         "dp": dims.dp if dims.dp_enabled else (),
-        "tp": (TP,) if dims.tp_enabled else (),
-        "domain": (DOMAIN,) if dims.domain_enabled else (),
+        "tp": (device_mesh.TP,) if dims.tp_enabled else (),
+        "domain": (device_mesh.DOMAIN,) if dims.domain_enabled else (),
     }
-    return mesh, {name: submesh(mesh, axes) for name, axes in groups.items() if axes}
+    return mesh, {
+        name: device_mesh.submesh(mesh, axes) for name, axes in groups.items() if axes
+    }
 
 
 def data_parallel_coords(mesh: Mesh) -> tuple[int, int]:
@@ -119,13 +114,13 @@ def data_parallel_coords(mesh: Mesh) -> tuple[int, int]:
     # or domain coordinate must have the same samples. With others, tp peers would add
     # terms of different inputs in their `psum`, and domain peers get halo rows of
     # another sample, without any error.
-    size = math.prod(mesh.shape.get(axis, 1) for axis in BATCH_AXES)
+    size = math.prod(mesh.shape.get(axis, 1) for axis in device_mesh.BATCH_AXES)
     return local_dp_ranks(mesh)[0], size
 
 
 def local_dp_ranks(mesh: Mesh) -> tuple[int, ...]:
     """Returns the data-parallel ranks whose devices this process owns, ascending."""
-    coords = local_coords(mesh)
+    coords = device_mesh.local_coords(mesh)
     if not coords:
         raise ValueError(
             f"process {jax.process_index()} owns none of the {mesh.size} devices of "
@@ -160,6 +155,6 @@ def _dp_rank(mesh: Mesh, coords: Sequence[int]) -> int:
     """Returns the row-major rank of mesh coordinates over the axes of samples."""
     rank = 0
     for axis, coord in zip(mesh.axis_names, coords, strict=True):
-        if axis in BATCH_AXES:
+        if axis in device_mesh.BATCH_AXES:
             rank = rank * mesh.shape[axis] + coord
     return rank

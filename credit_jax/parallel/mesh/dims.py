@@ -38,13 +38,7 @@ from credit_jax.parallel.mesh.device_mesh import (
     built_degrees,
     mesh_of_degrees,
 )
-from credit_jax.parallel.mesh.model_fit import (
-    ULYSSES,
-    HasSizes,
-    ModelSizes,
-    model_notes,
-    model_problems,
-)
+from credit_jax.parallel.mesh.model_fit import ULYSSES, model_notes, model_problems
 
 ETP = "etp"
 REST = -1
@@ -312,7 +306,7 @@ class ParallelDims:
         config: object,
         world_size: int,
         *,
-        model: ModelSizes | HasSizes | None = None,
+        model: Any = None,
     ) -> ParallelDims:
         """Returns the degrees of a config section.
 
@@ -342,7 +336,7 @@ class ParallelDims:
             raise ConfigError(problems, _SOURCE)
         return cls(**resolved)
 
-    def validate_against_model(self, model: ModelSizes | HasSizes) -> list[str]:
+    def validate_against_model(self, model: Any) -> list[str]:
         """Checks the degrees against a model before it is built.
 
         tp must divide the heads and feed-forward units of every stage, ulysses_degree

@@ -1,8 +1,8 @@
 """Checks model sizes against the parallel degrees."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from credit_jax.config.messages import divisors
 from credit_jax.parallel.mesh.device_mesh import DOMAIN, EP, TP
@@ -23,40 +23,10 @@ NOTED = 1.1
 MOST_LISTED = 64
 
 
-@runtime_checkable
-class ModelSizes(Protocol):
-    """The sizes in the config of a model, as `models.common.config.ModelConfig`."""
-
-    type: Any
-    # Whether domain shards can exchange heads for rows.
-    trades_heads: ClassVar[bool]
-    # Whether the model can only run on meshes that split nothing but samples.
-    only_data_parallel: ClassVar[bool]
-
-    def problems(self) -> Iterable[str]:
-        """Errors of sizes that do not fit each other, one line each."""
-        ...
-
-    def geometry(self) -> Any:
-        """The stages (`models.common.config.Geometry`); None for no stages."""
-        ...
-
-
-@runtime_checkable
-class HasSizes(Protocol):
-    """A definition of a model, as `models.model_def.ModelDef`."""
-
-    @property
-    def config(self) -> ModelSizes:
-        """The config of the model."""
-        ...
-
-
-def model_problems(
-    model: ModelSizes | HasSizes, degrees: Mapping[str, Any]
-) -> list[str]:
+def model_problems(model: Any, degrees: Mapping[str, Any]) -> list[str]:
     """Returns the reasons why a model cannot run on a mesh, one line each."""
-    config = _config(model)
+    # The model, here and below, is a `ModelDef` or its config.
+    config = getattr(model, "config", model)
     tp, ep = (degrees.get(axis) or 1 for axis in (TP, EP))
     problems = [*config.problems()]
     split = [axis for axis in (TP, DOMAIN, EP) if (degrees.get(axis) or 1) > 1]
@@ -89,11 +59,7 @@ def model_problems(
     return problems + _ulysses_problems(config, tp, degrees.get(ULYSSES) or 1)
 
 
-def _config(model: ModelSizes | HasSizes) -> ModelSizes:
-    return model.config if isinstance(model, HasSizes) else model
-
-
-def _ulysses_problems(config: ModelSizes, tp: int, degree: int) -> list[str]:
+def _ulysses_problems(config: Any, tp: int, degree: int) -> list[str]:
     """Returns a problem if the degree does not divide the heads of every stage."""
     if degree == 1:
         return []
@@ -113,11 +79,9 @@ def _ulysses_problems(config: ModelSizes, tp: int, degree: int) -> list[str]:
     ]
 
 
-def model_notes(
-    model: ModelSizes | HasSizes, domain: int, ulysses: int = 1
-) -> list[str]:
+def model_notes(model: Any, domain: int, ulysses: int = 1) -> list[str]:
     """Returns notes on uneven rows and windows, which cost time alone."""
-    config = _config(model)
+    config = getattr(model, "config", model)
     height: int | None = getattr(config, "image_height", None)
     if domain == 1 or height is None:
         return []
@@ -147,7 +111,7 @@ def model_notes(
 
 
 def validate_sharding_constraints(
-    model: ModelSizes | HasSizes | None,
+    model: Any,
     local_h: int,
     window_sizes: Sequence[int | Sequence[int]] | None = None,
 ) -> list[str]:
@@ -158,7 +122,7 @@ def validate_sharding_constraints(
     # the notes describe their cost; and without `window_sizes` those of the model are
     # checked, where CREDIT checks nothing.
     notes, levels = [], []
-    config = None if model is None else _config(model)
+    config = getattr(model, "config", model)
     height: int | None = getattr(config, "image_height", None)
     if config is not None and height:
         domain = -(-height // local_h)
@@ -189,7 +153,7 @@ def validate_sharding_constraints(
     return notes
 
 
-def _stages(config: ModelSizes) -> Sequence[Any]:
+def _stages(config: Any) -> Sequence[Any]:
     """Returns the stages of a model's geometry; empty for a model without stages."""
     geometry = config.geometry()
     return () if geometry is None else geometry.stages

@@ -31,8 +31,6 @@ from credit_jax.extensions.certification.verdict import (
     compare,
     first_difference,
 )
-from credit_jax.models.common import resampling
-from credit_jax.models.crossformer import attention
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.models.registry import build
@@ -41,7 +39,7 @@ from credit_jax.nn.context import Context
 from credit_jax.ops.custom_vjp import varying_axes
 from credit_jax.parallel import reductions
 from credit_jax.parallel.domain import attention as domain_attention
-from credit_jax.parallel.domain import norm, rearrange
+from credit_jax.parallel.domain import norm, rearrange, windows
 from credit_jax.parallel.params import fsdp, init
 from credit_jax.parallel.rows import exchange
 from credit_jax.training import optimizer, restore, setup, step
@@ -167,7 +165,7 @@ def pole_not_turned(turn, data, target, lat, rows):
     return data if target.num_shards > 1 else turn(data, target, lat, rows)
 
 
-@plant(STEPS, "domain2", resampling, "crop_globe", "after the blocks")
+@plant(STEPS, "domain2", rearrange, "crop_globe", "after the blocks")
 def crop_off_by_one(crop, field, *, lat, lon, out=None):
     """The padding is cropped one row too far south."""
     if field.layout.num_shards > 1:
@@ -175,7 +173,7 @@ def crop_off_by_one(crop, field, *, lat, lon, out=None):
     return crop(field, lat=lat, lon=lon, out=out)
 
 
-@plant(STEPS, "domain2", attention, "partition", "layers")
+@plant(STEPS, "domain2", windows, "partition", "layers")
 def regrouped_window(partition, field, kind, window):
     """Rows of a window of one shard, each taken for the next."""
     if field.layout.num_shards == 1:

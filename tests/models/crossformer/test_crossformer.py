@@ -84,6 +84,7 @@ def column(credit, torch, monkeypatch):
     monkeypatch.setitem(registry, "wxformer_column", (Column, "column"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("column")
 def test_wxformer_column_equals_credit(credit):
     """The name of `nextgen_wxformer` in that pull request."""
