@@ -99,8 +99,6 @@ def change_channels(
     base_def: ModelDef,
     model_def: ModelDef,
     change: ChannelChange,
-    *,
-    seed: int = 0,
 ) -> tuple[Arrays, HostModelState]:
     """Returns the weights of a base for a model with other channels."""
     # New hidden channels, which layers between have for each output, begin as in a new
@@ -113,7 +111,7 @@ def change_channels(
         spec, array = model_def.param_specs[path], params[path]
         fresh = None
         if any(dim.role == "hidden" for dim in dims):
-            drawn = initialize({path: spec}, jax.random.key(seed))
+            drawn = initialize({path: spec}, jax.random.key(0))
             fresh = np.asarray(drawn[path])
         for dim in dims:
             array = _moved(array, dim, change, fresh)

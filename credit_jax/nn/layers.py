@@ -168,14 +168,12 @@ class Linear(nnx.Module):
         channel_out: int,
         *,
         calls: int = 1,  # of the layer in a forward pass
-        use_bias: bool = True,
     ) -> None:
         init = torch_uniform(channel_in)
         # Set by `nn.tensor_parallel`. "column": each tp device computes its output
         # channels. "row": each tp device multiplies its input channels; a `psum` sums
         # the products, then the bias is added.
         self.split: TensorSplit = None
-        self.use_bias = use_bias
         self.shape = (channel_in, channel_out)
         # In training, spectral norm runs a power iteration for each call, so each has
         # its own kernel.
@@ -186,8 +184,7 @@ class Linear(nnx.Module):
             matrix_out=(1,),
             calls=calls,
         )
-        if use_bias:
-            self.bias = parameter(init, (channel_out,), ("embed",))
+        self.bias = parameter(init, (channel_out,), ("embed",))
 
     def __call__(
         self,
@@ -200,7 +197,7 @@ class Linear(nnx.Module):
             product = sum_over_tensor(x, kernel, context, shape=self.shape)
         else:
             product = matmul(x, kernel, context, shape=self.shape, split=self.split)
-        return add_bias(product, self.bias[...]) if self.use_bias else product
+        return add_bias(product, self.bias[...])
 
 
 def sum_over_tensor(
@@ -364,9 +361,8 @@ class BatchNorm(nnx.Module):
         """The running statistics that the variables store."""
         return RunningStatistics(self.mean[...], self.variance[...], self.count[...])
 
-    def update(self, after: RunningStatistics | None) -> None:
+    def update(self, after: RunningStatistics) -> None:
         """Stores the running statistics after a batch."""
-        assert after is not None, "running statistics were given"
         for name, value in vars(after).items():
             # Weights have a varying type in a training step, so statistics computed
             # from them are varying, too, although their values are equal.

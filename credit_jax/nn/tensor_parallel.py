@@ -59,7 +59,7 @@ def apply_tensor_parallel(module: nnx.Module) -> nnx.Module:
                 )
             column.split, row.split = "column", "row"
             column.kernel = _named(column.kernel, -1)
-            if column.use_bias:
+            if hasattr(column, "bias"):
                 column.bias = _named(column.bias, -1)
             # The row's bias stays whole: it is added once, after the sum over tp.
             row.kernel = _named(row.kernel, -2)

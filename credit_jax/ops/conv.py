@@ -18,8 +18,8 @@ from credit_jax.ops.space_to_depth import (
     dense_taps,
     depth_to_space,
     pad_spatial,
+    phases,
     plain_conv,
-    space_to_depth_conv,
     split_taps,
     unit_stride_conv,
 )
@@ -114,7 +114,8 @@ def conv3d(
     )
     # Patches, whose kernel size is the stride, take one matrix product.
     if kernel.shape[:3] == stride and dilation == (1, 1, 1) and groups == 1:
-        return space_to_depth_conv(pad_spatial(x, pads), kernel, stride=stride)
+        x, kernel = phases(pad_spatial(x, pads), kernel, stride)
+        return unit_stride_conv(x, kernel, dilation=dilation, groups=groups)
     return plain_conv(x, kernel, stride, pads, dilation, groups)
 
 
@@ -208,14 +209,14 @@ def conv_transpose(
     order = [*range(0, 2 * num, 2), 2 * num + 1, 2 * num]
     order += [*range(1, 2 * num, 2), 2 * num + 2]
     kernel = jnp.flip(kernel.transpose(order), range(num))
-    phases = kernel.reshape(*taps, group_in, -1)
+    kernel = kernel.reshape(*taps, group_in, -1)
     # Output o (before cropping) is phase o % stride of point o // stride; the points
     # first to last are needed.
     first = [padding[d][0] // stride[d] for d in spatial]
     last = [(padding[d][0] + out[d] - 1) // stride[d] for d in spatial]
-    reach = [spacing[d] * (phases.shape[d] - 1) for d in spatial]
+    reach = [spacing[d] * (kernel.shape[d] - 1) for d in spatial]
     ends = [(reach[d] - first[d], last[d] + 1 - x.shape[1 + d]) for d in spatial]
-    y = unit_stride_conv(pad_spatial(x, ends), phases, dilation=spacing, groups=groups)
+    y = unit_stride_conv(pad_spatial(x, ends), kernel, dilation=spacing, groups=groups)
     y = depth_to_space(y, stride, groups)
     for d in spatial:
         start = padding[d][0] - first[d] * stride[d]

@@ -104,14 +104,14 @@ def batch_norm(
     x: Channels,
     scale: PerChannel,
     bias: PerChannel,
-    running: RunningStatistics | None = None,  # None: torch's track_running_stats=False
+    running: RunningStatistics,
     *,
     training: bool,
     momentum: float | None = 0.1,  # None: the mean over all batches
     epsilon: float = 1e-5,
     mean_of: Callable[[Array], Array] | None = None,
     num_values: int | None = None,
-) -> tuple[Channels, RunningStatistics | None]:
+) -> tuple[Channels, RunningStatistics]:
     """Batch normalization, as torch.nn.BatchNorm2d, and the statistics after it."""
     # `mean_of` may be the mean over all devices, which have `num_values` a channel.
     if mean_of is None:
@@ -119,8 +119,8 @@ def batch_norm(
     num_values = num_values or math.prod(x.shape[:-1])
     lead = (1,) * (x.ndim - 1)
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    if training or running is None:
-        if training and num_values < 2:
+    if training:
+        if num_values < 2:
             raise ValueError(
                 f"batch normalization got {num_values} value a channel in training; "
                 "expected at least 2: use a larger batch or grid"
@@ -128,10 +128,9 @@ def batch_norm(
         mean = mean_of(wide)
         centered = wide - mean.reshape(*lead, -1)
         variance = mean_of(centered * centered)
-        if training and running is not None:
-            running = running.updated(
-                mean, variance, num_values=num_values, momentum=momentum
-            )
+        running = running.updated(
+            mean, variance, num_values=num_values, momentum=momentum
+        )
     else:
         centered = wide - running.mean.reshape(*lead, -1)
         variance = running.variance

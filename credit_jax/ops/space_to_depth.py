@@ -64,36 +64,15 @@ def conv_out_size(
 LAYOUTS = {2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
 
 
-def space_to_depth_conv(
-    x: Array,
-    kernel: Array,
-    *,
-    stride: Sequence[int],
-    dilation: Sequence[int] | None = None,
-    groups: int = 1,
-) -> Array:
-    """Convolution of any stride without padding, computed at stride 1 from phases."""
-    x, kernel, spacing = phases(
-        x, kernel, stride, dilation or (1,) * len(stride), groups
-    )
-    return unit_stride_conv(x, kernel, dilation=spacing, groups=groups)
-
-
-def phases(
-    x: Array, kernel: Array, stride: Sequence[int], dilation: Sequence[int], groups: int
-) -> tuple[Array, Array, tuple[int, ...]]:
-    """Returns input, kernel and dilation of the equivalent convolution of stride 1."""
+def phases(x: Array, kernel: Array, stride: Sequence[int]) -> tuple[Array, Array]:
+    """Returns input and kernel of the equivalent convolution of stride 1."""
     dims = range(len(stride))
-    kernel, spacing = dense_taps(kernel, stride, dilation)
-    sizes = [
-        (x.shape[1 + d] - spacing[d] * (kernel.shape[d] - 1) - 1) // stride[d] + 1
-        for d in dims
-    ]
+    sizes = [conv_out_size(x.shape[1 + d], kernel.shape[d], stride[d]) for d in dims]
     kernel = kernel_phases(kernel, stride)
-    points = [sizes[d] + spacing[d] * (kernel.shape[d] - 1) for d in dims]
+    points = [sizes[d] + kernel.shape[d] - 1 for d in dims]
     # The input is cropped to the points that are read.
     ends = [(0, points[d] * stride[d] - x.shape[1 + d]) for d in dims]
-    return space_to_depth(pad_spatial(x, ends), stride, groups), kernel, spacing
+    return space_to_depth(pad_spatial(x, ends), stride), kernel
 
 
 def kernel_phases(kernel: Array, stride: Sequence[int]) -> Array:
@@ -163,20 +142,19 @@ def split_taps(kernel: Array, stride: Sequence[int]) -> tuple[Array, list[int]]:
     return kernel.reshape(*split, first, second), taps
 
 
-def space_to_depth(x: Array, stride: Sequence[int], groups: int) -> Array:
-    """Moves phases to channels, in the order (group, phases, channels of a group)."""
+def space_to_depth(x: Array, stride: Sequence[int]) -> Array:
+    """Moves phases to channels, in the order (phases, channels)."""
     num = len(stride)
     batch, *sizes, channels = x.shape
     points = [n // s for n, s in zip(sizes, stride, strict=True)]
     split = [n for pair in zip(points, stride, strict=True) for n in pair]
-    x = x.reshape(batch, *split, groups, channels // groups)
-    order = [0, *range(1, 2 * num, 2), 2 * num + 1, *range(2, 2 * num + 1, 2)]
-    x = x.transpose(*order, 2 * num + 2)
-    return x.reshape(batch, *points, channels * prod(stride))
+    x = x.reshape(batch, *split, channels)
+    order = [0, *range(1, 2 * num, 2), *range(2, 2 * num + 1, 2), 2 * num + 1]
+    return x.transpose(order).reshape(batch, *points, channels * prod(stride))
 
 
 def depth_to_space(x: Array, stride: Sequence[int], groups: int) -> Array:
-    """Moves phases from channels to space: the inverse of `space_to_depth`."""
+    """Moves phases from channels (group, phases, channels of a group) to space."""
     num = len(stride)
     batch, *points, channels = x.shape
     per_group = channels // groups // prod(stride)

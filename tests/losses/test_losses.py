@@ -9,15 +9,7 @@ import pytest
 
 from credit_jax.config.loss import LossConfig
 from credit_jax.losses import LOSSES, build_loss, error_spread
-from tests.losses.rows import (
-    CREDIT,
-    ELEMENTWISE,
-    NUMPY,
-    ON_MESHES,
-    fields,
-    ours,
-    write_scalers,
-)
+from tests.losses import rows
 from tests.losses.toys import TOYS
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import draw
@@ -42,7 +34,7 @@ def toys(monkeypatch):
 def scalers(credit, tmp_path_factory):
     """A folder with a file of scalers, and their variances."""
     folder = tmp_path_factory.mktemp("scalers")
-    return folder, write_scalers(folder)
+    return folder, rows.write_scalers(folder)
 
 
 def assert_same(found, expected, bounds, what):
@@ -52,13 +44,13 @@ def assert_same(found, expected, bounds, what):
 
 @pytest.mark.reference
 @pytest.mark.filterwarnings("ignore:.*is not scored")
-@pytest.mark.parametrize("name", CREDIT)
+@pytest.mark.parametrize("name", rows.CREDIT)
 def test_as_credit(name, scalers):
-    row, (folder, variances) = CREDIT[name], scalers
+    row, (folder, variances) = rows.CREDIT[name], scalers
     (own := folder / "own").mkdir(exist_ok=True)
     arrays = row.fields(8, row.members)
     expected = row.theirs(row, *arrays, own)
-    found = ours(row, arrays, variances=variances)
+    found = rows.ours(row, arrays, variances=variances)
     parts = {key for key in found if key.startswith("loss_var")}
     assert parts == {key for key in expected if key.startswith("loss_var")} or (
         "learnable" not in name
@@ -66,29 +58,31 @@ def test_as_credit(name, scalers):
     assert_same(found, expected, row.bounds, name)
 
 
-@pytest.mark.parametrize("name", NUMPY)
+@pytest.mark.parametrize("name", rows.NUMPY)
 def test_as_numpy(name):
-    row = NUMPY[name]
+    row = rows.NUMPY[name]
     arrays = row.fields(13, row.members)
-    assert_same(ours(row, arrays), row.theirs(row, *arrays, None), row.bounds, name)
+    assert_same(
+        rows.ours(row, arrays), row.theirs(row, *arrays, None), row.bounds, name
+    )
 
 
-@pytest.mark.slow(but=[f"{name}-13 rows" for name in ON_MESHES])
+@pytest.mark.slow(but=[f"{name}-13 rows" for name in rows.ON_MESHES])
 @pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("name", ON_MESHES)
+@pytest.mark.parametrize("name", rows.ON_MESHES)
 def test_same_on_every_mesh(name, mesh):
-    row, (lat, degrees, dtype) = ON_MESHES[name], MESHES[mesh]
+    row, (lat, degrees, dtype) = rows.ON_MESHES[name], MESHES[mesh]
     bounds = (1e-12, 1e-12) if dtype == np.float64 else row.bounds
     with jax.enable_x64(dtype == np.float64):
         arrays = [x.astype(dtype) for x in row.fields(lat, row.members)]
-        found = ours(row, arrays, make_mesh(**degrees))
+        found = rows.ours(row, arrays, make_mesh(**degrees))
         assert found["gradient"].dtype == dtype
-        assert_same(found, ours(row, arrays), bounds, f"{name} on {degrees}")
+        assert_same(found, rows.ours(row, arrays), bounds, f"{name} on {degrees}")
 
 
 def test_dtypes_and_large_errors():
     """A bfloat16 prediction is scored in float32; log(cosh) does not overflow."""
-    prediction, target = fields(8, 1)
+    prediction, target = rows.fields(8, 1)
     low = jnp.asarray(prediction, jnp.bfloat16)
     value = of_pair(build_loss(LossConfig()))(low, target, field_context(8))
     assert value.dtype == jnp.float32
@@ -100,7 +94,7 @@ def test_dtypes_and_large_errors():
     assert_close(value, 1000.0 - np.log(2.0), 1e-6, "log cosh 1000")
 
 
-@pytest.mark.parametrize("name", ELEMENTWISE)
+@pytest.mark.parametrize("name", rows.ELEMENTWISE)
 def test_gradient_where_nothing_is_wrong(name):
     """It is 0, as PyTorch's; JAX's derivative of an absolute value there is 1."""
     loss = of_pair(build_loss(LossConfig(training_loss=name)))
@@ -160,7 +154,7 @@ def test_ring_as_credit(ranks, domain, credit, monkeypatch):
 
 def test_without_a_validation_loss_ranks_are_scored_one_by_one():
     """They validate on different samples."""
-    prediction, target = fields(13, 1)
+    prediction, target = rows.fields(13, 1)
     loss = build_loss(LossConfig(training_loss="ring-crps"), validation=True)
     value, _ = loss_and_gradient(loss, prediction, target, make_mesh(dp=2))
     assert_close(value, np.abs(prediction - target).mean(), 1e-6, "mae of two ranks")
@@ -169,7 +163,7 @@ def test_without_a_validation_loss_ranks_are_scored_one_by_one():
 @pytest.mark.parametrize("mesh", [{}, {"dp": 2, "domain": 4}], ids=str)
 def test_spread_of_errors_is_that_of_the_log(torch, mesh):
     """CREDIT logs torch's standard deviation of all errors, with divisor N - 1."""
-    prediction, target = fields(5, 3)
+    prediction, target = rows.fields(5, 3)
     error = torch.tensor(prediction + 3.0 - np.repeat(target, 3, axis=0))
     found, _ = loss_and_gradient(
         lambda tree, context: error_spread(tree, context),

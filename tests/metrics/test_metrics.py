@@ -11,47 +11,34 @@ from jax.sharding import PartitionSpec
 from credit_jax.config.loss import MetricsConfig
 from credit_jax.metrics import METRICS, ConfiguredMetric, build_metrics, parse_metrics
 from credit_jax.named_fields import ChannelLayout, latitude_weights
-from tests.losses.rows import (
-    BY_ROW,
-    CHANNELS,
-    COMPUTED,
-    LON,
-    SP,
-    TP,
-    T,
-    close,
-    fields,
-    named,
-    rows_of,
-    write_scalers,
-)
+from tests.losses import rows
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import draw
 from tests.support.whole_fields import field_context, of_pair, run_on_mesh
 
-PLACES = ChannelLayout.of(CHANNELS).slices
-CLIMATOLOGY = draw((8, 8, LON), seed=7)
+PLACES = ChannelLayout.of(rows.CHANNELS).slices
+CLIMATOLOGY = draw((8, 8, rows.LON), seed=7)
 ANOMALIES = ("acc", "activity")
 ALL = {name: {} for name in METRICS}
 ALL |= {key: {"climatology_path": "means.nc"} for key in ANOMALIES}
 PLAIN = {"metrics": ALL, "var_weighting": "none"}
-MANUAL = {"var_weighting": "manual", "variable_weights": {T: 3.0, TP: 0.5}}
+MANUAL = {"var_weighting": "manual", "variable_weights": {rows.T: 3.0, rows.TP: 0.5}}
 UNEVEN = {"normalize_weights": False}
 SCALER = {
     "metrics": {
         **{key: {} for key in ("rmse", "mse", "bias", "r2score")},
-        "mae": {"variable_weights": {SP: 2.0}},
+        "mae": {"variable_weights": {rows.SP: 2.0}},
         "log_variance_ratio": {"eps": 1e-3},
     },
     "scaler_path": "scaler.json",
-    **BY_ROW,
+    **rows.BY_ROW,
 }
 INVERSE = {"var_weighting": "inverse_variance"}
 # Arguments of "combined".
 CASES = {
     "plain": PLAIN,
     "members": PLAIN,
-    "rows": PLAIN | BY_ROW,
+    "rows": PLAIN | rows.BY_ROW,
     "manual": PLAIN | MANUAL,
     "manual, not normalized": PLAIN | MANUAL | UNEVEN,
     # The weight has the unit's power in each metric, and is 1 without a scaler.
@@ -80,7 +67,7 @@ def tree_of(prediction, target):
 
 def our_metrics(args, lat=8, **settings):
     config = MetricsConfig(args=args)
-    return build_metrics(config, CHANNELS, latitude=rows_of(lat), **settings)
+    return build_metrics(config, rows.CHANNELS, latitude=rows.rows_of(lat), **settings)
 
 
 def means(path=None):
@@ -95,8 +82,8 @@ def means(path=None):
 def folder(credit, tmp_path_factory):
     """Files of latitudes, scalers and mean fields."""
     folder, dims = tmp_path_factory.mktemp("files"), ("level", "latitude", "longitude")
-    write_scalers(folder)
-    xr.Dataset(coords={"latitude": rows_of(8)}).to_netcdf(folder / "latitude.nc")
+    rows.write_scalers(folder)
+    xr.Dataset(coords={"latitude": rows.rows_of(8)}).to_netcdf(folder / "latitude.nc")
     for path in ("means.nc", "part.nc"):
         data = {key: (dims[3 - x.ndim :], x) for key, x in means(path).items()}
         xr.Dataset(data).to_netcdf(folder / path)
@@ -111,9 +98,9 @@ def test_as_credit(name, folder, monkeypatch):
     from credit.metrics import _load_metric_entry
 
     monkeypatch.chdir(folder)
-    prediction, target = close(8, 1)
+    prediction, target = rows.close(8, 1)
     target = target[:1] if name == "members" else target
-    schema = SimpleNamespace(target_layout=[{"var_key": key} for key in CHANNELS])
+    schema = SimpleNamespace(target_layout=[{"var_key": key} for key in rows.CHANNELS])
     args = {"latitude_weights": "latitude.nc"} | CASES[name]
     theirs = _load_metric_entry("combined")(**args, channel_schema=schema)
     expected = theirs(tree_of(*map(torch.tensor, (prediction, target))))
@@ -174,14 +161,14 @@ def toys(monkeypatch):
         **{key: {} for key in (*TOYS, "rmse")},
         "spectrum_error": {"wavenum_init": 2},
     }
-    return our_metrics({"metrics": own, **BY_ROW}, 13)
+    return our_metrics({"metrics": own, **rows.BY_ROW}, 13)
 
 
 def test_metrics_of_users_as_numpy(toys):
-    prediction, target = fields(13, 3)
+    prediction, target = rows.fields(13, 3)
     context = field_context(13, num_members=3)
     found = of_pair(toys)(jnp.asarray(prediction), jnp.asarray(target), context)
-    weights = latitude_weights(rows_of(13)).astype(np.float64)[:, None]
+    weights = latitude_weights(rows.rows_of(13)).astype(np.float64)[:, None]
     members = prediction.reshape(2, 3, *target.shape[1:]).astype(np.float64)
     forecast = members.mean(axis=1)
     power = [
@@ -204,7 +191,7 @@ def test_metrics_of_users_as_numpy(toys):
         "rmse": np.sqrt(by_variable(squares.mean(axis=(0, 1, 3, 4, 5)))),
     }
     for name, values in expected.items():
-        ours = [found[f"{name}/{key}"] for key in CHANNELS]
+        ours = [found[f"{name}/{key}"] for key in rows.CHANNELS]
         assert_close(ours, values, 1e-6, name)
         assert_close(found[name], np.mean(values), 1e-6, f"{name}, all variables")
 
@@ -219,10 +206,12 @@ def test_same_on_every_mesh(mesh, toys):
     degrees, lat = mesh
     made, built = (
         make_mesh(**degrees),
-        our_metrics(PLAIN | BY_ROW, lat, climatology=lambda _: rows_climatology(lat)),
+        our_metrics(
+            PLAIN | rows.BY_ROW, lat, climatology=lambda _: rows_climatology(lat)
+        ),
     )
     for scores, members in ((built, 1), (toys if lat == 13 else built, 3)):
-        arrays = fields(lat, members)
+        arrays = rows.fields(lat, members)
 
         def run(prediction, target, mesh=None, scores=scores, members=members):
             context = field_context(lat, mesh, num_members=members)
@@ -245,7 +234,7 @@ def test_same_on_every_mesh(mesh, toys):
 
 
 def rows_climatology(lat):
-    mean = draw((8, lat, LON), seed=7)
+    mean = draw((8, lat, rows.LON), seed=7)
     return {key: mean[own] for key, own in PLACES.items()}
 
 
@@ -255,7 +244,7 @@ def names_of(metrics, tree):
 
 def test_what_is_scored():
     """Fields of the postblocks instead of the output; the default; computed ones."""
-    prediction, target = map(jnp.asarray, close(8, 1))
+    prediction, target = map(jnp.asarray, rows.close(8, 1))
     metrics = our_metrics(PLAIN, climatology=means)
     expected = of_pair(metrics)(prediction, target, field_context(8))
     tree = {"y_pred": 0 * prediction, "y": 0 * target, **tree_of(prediction, target)}
@@ -264,18 +253,21 @@ def test_what_is_scored():
     for name, value in expected.items():
         assert_close(found[name], value, 1e-7, name)
     default = ["rmse", "r2score", "bias"]
-    assert names_of(build_metrics(None, CHANNELS), tree) == default
-    with_acc = build_metrics(None, CHANNELS, climatology=means)
+    assert names_of(build_metrics(None, rows.CHANNELS), tree) == default
+    with_acc = build_metrics(None, rows.CHANNELS, climatology=means)
     assert names_of(with_acc, tree) == [*default, "acc"]
-    one = build_metrics(MetricsConfig(type="mae"), CHANNELS)
+    one = build_metrics(MetricsConfig(type="mae"), rows.CHANNELS)
     assert [*one(tree, field_context(8))] == one.names
-    assert one.names == ["mae", *(f"mae/{key}" for key in CHANNELS)]
-    tree = {"y_processed": named(prediction), "y_target_processed": named(target)}
+    assert one.names == ["mae", *(f"mae/{key}" for key in rows.CHANNELS)]
+    tree = {
+        "y_processed": rows.named(prediction),
+        "y_target_processed": rows.named(target),
+    }
     own = {"mae": {}, "bias": {"include_computed_diagnostics": False}}
     found = our_metrics({"metrics": own})(tree, field_context(8))
     keys = [name.removeprefix("mae/") for name in found if "mae/" in name]
-    assert keys == [*CHANNELS, COMPUTED]
-    assert f"bias/{COMPUTED}" not in found
+    assert keys == [*rows.CHANNELS, rows.COMPUTED]
+    assert f"bias/{rows.COMPUTED}" not in found
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,8 @@ from typing import Any
 import pytest
 
 from credit_jax.models.registry import MODELS
+from tests.models import parity
 from tests.models.cases import CASES, checks
-from tests.models.parity import (
-    FLOAT64,
-    GRADIENT,
-    MESHES,
-    assert_equals_credit,
-    assert_round_trip,
-    assert_samples_equal_credit,
-    assert_training_forward_equals_credit,
-)
 from tests.support import assert_close
 
 pytestmark = [
@@ -31,7 +23,7 @@ pytestmark = [
 def test_equals_credit(credit: Any, block: dict[str, Any], name: str, check: str):
     """Forward, and the gradients by every parameter and input; each is one program."""
     dtype, _, implementation = check.partition("_")
-    ours, theirs = assert_equals_credit(
+    ours, theirs = parity.assert_equals_credit(
         *(credit, block, name, implementation or "cpu"),
         dtype=dtype,
         seed=CASES[name].seed,
@@ -40,7 +32,9 @@ def test_equals_credit(credit: Any, block: dict[str, Any], name: str, check: str
     if block["type"] == "crossformer":
         assert bool(gates) == bool(block.get("attention_type"))
         for key in gates:
-            assert_close(ours[key], theirs[key], GRADIENT, f"{name}: gradient of {key}")
+            assert_close(
+                ours[key], theirs[key], parity.GRADIENT, f"{name}: gradient of {key}"
+            )
 
 
 def _draw_vectors(model: Any) -> None:
@@ -58,28 +52,28 @@ def test_a_training_forward_moves_the_state_like_credit(
     words = check.split("_")
     options: dict[str, Any] = {"prepare": _draw_vectors} if "drawn" in words else {}
     options |= {"dtype": "float64"} if "float64" in words else {}
-    mesh = next((word for word in words if word in MESHES), "one")
-    assert_training_forward_equals_credit(credit, block, mesh, **options)
+    mesh = next((word for word in words if word in parity.MESHES), "one")
+    parity.assert_training_forward_equals_credit(credit, block, mesh, **options)
 
 
 @checks("samples")
 def test_samples_equal_credit(credit: Any, block: dict[str, Any], name: str, check):
     """DDIM and DDPM with every objective, by `lax.scan`."""
     dtype = check.partition("_")[2]
-    bound = FLOAT64 if dtype == "float64" else CASES[name].samples
-    assert_samples_equal_credit(credit, block, name, dtype, bound)
+    bound = parity.FLOAT64 if dtype == "float64" else CASES[name].samples
+    parity.assert_samples_equal_credit(credit, block, name, dtype, bound)
 
 
 @checks("keys")
 def test_the_round_trip_of_credit_s_state_dict_is_bitwise(
     credit: Any, block: dict[str, Any], check: str
 ):
-    assert_round_trip(credit, block)
+    parity.assert_round_trip(credit, block)
 
 
 def test_every_model_and_check_is_in_the_table():
     assert {case.block["type"] for case in CASES.values()} == MODELS.keys()
-    tests = {"float32", "float64", "training", "samples", "keys", *MESHES, "|"}
+    tests = {"float32", "float64", "training", "samples", "keys", *parity.MESHES, "|"}
     checked = {check for case in CASES.values() for check in case.checks.split()}
     assert {check.partition("_")[0] for check in checked} <= tests
 

@@ -13,15 +13,8 @@ import numpy as np
 import pytest
 from jax import lax
 
+from benchmarks.speed import depth
 from benchmarks.speed.cases import MODEL_TYPES, make_case
-from benchmarks.speed.depth import (
-    KEYS,
-    NO_BLOCKS,
-    WITH_ENCODER,
-    at_two_depths,
-    num_equations,
-    trace,
-)
 from credit_jax.models.conversion import credit_key, key_map_for
 from credit_jax.models.flops import count_flops
 from credit_jax.models.model_def import float8_notes, multiplies_float8
@@ -155,12 +148,14 @@ QUICK = ["swin"]
 
 @pytest.mark.slow(but=QUICK)
 @pytest.mark.filterwarnings("ignore:.*output_only_channels")
-@pytest.mark.parametrize("model", [name for name in MODELS if name not in NO_BLOCKS])
+@pytest.mark.parametrize(
+    "model", [name for name in MODELS if name not in depth.NO_BLOCKS]
+)
 def test_the_training_step_is_as_large_at_any_depth(model: str) -> None:
     """On one device, with the plain definitions, as on GPUs and TPUs."""
     counts = {
-        blocks: num_equations(trace(section).jaxpr.jaxpr)
-        for blocks, section in at_two_depths(model).items()
+        blocks: depth.num_equations(depth.trace(section).jaxpr.jaxpr)
+        for blocks, section in depth.at_two_depths(model).items()
     }
     print(f"{model}: {counts}")
     few, many = counts.values()
@@ -169,13 +164,13 @@ def test_the_training_step_is_as_large_at_any_depth(model: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_models_without_equal_blocks_have_no_key_for_their_number(model: str) -> None:
-    keys = MODELS[model].config.model_fields.keys() & set(KEYS)
-    assert len(keys) == (0 if model in (*NO_BLOCKS, *WITH_ENCODER) else 1)
+    keys = MODELS[model].config.model_fields.keys() & set(depth.KEYS)
+    assert len(keys) == (0 if model in (*depth.NO_BLOCKS, *depth.WITH_ENCODER) else 1)
 
 
 def test_what_grows_is_counted() -> None:
     def count(function) -> int:
-        return num_equations(jax.make_jaxpr(function)(jnp.ones(3)).jaxpr)
+        return depth.num_equations(jax.make_jaxpr(function)(jnp.ones(3)).jaxpr)
 
     def apart(x: jax.Array, blocks: int) -> jax.Array:
         for _ in range(blocks):

@@ -24,17 +24,8 @@ from credit_jax.training.optimizer import adamw
 from credit_torch_bridge import compare_with_credit
 from credit_torch_bridge.__main__ import main
 from credit_torch_bridge.checkpoint.optimizer import read_moments
+from tests.models import parity
 from tests.models.cases import CASES, FUXI_BASE, SWIN_BASE, section
-from tests.models.parity import (
-    FLOAT64,
-    FORWARD,
-    GRADIENT,
-    assert_equals_credit,
-    assert_round_trip,
-    mesh_of,
-    run_with_credits_weights,
-    train,
-)
 from tests.reference.training import GEN2_CONFIG
 from tests.support import assert_close, assert_trees_close
 from tests.support.credit_modules import credit_attribute
@@ -55,13 +46,13 @@ def test_the_mask_leaks_at_the_clamp_as_in_credit(credit: Any, monkeypatch: Any)
         FUXI_BASE, seed=3, dtype=torch.float64, prepare=_raise_scales
     )
     with jax.enable_x64(True):
-        y, _, by_input, gradients = run_with_credits_weights(FUXI_BASE, case)
+        y, _, by_input, gradients = parity.run_with_credits_weights(FUXI_BASE, case)
         monkeypatch.setattr(blocks, "MASKED", -1e9)
-        hidden, *_ = run_with_credits_weights(FUXI_BASE, case)
-    assert_close(y, case.y, FLOAT64, "at the clamp: forward")
-    assert_close(by_input["x"], case.x_gradient, FLOAT64, "at the clamp: input")
+        hidden, *_ = parity.run_with_credits_weights(FUXI_BASE, case)
+    assert_close(y, case.y, parity.FLOAT64, "at the clamp: forward")
+    assert_close(by_input["x"], case.x_gradient, parity.FLOAT64, "at the clamp: input")
     ours = {key: gradients[key] for key in case.gradients}
-    assert_trees_close(ours, case.gradients, FLOAT64, "at the clamp: gradients")
+    assert_trees_close(ours, case.gradients, parity.FLOAT64, "at the clamp: gradients")
     untrained = [key for key in gradients if key.endswith("qkv.weight_orig")]
     assert len(untrained) == FUXI_BASE["depth"]
     assert not any(np.any(gradients[key]) for key in untrained)
@@ -81,16 +72,16 @@ def _train_qkv(model: Any) -> None:
 def test_trained_qkv(credit: Any) -> None:
     """With `train_qkv`: equal prediction, and the gradient that CREDIT omits."""
     trained = {**FUXI_BASE, "train_qkv": True}
-    assert_round_trip(credit, trained, FUXI_BASE)
+    parity.assert_round_trip(credit, trained, FUXI_BASE)
     case = credit.credit_case(FUXI_BASE, seed=3, prepare=_train_qkv)
     plain = credit.credit_case(FUXI_BASE, seed=3)
     assert np.array_equal(case.y, plain.y)
     keys = case.gradients.keys() - plain.gradients.keys()
     assert len(keys) == FUXI_BASE["depth"]
-    y, _, _, gradients = run_with_credits_weights(trained, case)
-    assert_close(y, case.y, FORWARD, "train_qkv: forward")
+    y, _, _, gradients = parity.run_with_credits_weights(trained, case)
+    assert_close(y, case.y, parity.FORWARD, "train_qkv: forward")
     for key in sorted(keys):
-        assert_close(gradients[key], case.gradients[key], GRADIENT, key)
+        assert_close(gradients[key], case.gradients[key], parity.GRADIENT, key)
 
 
 def test_patches_fit_where_credit_runs() -> None:
@@ -114,7 +105,7 @@ def test_padding_is_what_credits_source_means(credit: Any, monkeypatch: Any) -> 
     model = credit_attribute("models.swin", "SwinTransformerV2Cr")
     made = padding(mode="earth", pad_lat=[2, 2], pad_lon=[4, 4])
     monkeypatch.setattr(model, "padding_opt", made, raising=False)
-    assert_equals_credit(credit, CASES["swin padded"].block, "padded")
+    parity.assert_equals_credit(credit, CASES["swin padded"].block, "padded")
 
 
 MORE_OUT = {**SWIN_BASE, "depths": [1], "output_only_channels": 3}
@@ -133,8 +124,8 @@ def test_more_channels_out_than_in_are_what_credits_parts_give(
 
     monkeypatch.setattr(model, "forward", forward)
     case = credit.credit_case(MORE_OUT, seed=3)
-    y, *_ = run_with_credits_weights(MORE_OUT, case)
-    assert_close(y, case.y, FORWARD, "more channels out than in")
+    y, *_ = parity.run_with_credits_weights(MORE_OUT, case)
+    assert_close(y, case.y, parity.FORWARD, "more channels out than in")
 
 
 def test_rates_of_drop_path_grow_from_block_to_block() -> None:
@@ -231,10 +222,10 @@ def _trained(mesh: str, *, train_qkv: bool = False) -> Any:
     """Returns states before and after 20 steps, and the reports."""
     policy = {"ac_mode": "full", "min_shard_size": 16} if mesh != "one" else {}
     block = {**FUXI_BASE, "depth": 2, "train_qkv": train_qkv}
-    model = build_parallel_model(block, mesh_of(mesh), **policy)
+    model = build_parallel_model(block, parity.mesh_of(mesh), **policy)
     schedule = optax.constant_schedule(1e-3)
     optimizer = adamw(weight_decay=0.1, max_norm=1.0)
-    return train(model, optimizer, 20, schedule=schedule)
+    return parity.train(model, optimizer, 20, schedule=schedule)
 
 
 @pytest.mark.slow

@@ -46,14 +46,14 @@ class Inner(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Pairs of convolutions and, without bias, linear layers; inner blocks."""
+    """Pairs of convolutions and of linear layers; inner blocks."""
 
     tp_plan = (("up", "down"), ("wide", "narrow"))
 
     def __init__(self) -> None:
         self.inner = Inner()
-        self.up = Linear(CHANNELS, HIDDEN, use_bias=False)
-        self.down = Linear(HIDDEN, CHANNELS, use_bias=False)
+        self.up = Linear(CHANNELS, HIDDEN)
+        self.down = Linear(HIDDEN, CHANNELS)
         self.middle = Conv(CHANNELS, CHANNELS, 3, padding=1)
         self.wide = Conv(CHANNELS, 2 * HIDDEN, 1)
         self.narrow = Conv(2 * HIDDEN, 3, 1)
@@ -105,7 +105,8 @@ def test_split_pairs_are_whole_pairs(num_tensor: int) -> None:
     split = {path for path, spec in specs.items() if "tp" in spec}
     assert split == {
         *("inner/layers/0/kernel", "inner/layers/0/bias", "inner/layers/1/kernel"),
-        *("up/kernel", "down/kernel", "wide/kernel", "wide/bias", "narrow/kernel"),
+        *("up/kernel", "up/bias", "down/kernel"),
+        *("wide/kernel", "wide/bias", "narrow/kernel"),
     }
     assert_close(out, one[0], 1e-6, f"tp {num_tensor}: value")
     assert_trees_close(grads, one[1], 1e-5, f"tp {num_tensor}: gradient")

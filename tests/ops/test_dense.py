@@ -6,24 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from credit_jax.ops import (
-    RunningStatistics,
-    attend,
-    attention_logits,
-    batch_norm,
-    layer_norm,
-    neighbor_gate,
-    pixel_shuffle,
-    squeeze_gate,
-)
+from credit_jax import ops
+from credit_jax.ops import compensated
 from credit_jax.ops.activations import gelu, neighbor_taps
-from credit_jax.ops.compensated import (
-    compensated_sum,
-    parts_to_sum,
-    quotient,
-    relative_error,
-    two_sum,
-)
 from credit_jax.ops.dense import dense
 from credit_jax.ops.random import drop, keep_mask, random_bits, random_normal
 from tests.support import assert_close
@@ -50,7 +35,7 @@ def torch_batch_norm(x, scale, bias):
 
 
 def gate(pooled, squeeze, expand, low=None, high=None):
-    return squeeze_gate(pooled, squeeze, expand, squeeze_bias=low, expand_bias=high)
+    return ops.squeeze_gate(pooled, squeeze, expand, squeeze_bias=low, expand_bias=high)
 
 
 def torch_gate(pooled, squeeze, expand, low=None, high=None):
@@ -93,14 +78,16 @@ OPS = {
     },
     **{
         f"layer norm {shape}": (
-            *(layer_norm, torch_layer_norm),
+            *(ops.layer_norm, torch_layer_norm),
             arrays(shape, shape[-1:], shape[-1:], scale=2, shift=3),
         )
         for shape in [(4, 8), (2, 3, 5, 16), (7, 6)]
     },
     **{
         f"batch norm {shape}": (
-            lambda *given: batch_norm(*given, training=True)[0],
+            lambda x, *given: ops.batch_norm(
+                x, *given, ops.RunningStatistics.fresh(x.shape[-1]), training=True
+            )[0],
             torch_batch_norm,
             arrays(shape, (5,), (5,), shift=3),
         )
@@ -108,7 +95,7 @@ OPS = {
     },
     **{
         f"pixel shuffle {scale}": (
-            lambda x, scale=scale: pixel_shuffle(x, scale),
+            lambda x, scale=scale: ops.pixel_shuffle(x, scale),
             torch_shuffle(scale),
             arrays((2, 3, 5, channels * scale**2)),
         )
@@ -118,7 +105,7 @@ OPS = {
     "squeeze gate, bias": (gate, torch_gate, arrays(*GATE)),
     **{
         f"neighbor gate {taps}": (
-            *(neighbor_gate, torch_neighbor_gate),
+            *(ops.neighbor_gate, torch_neighbor_gate),
             arrays((2, channels), (taps,)),
         )
         for channels, taps in [(7, 3), (4, 5), (9, 1)]
@@ -129,7 +116,7 @@ OPS = {
     },
     **{
         f"logits {i} {j}": (
-            attention_logits,
+            ops.attention_logits,
             lambda a, b: torch.einsum(PAIRS, a, b),
             arrays((*batch, i, channels), (*batch, j, channels)),
         )
@@ -137,7 +124,7 @@ OPS = {
     },
     **{
         f"attend {i} {j}": (
-            attend,
+            ops.attend,
             lambda a, b: torch.einsum(SUMS, a, b),
             arrays((*batch, i, j), (*batch, j, channels)),
         )
@@ -162,7 +149,7 @@ def test_the_gradient_by_the_kernel_sums_over_one_dim():
     assert "([0], [0])" in program
 
 
-@pytest.mark.parametrize("product", [dense, attention_logits])
+@pytest.mark.parametrize("product", [dense, ops.attention_logits])
 def test_sums_may_be_wider_than_the_factors(product):
     x = jnp.ones((2, 600), jnp.bfloat16)
     other = x.T if product is dense else x
@@ -172,17 +159,17 @@ def test_sums_may_be_wider_than_the_factors(product):
     assert (wide == 600).all()
 
 
-@pytest.mark.parametrize("norm", [layer_norm, batch_norm])
+@pytest.mark.parametrize("norm", [ops.layer_norm, ops.batch_norm])
 def test_statistics_are_float32_or_wider(norm):
-    keywords = {} if norm is layer_norm else {"training": True}
+    running = ops.RunningStatistics.fresh(64)
+    keywords = {} if norm is ops.layer_norm else {"running": running, "training": True}
     x = jnp.asarray(100 + draw((4, 8, 8, 64)), jnp.bfloat16)
     ones = jnp.ones(64, jnp.bfloat16)
     wide = (array.astype(jnp.float32) for array in (x, ones, 0 * ones))
     out, exact = norm(x, ones, 0 * ones, **keywords), norm(*wide, **keywords)
-    if norm is batch_norm:
+    if norm is ops.batch_norm:
         out, exact = out[0], exact[0]
-        running = RunningStatistics.fresh(64)
-        _, after = batch_norm(x, ones, ones, running, training=True)
+        _, after = ops.batch_norm(x, ones, ones, running, training=True)
         assert after.mean.dtype == after.variance.dtype == jnp.float32
     assert out.dtype == jnp.bfloat16
     assert jnp.array_equal(out, exact.astype(jnp.bfloat16)), "sums in bfloat16"
@@ -194,9 +181,9 @@ def test_statistics_are_float32_or_wider(norm):
 CHANNELS = 5
 
 
-def batch_norm_of_torch(momentum, *, track=True):
+def batch_norm_of_torch(momentum):
     """Returns torch.nn.BatchNorm2d, and it as a function of NHWC arrays."""
-    layer = torch.nn.BatchNorm2d(CHANNELS, momentum=momentum, track_running_stats=track)
+    layer = torch.nn.BatchNorm2d(CHANNELS, momentum=momentum)
 
     def run(x, scale, bias):
         weights = {"weight": scale, "bias": bias}
@@ -215,12 +202,12 @@ def batch(step=0):
 @pytest.mark.parametrize("momentum", [0.1, 0.7, None])
 def test_running_statistics_are_those_of_torch(momentum):
     layer, theirs = batch_norm_of_torch(momentum)
-    running = RunningStatistics.fresh(CHANNELS)
+    running = ops.RunningStatistics.fresh(CHANNELS)
     for step in range(3):
 
         def train(*given, running=running):
             keywords = {"training": True, "momentum": momentum}
-            return batch_norm(*given, running, **keywords)
+            return ops.batch_norm(*given, running, **keywords)
 
         expected = torch_values(theirs, *batch(step))
         actual = jax_values(lambda *given: train(*given)[0], *batch(step))
@@ -231,23 +218,15 @@ def test_running_statistics_are_those_of_torch(momentum):
     assert_close(running.variance, layer.running_var.numpy(), 1e-6, "running variance")
     layer.eval()
     actual = jax_values(
-        lambda *given: batch_norm(*given, running, training=False)[0], *batch()
+        lambda *given: ops.batch_norm(*given, running, training=False)[0], *batch()
     )
     assert_same(actual, torch_values(theirs, *batch()), "evaluation")
 
 
-def test_nothing_remembered():
-    layer, theirs = batch_norm_of_torch(0.1, track=False)
-    layer.eval()
-    actual = jax_values(lambda *a: batch_norm(*a, training=False)[0], *batch())
-    assert_same(actual, torch_values(theirs, *batch()), "no running statistics")
-    assert batch_norm(*map(jnp.asarray, batch()), training=True)[1] is None
-
-
 def test_what_is_remembered_gets_no_gradient():
     def remembered(x, *weights):
-        running = RunningStatistics.fresh(CHANNELS)
-        _, running = batch_norm(x, *weights, running, training=True)
+        running = ops.RunningStatistics.fresh(CHANNELS)
+        _, running = ops.batch_norm(x, *weights, running, training=True)
         return running.mean + running.variance
 
     value, gradients = jax_values(remembered, *batch())
@@ -256,13 +235,12 @@ def test_what_is_remembered_gets_no_gradient():
 
 
 def test_one_value_a_channel_is_an_error_as_in_torch():
-    one = jnp.ones(CHANNELS)
+    one, running = jnp.ones(CHANNELS), ops.RunningStatistics.fresh(CHANNELS)
     with pytest.raises(ValueError, match="got 1 value a channel"):
-        batch_norm(one[None, None, None], one, one, training=True)
+        ops.batch_norm(one[None, None, None], one, one, running, training=True)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         torch.nn.BatchNorm2d(CHANNELS)(torch.ones(1, CHANNELS, 1, 1))
-    running = RunningStatistics.fresh(CHANNELS)
-    out, _ = batch_norm(one[None, None, None], one, one, running, training=False)
+    out, _ = ops.batch_norm(one[None, None, None], one, one, running, training=False)
     assert out.shape == (1, 1, 1, CHANNELS)
 
 
@@ -371,7 +349,9 @@ def test_draws_in_float64_are_those_of_float32_but_for_rounding():
 @pytest.mark.parametrize("size", [1, 2, 3, 1000, 4097])
 def test_sums_are_those_of_double_precision(size):
     x = np.random.default_rng(size).normal(1, 10, (3, size)).astype(np.float32)
-    high, low = (np.float64(own) for own in jax.jit(compensated_sum)(jnp.asarray(x)))
+    high, low = (
+        np.float64(own) for own in jax.jit(compensated.compensated_sum)(jnp.asarray(x))
+    )
     exact = x.astype(np.float64).sum(-1)
     scale = np.abs(x).astype(np.float64).sum(-1)
     error = np.abs(high + low - exact) / scale
@@ -382,8 +362,10 @@ def test_sums_are_those_of_double_precision(size):
 
 def test_parts_of_several_devices_add_up():
     x = np.random.default_rng(0).normal(3, 1, (8, 5000)).astype(np.float32)
-    tops, rests = jax.jit(lambda x: parts_to_sum(*compensated_sum(x)))(jnp.asarray(x))
-    high, low = two_sum(tops.sum(), rests.sum())
+    tops, rests = jax.jit(
+        lambda x: compensated.parts_to_sum(*compensated.compensated_sum(x))
+    )(jnp.asarray(x))
+    high, low = compensated.two_sum(tops.sum(), rests.sum())
     exact = x.astype(np.float64).sum()
     assert abs(np.float64(high) + np.float64(low) - exact) / exact < 1e-11
 
@@ -394,7 +376,7 @@ def test_quotients_are_rounded_once():
     for value in rng.uniform(0.01, 50, 20):
         high = np.float32(value)
         low = np.float32(value - np.float64(high))
-        found = np.asarray(jax.jit(quotient)(jnp.asarray(a), high, low))
+        found = np.asarray(jax.jit(compensated.quotient)(jnp.asarray(a), high, low))
         expected = np.float32(a.astype(np.float64) / (np.float64(high) + low))
         differ = (found != expected).mean()
         assert differ < 1e-3, f"{differ:.1e} of the quotients by {value}"
@@ -405,9 +387,9 @@ def test_quotients_are_rounded_once():
 
 def test_relative_error_sees_what_it_must():
     x = np.ones((2, 3))
-    assert relative_error(x, x) == 0
-    assert relative_error(x * np.nan, x) == np.inf
-    assert relative_error(x[:1], x) == np.inf
-    assert relative_error(1.1 * x, x) == pytest.approx(0.1)
-    assert relative_error(np.nan, np.nan) == np.inf
-    assert relative_error(x, 0 * x) == pytest.approx(np.sqrt(6))
+    assert compensated.relative_error(x, x) == 0
+    assert compensated.relative_error(x * np.nan, x) == np.inf
+    assert compensated.relative_error(x[:1], x) == np.inf
+    assert compensated.relative_error(1.1 * x, x) == pytest.approx(0.1)
+    assert compensated.relative_error(np.nan, np.nan) == np.inf
+    assert compensated.relative_error(x, 0 * x) == pytest.approx(np.sqrt(6))

@@ -11,15 +11,8 @@ from contextlib import suppress
 
 import pytest
 
-from credit_jax.parallel.processes import connect
+from credit_jax.parallel.processes import connect, coordinator
 from credit_jax.parallel.processes.connect import ProcessesMissingError, meet
-from credit_jax.parallel.processes.coordinator import (
-    num_processes,
-    of_all,
-    of_first,
-    process_number,
-    wait_for_all,
-)
 from credit_jax.parallel.processes.launch import Launch
 from credit_jax.parallel.processes.watch import RESUME, Watch
 from tests.support.processes import free_port
@@ -167,10 +160,10 @@ def test_a_line_for_each_process(
 
 
 def test_a_process_alone_asks_nobody() -> None:
-    assert (num_processes(), process_number()) == (1, 0)
-    wait_for_all("anything")
-    assert of_all("names", "one") == ["one"]
-    assert of_first("leader", "one") == "one"
+    assert (coordinator.num_processes(), coordinator.process_number()) == (1, 0)
+    coordinator.wait_for_all("anything")
+    assert coordinator.of_all("names", "one") == ["one"]
+    assert coordinator.of_first("leader", "one") == "one"
 
 
 class Ended:

@@ -18,14 +18,7 @@ from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.registry import build
 from credit_jax.parallel.collectives import psum
-from credit_jax.parallel.mesh.credit import (
-    build_device_mesh,
-    data_parallel_coords,
-    dp_world_size,
-    local_dp_ranks,
-    parse_parallelism_conf,
-    shares_samples,
-)
+from credit_jax.parallel.mesh import credit
 from credit_jax.parallel.mesh.device_mesh import (
     DOMAIN,
     DP_REPLICATE,
@@ -88,7 +81,7 @@ def degrees(dims: ParallelDims) -> dict[str, int]:
 
 def test_parse_fills_in_the_defaults_and_leaves_the_config_alone():
     conf = {"trainer": {"parallelism": {"tensor": "2"}}}
-    assert parse_parallelism_conf(conf) == section("none", tensor=2)
+    assert credit.parse_parallelism_conf(conf) == section("none", tensor=2)
     assert conf == {"trainer": {"parallelism": {"tensor": "2"}}}
 
 
@@ -115,13 +108,13 @@ def test_parse_fills_in_the_defaults_and_leaves_the_config_alone():
     ],
 )
 def test_only_degrees_above_one_are_built_outermost_first(conf, shape, groups):
-    mesh, submeshes = build_device_mesh(conf)
+    mesh, submeshes = credit.build_device_mesh(conf)
     assert tuple(mesh.shape.items()) == tuple(shape.items()), mesh
     assert set(mesh.axis_types) == {AxisType.Auto}, mesh
     assert {name: sub.size for name, sub in submeshes.items()} == groups, submeshes
     if isinstance(conf, dict) and conf["data"] != "none":
         tp, domain = conf["tensor"], conf["domain"]
-        assert dp_world_size(conf, 8) == 8 // (tp * domain)
+        assert credit.dp_world_size(conf, 8) == 8 // (tp * domain)
         grid = mesh.devices.reshape(-1, tp, domain)
         for g, device in enumerate(jax.devices()):
             coords = g // (tp * domain), (g // domain) % tp, g % domain
@@ -130,14 +123,14 @@ def test_only_degrees_above_one_are_built_outermost_first(conf, shape, groups):
 
 def test_a_submesh_is_the_group_of_the_first_device_of_this_process():
     devices = jax.devices()
-    _, groups = build_device_mesh(section(tensor=2, domain=2))
+    _, groups = credit.build_device_mesh(section(tensor=2, domain=2))
     assert groups["domain"].devices.tolist() == [devices[0], devices[1]]
     assert groups["tp"].devices.tolist() == [devices[0], devices[2]]
     assert groups["dp"].devices.tolist() == [devices[0], devices[4]]
-    mesh, groups = build_device_mesh(section(), devices[:1])
+    mesh, groups = credit.build_device_mesh(section(), devices[:1])
     assert dict(mesh.shape) == {DP_SHARD: 1}
     assert groups == {}
-    assert data_parallel_coords(mesh) == (0, 1)
+    assert credit.data_parallel_coords(mesh) == (0, 1)
 
 
 def test_the_sampler_contract_over_processes(monkeypatch):
@@ -149,32 +142,32 @@ def test_the_sampler_contract_over_processes(monkeypatch):
         (section(tensor=2, domain=2), [(0,), (0,), (1,), (1,)]),
         (section(domain=8), [(0,), (0,), (0,), (0,)]),
     ]:
-        mesh, _ = build_device_mesh(conf, devices)
+        mesh, _ = credit.build_device_mesh(conf, devices)
         for process, ranks in enumerate(expected):
             monkeypatch.setattr(jax, "process_index", lambda process=process: process)
-            assert local_dp_ranks(mesh) == ranks, (conf, process)
+            assert credit.local_dp_ranks(mesh) == ranks, (conf, process)
             dp_size = 8 // (conf["tensor"] * conf["domain"])
-            assert data_parallel_coords(mesh) == (ranks[0], dp_size)
-        assert shares_samples(mesh) == (conf["tensor"] * conf["domain"] > 2)
+            assert credit.data_parallel_coords(mesh) == (ranks[0], dp_size)
+        assert credit.shares_samples(mesh) == (conf["tensor"] * conf["domain"] > 2)
     mesh = mesh_of_degrees({DOMAIN: 2, DP_REPLICATE: 2, DP_SHARD: 2}, devices)
     assert mesh.axis_names == (DP_REPLICATE, DP_SHARD, DOMAIN)
-    assert data_parallel_coords(mesh) == (3, 4), "both data axes make one rank"
+    assert credit.data_parallel_coords(mesh) == (3, 4), "both data axes make one rank"
 
 
 def test_the_yaml_section_takes_the_further_keys():
     section = parse(ParallelismConfig, HSDP | {"dp_shard": 2}, "trainer.parallelism")
-    mesh, groups = build_device_mesh(section)
+    mesh, groups = credit.build_device_mesh(section)
     assert dict(mesh.shape) == {DP_REPLICATE: 2, DP_SHARD: 2, TP: 2}
     assert {name: dict(sub.shape) for name, sub in groups.items()} == {
         "dp": {DP_REPLICATE: 2, DP_SHARD: 2},
         "tp": {TP: 2},
     }
-    conf = parse_parallelism_conf({"trainer": {"parallelism": HSDP}})
+    conf = credit.parse_parallelism_conf({"trainer": {"parallelism": HSDP}})
     assert conf == HSDP
-    assert dp_world_size(HSDP, 8) == required_devices(HSDP) == 4
+    assert credit.dp_world_size(HSDP, 8) == required_devices(HSDP) == 4
     # Rank 5: data-parallel rank 2, the second of its tp peers.
     assert mesh.devices[1, 0, 1] is jax.devices()[5]
-    cp = parse_parallelism_conf({"trainer": {"parallelism": {"cp": 2}}})
+    cp = credit.parse_parallelism_conf({"trainer": {"parallelism": {"cp": 2}}})
     assert cp == {"data": "none", "tensor": 1, "domain": 2}
 
 

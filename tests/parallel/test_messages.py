@@ -18,12 +18,7 @@ from credit_jax.parallel.domain.halo_exchange import HaloExchange, halo_exchange
 from credit_jax.parallel.domain.norm import batch_norm_field
 from credit_jax.parallel.domain.pool import resize_nearest
 from credit_jax.parallel.domain.rearrange import pad_globe
-from credit_jax.parallel.mesh.credit import (
-    build_device_mesh,
-    dp_world_size,
-    local_dp_ranks,
-    parse_parallelism_conf,
-)
+from credit_jax.parallel.mesh import credit
 from credit_jax.parallel.mesh.device_mesh import get_dp_mesh, mesh_of_degrees
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
@@ -112,7 +107,10 @@ CASES.call(
 )
 CASES.call(
     "batch norm of one value",
-    lambda: batch_norm_field(field(1, 1), jnp.ones(1), jnp.ones(1), training=True),
+    lambda: batch_norm_field(
+        *(field(1, 1), jnp.ones(1), jnp.ones(1), ops.RunningStatistics.fresh(1)),
+        training=True,
+    ),
 )
 CASES.call("an axis that no mesh has", lambda: HaloExchange(2, axis="rows")(SQUARE))
 CASES.rows(
@@ -161,16 +159,19 @@ WRONG: list[dict[str, Any]] = [
     {"cp": 4, "ulysses_degree": 3},
 ]
 CASES.rows(
-    lambda trainer: parse_parallelism_conf({"trainer": trainer}),
+    lambda trainer: credit.parse_parallelism_conf({"trainer": trainer}),
     ({},),
     *(({"parallelism": section},) for section in WRONG),
     name="parse",
 )
 CASES.rows(
-    lambda **degrees: dp_world_size(section(**degrees), 8), {"tensor": 2, "domain": 3}
+    lambda **degrees: credit.dp_world_size(section(**degrees), 8),
+    {"tensor": 2, "domain": 3},
 )
 CASES.rows(
-    lambda **degrees: build_device_mesh(section(**degrees)), {"domain": 3}, name="mesh"
+    lambda **degrees: credit.build_device_mesh(section(**degrees)),
+    {"domain": 3},
+    name="mesh",
 )
 CASES.rows(
     ensure_devices,
@@ -194,9 +195,9 @@ CASES.call(
 @CASES.case
 def a_process_outside_the_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [FakeDevice(g, g // 2) for g in range(4)]
-    mesh, _ = build_device_mesh(section("none", tensor=2), devices)
+    mesh, _ = credit.build_device_mesh(section("none", tensor=2), devices)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    local_dp_ranks(mesh)
+    credit.local_dp_ranks(mesh)
 
 
 @CASES.case

@@ -310,5 +310,4 @@ def _columns_together(x: Array, kernel: Array, stride: IntPair) -> Array:
 
 def _space_to_depth(x: Array, kernel: Array, stride: IntPair) -> Array:
     """Convolves with stride 1 on the phases of the input as channels."""
-    x, kernel, _ = phases(x, kernel, stride, (1, 1), 1)
-    return _direct(x, kernel)
+    return _direct(*phases(x, kernel, stride))

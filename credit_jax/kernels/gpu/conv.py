@@ -92,7 +92,7 @@ def _at_stride_one(
         read = conv_out_size(size, taps[d], step, (low, high)) + kernel.shape[d] - 1
         present = -(-(low % step + size) // step)
         more.append((low // step, read - low // step - present))
-    x = space_to_depth(pad_spatial(x, aligned), stride, 1)
+    x = space_to_depth(pad_spatial(x, aligned), stride)
     x = pad_spatial(x, [(0, min(high, 0)) for _, high in more])
     rows, columns = ((low, max(high, 0)) for low, high in more)
     return ops.conv2d(x, kernel, padding=(rows, columns))

@@ -48,8 +48,8 @@ LARGEST = 16.0
 class OffsetBias(nnx.Module):
     """timm's position bias: 16 sigmoid of a network over all offsets."""
 
-    def __init__(self, heads: int, window: IntPair, *, hidden: int = 512) -> None:
-        self.window = window
+    def __init__(self, heads: int, window: IntPair) -> None:
+        self.window, hidden = window, 512
         self.hidden = Linear(2, hidden)
         self.out = parameter(
             torch_uniform(hidden), (hidden, heads), ("embed", "heads"), matrix_out=(1,)
@@ -71,10 +71,8 @@ class PairBias(nnx.Module):
 
     # In training it has dropout independently of the rates of the config.
 
-    def __init__(
-        self, heads: int, window: IntPair, *, hidden: int = 384, dropout: float = 0.125
-    ) -> None:
-        self.window, self.dropout = window, dropout
+    def __init__(self, heads: int, window: IntPair) -> None:
+        self.window, self.dropout, hidden = window, 0.125, 384
         self.hidden = Linear(2, hidden)
         init = torch_uniform(hidden)
         self.out = parameter(init, (hidden, heads), ("embed", "heads"), matrix_out=(1,))

@@ -83,13 +83,11 @@ class CoordinateWeights:
 def coordinate_attention(
     field: Field,
     weights: CoordinateWeights,
-    running: RunningStatistics | None = None,
+    running: RunningStatistics,
     *,
     training: bool,
-    momentum: float | None = 0.1,
-    epsilon: float = 1e-5,
     axes: Sequence[str] = (),
-) -> tuple[Field, RunningStatistics | None]:
+) -> tuple[Field, RunningStatistics]:
     """Multiplies by gates of rows and of columns: CREDIT's CoordinateAttention."""
     lat = _squeezed(mean_over(field, 2), field, weights, dim=1)[:, :, 0]
     lon = _squeezed(mean_over(field, 1), field, weights, dim=2)[:, 0]
@@ -104,8 +102,6 @@ def coordinate_attention(
         weights.norm_bias,
         running,
         training=training,
-        momentum=momentum,
-        epsilon=epsilon,
         axes=axes,
     )
     lat, lon = jnp.split(jax.nn.silu(normal.data), [lat.shape[1]], 1)

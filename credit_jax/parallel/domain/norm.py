@@ -65,13 +65,13 @@ def batch_norm_field(
     field: Field,
     scale: Float[Array, " channel"],
     bias: Float[Array, " channel"],
-    running: RunningStatistics | None = None,
+    running: RunningStatistics,
     *,
     training: bool,
     momentum: float | None = 0.1,
     epsilon: float = 1e-5,
     axes: Sequence[str] = (),
-) -> tuple[Field, RunningStatistics | None]:
+) -> tuple[Field, RunningStatistics]:
     """`ops.norm.batch_norm` over the batch and all rows of all shards."""
     x, axis = field.data, field.layout.axis
     # With the data-parallel axes (`MeshAxes.data`) this is torch.nn.SyncBatchNorm;
