@@ -22,13 +22,6 @@ from credit_jax.parallel.mesh.device_mesh import MeshAxes
 
 _FIELD = ("batch", "channel", "time", "lat", "lon")
 _VECTOR = ("batch", "size")
-_COUNTED = {
-    "channel": "channels",
-    "time": "times",
-    "lat": "rows (latitudes)",
-    "lon": "columns (longitudes)",
-    "size": "values",
-}
 _MICRO = "micro-batch"
 
 
@@ -109,26 +102,23 @@ def _check_array(
         dims, lengths = (_MICRO, *dims), [_MICRO, *lengths]
     expected = f"expected ({', '.join(dims)}) = ({', '.join(map(str, lengths))})"
     shape = tuple(np.shape(array))
-    if len(shape) != len(dims):
-        lacking = stacked and len(shape) == len(dims) - 1
-        hint = "; for a single micro-batch give x[None]" if lacking else ""
+    # What is added to the error, None without one.
+    hint = None if len(shape) == len(dims) else ""
+    if stacked and len(shape) == len(dims) - 1:
+        hint = "; for a single micro-batch give x[None]"
+    for dim, count, length in zip(dims, shape, lengths, strict=False):
+        if dim in (_MICRO, "batch", *free) or (dim == "lat" and axes is None):
+            continue
+        allowed = (length, repeats * length) if dim in ("time", "size") else (length,)
+        added = ""
+        if dim == "lat" and axes is not None and length % axes.num_domain:
+            allowed = (-(-length // axes.num_domain) * axes.num_domain,)
+            shards = f"{axes.num_domain} domain shards"
+            added = f", with {allowed[0]} rows on {shards}: place_batch adds them"
+        if hint is None and count not in allowed:
+            hint = added
+    if hint is not None:
         raise ValueError(f"{name} has the shape {shape}; {expected}{hint}")
-    for dim, count, length in zip(dims, shape, lengths, strict=True):
-        if dim not in _COUNTED or dim in free or (dim == "lat" and axes is None):
-            continue
-        if dim in ("time", "size") and count == repeats * length:
-            continue
-        padded, hint = length, ""
-        if dim == "lat" and axes is not None:
-            padded = -(-length // axes.num_domain) * axes.num_domain
-            if padded != length:
-                shards = f"{axes.num_domain} domain shards"
-                hint = f", with padding {padded} on {shards}: place_batch adds it"
-        if count != padded:
-            raise ValueError(
-                f"{name} has {count} {_COUNTED[dim]}, the model {length}{hint}; its "
-                f"shape is {shape}, {expected}"
-            )
     if axes is None:
         return
     samples = shape[dims.index("batch")]

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from credit_jax.kernels import dense, layer_norm, layer_norm_and_skip
 from credit_jax.nn.context import Context
@@ -25,11 +25,13 @@ from credit_jax.ops.conv import Padding
 from credit_jax.ops.custom_vjp import varying_axes
 from credit_jax.ops.dense import add_bias, float8_dense
 from credit_jax.ops.random import drop, keep_mask
+from credit_jax.ops.space_to_depth import IntPair
 from credit_jax.parallel.collectives import axis_index, psum
 from credit_jax.parallel.compiler import FEED_FORWARD, NORM
 from credit_jax.parallel.domain import attention
 from credit_jax.parallel.domain.conv import conv_field
 from credit_jax.parallel.domain.norm import batch_norm_field, group_norm
+from credit_jax.parallel.domain.windows import Kind, window_numbers
 from credit_jax.parallel.params.spec import Initializer, constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field, Layout
 
@@ -59,12 +61,12 @@ def drop_units(
 
 def drop_attention(
     weights: Float[Array, "batch windows head tokens tokens"],
-    window_rows: Int[Array, " windows"],
-    window_columns: Int[Array, " windows"],
+    field: Field,
+    kind: Kind,
+    window: int | IntPair,
     context: Context,
     rate: float,
     heads: int,
-    rows: int,  # global number of rows of windows
     *,
     part: Array | int | None = None,
 ) -> Float[Array, "batch windows head tokens tokens"]:
@@ -73,6 +75,8 @@ def drop_attention(
         return weights
     batch, windows, local, tokens, _ = weights.shape
     sample = context.samples(batch)
+    window_rows, window_columns = window_numbers(field, kind, window)
+    rows = field.layout.size // (window if isinstance(window, int) else window[0])
     high = sample[:, None] * rows + window_rows[None, :]
     # The local heads are this one of the equal parts of all heads.
     part = axis_index(context.axes.tensor) if part is None else part
@@ -347,7 +351,7 @@ class BatchNorm(nnx.Module):
             field,
             self.scale[...],
             self.bias[...],
-            self.running,
+            RunningStatistics(self.mean[...], self.variance[...], self.count[...]),
             training=context.training,
             momentum=self.momentum,
             epsilon=self.epsilon,
@@ -355,11 +359,6 @@ class BatchNorm(nnx.Module):
         )
         self.update(after)
         return field
-
-    @property
-    def running(self) -> RunningStatistics:
-        """The running statistics that the variables store."""
-        return RunningStatistics(self.mean[...], self.variance[...], self.count[...])
 
     def update(self, after: RunningStatistics) -> None:
         """Stores the running statistics after a batch."""
@@ -432,7 +431,8 @@ class SCSEAttention(nnx.Module):
             points = self.scaled_points[...][:, 0] * self.scale[...][0]
         else:
             points = self.points[...][:, 0]
-        return attention.scse(field, self.squeeze[...], self.expand[...], points)
+        kernels = self.squeeze[...], self.expand[...], points
+        return attention.scse(field, *((kernel, None) for kernel in kernels))
 
 
 class CoordinateAttention(nnx.Module):
@@ -446,25 +446,12 @@ class CoordinateAttention(nnx.Module):
         self.lon = Linear(hidden, channels)
 
     def __call__(self, field: Field, context: Context) -> Field:
-        weights = attention.CoordinateWeights(
-            self.squeeze.kernel[...],
-            self.squeeze.bias[...],
-            self.norm.scale[...],
-            self.norm.bias[...],
-            self.lat.kernel[...],
-            self.lat.bias[...],
-            self.lon.kernel[...],
-            self.lon.bias[...],
+        squeeze, lat, lon = (
+            (layer.kernel[...], layer.bias[...])
+            for layer in (self.squeeze, self.lat, self.lon)
         )
-        field, after = attention.coordinate_attention(
-            field,
-            weights,
-            self.norm.running,
-            training=context.training,
-            axes=context.axes.data,
-        )
-        self.norm.update(after)
-        return field
+        norm = partial(self.norm, context=context)
+        return attention.coordinate_attention(field, squeeze, norm, lat, lon)
 
 
 def _matrix(channel_in: int, channel_out: int) -> Parameter:

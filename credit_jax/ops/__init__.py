@@ -10,7 +10,6 @@ from credit_jax.ops.conv import conv2d as conv2d
 from credit_jax.ops.conv import conv3d as conv3d
 from credit_jax.ops.conv import conv_transpose as conv_transpose
 from credit_jax.ops.norm import RunningStatistics as RunningStatistics
-from credit_jax.ops.norm import batch_norm as batch_norm
 from credit_jax.ops.norm import layer_norm as layer_norm
 from credit_jax.ops.resize import area_taps as area_taps
 from credit_jax.ops.resize import linear_taps as linear_taps

@@ -13,21 +13,23 @@ from jaxtyping import Array, Float
 Pooled = Float[Array, "batch channel"]
 
 
-def squeeze_gate(
-    pooled: Pooled,
-    squeeze: Float[Array, "channel hidden"],
-    expand: Float[Array, "hidden channel"],
-    *,
-    squeeze_bias: Float[Array, " hidden"] | None = None,
-    expand_bias: Float[Array, " channel"] | None = None,
-) -> Pooled:
+# Kernel (in, out) of a layer, and its bias (out,), if it has one.
+Weights = tuple[Array, Array | None]
+
+
+def squeeze_gate(pooled: Pooled, squeeze: Weights, expand: Weights) -> Pooled:
     """sigmoid(relu(pooled @ squeeze + bias) @ expand + bias) of the channel means."""
     # With biases the gate of torchvision's SqueezeExcitation, without them that of
     # CREDIT's SCSEAttention.
-    x = jnp.matmul(pooled, squeeze)
-    x = jax.nn.relu(x if squeeze_bias is None else x + squeeze_bias[None])
-    x = jnp.matmul(x, expand)
-    return jax.nn.sigmoid(x if expand_bias is None else x + expand_bias[None])
+    x = jax.nn.relu(_affine(pooled, *squeeze))
+    return jax.nn.sigmoid(_affine(x, *expand))
+
+
+def _affine(x: Array, kernel: Array, bias: Array | None) -> Array:
+    """Returns `x @ kernel + bias`, by default without the bias."""
+    product = jnp.matmul(x, kernel)
+    lead = (1,) * (product.ndim - 1)
+    return product if bias is None else product + bias.reshape(*lead, -1)
 
 
 def neighbor_gate(pooled: Pooled, kernel: Float[Array, " taps"]) -> Pooled:

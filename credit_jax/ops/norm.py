@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -98,41 +96,3 @@ class RunningStatistics:
         return RunningStatistics(
             blend(self.mean, mean), blend(self.variance, unbiased), count
         )
-
-
-def batch_norm(
-    x: Channels,
-    scale: PerChannel,
-    bias: PerChannel,
-    running: RunningStatistics,
-    *,
-    training: bool,
-    momentum: float | None = 0.1,  # None: the mean over all batches
-    epsilon: float = 1e-5,
-    mean_of: Callable[[Array], Array] | None = None,
-    num_values: int | None = None,
-) -> tuple[Channels, RunningStatistics]:
-    """Batch normalization, as torch.nn.BatchNorm2d, and the statistics after it."""
-    # `mean_of` may be the mean over all devices, which have `num_values` a channel.
-    if mean_of is None:
-        mean_of = partial(jnp.mean, axis=tuple(range(x.ndim - 1)))
-    num_values = num_values or math.prod(x.shape[:-1])
-    lead = (1,) * (x.ndim - 1)
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    if training:
-        if num_values < 2:
-            raise ValueError(
-                f"batch normalization got {num_values} value a channel in training; "
-                "expected at least 2: use a larger batch or grid"
-            )
-        mean = mean_of(wide)
-        centered = wide - mean.reshape(*lead, -1)
-        variance = mean_of(centered * centered)
-        running = running.updated(
-            mean, variance, num_values=num_values, momentum=momentum
-        )
-    else:
-        centered = wide - running.mean.reshape(*lead, -1)
-        variance = running.variance
-    normal = centered * lax.rsqrt(variance + epsilon).reshape(*lead, -1)
-    return scale_and_shift(normal, scale, bias).astype(x.dtype), running

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from credit_jax import ops
+from credit_jax.parallel.domain.norm import batch_norm_field
 from credit_jax.parallel.domain.pool import avg_pool2d_field, max_pool2d_field
 from credit_jax.parallel.rows.layout import Field, block_layout
 from tests.support.gradients import draw
@@ -20,6 +21,13 @@ def of_arrays(function: Callable[..., Field]) -> Callable[..., Any]:
             Field(jnp.asarray(x), block_layout(x.shape[1])), *args, **keywords
         ).data
     )
+
+
+def batch_norm(x: Any, *weights: Any, **keywords: Any) -> Any:
+    """Of an array on one device: the result, and the statistics after it."""
+    field = Field(jnp.asarray(x), block_layout(x.shape[1]))
+    field, running = batch_norm_field(field, *weights, **keywords)
+    return field.data, running
 
 
 avg_pool2d, max_pool2d = of_arrays(avg_pool2d_field), of_arrays(max_pool2d_field)

@@ -11,6 +11,7 @@ from credit_jax.ops import compensated
 from credit_jax.ops.activations import gelu, neighbor_taps
 from credit_jax.ops.dense import dense
 from credit_jax.ops.random import drop, keep_mask, random_bits, random_normal
+from tests.ops.cases import batch_norm
 from tests.support import assert_close
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
 
@@ -35,7 +36,7 @@ def torch_batch_norm(x, scale, bias):
 
 
 def gate(pooled, squeeze, expand, low=None, high=None):
-    return ops.squeeze_gate(pooled, squeeze, expand, squeeze_bias=low, expand_bias=high)
+    return ops.squeeze_gate(pooled, (squeeze, low), (expand, high))
 
 
 def torch_gate(pooled, squeeze, expand, low=None, high=None):
@@ -85,7 +86,7 @@ OPS = {
     },
     **{
         f"batch norm {shape}": (
-            lambda x, *given: ops.batch_norm(
+            lambda x, *given: batch_norm(
                 x, *given, ops.RunningStatistics.fresh(x.shape[-1]), training=True
             )[0],
             torch_batch_norm,
@@ -159,7 +160,7 @@ def test_sums_may_be_wider_than_the_factors(product):
     assert (wide == 600).all()
 
 
-@pytest.mark.parametrize("norm", [ops.layer_norm, ops.batch_norm])
+@pytest.mark.parametrize("norm", [ops.layer_norm, batch_norm])
 def test_statistics_are_float32_or_wider(norm):
     running = ops.RunningStatistics.fresh(64)
     keywords = {} if norm is ops.layer_norm else {"running": running, "training": True}
@@ -167,9 +168,9 @@ def test_statistics_are_float32_or_wider(norm):
     ones = jnp.ones(64, jnp.bfloat16)
     wide = (array.astype(jnp.float32) for array in (x, ones, 0 * ones))
     out, exact = norm(x, ones, 0 * ones, **keywords), norm(*wide, **keywords)
-    if norm is ops.batch_norm:
+    if norm is batch_norm:
         out, exact = out[0], exact[0]
-        _, after = ops.batch_norm(x, ones, ones, running, training=True)
+        _, after = batch_norm(x, ones, ones, running, training=True)
         assert after.mean.dtype == after.variance.dtype == jnp.float32
     assert out.dtype == jnp.bfloat16
     assert jnp.array_equal(out, exact.astype(jnp.bfloat16)), "sums in bfloat16"
@@ -207,7 +208,7 @@ def test_running_statistics_are_those_of_torch(momentum):
 
         def train(*given, running=running):
             keywords = {"training": True, "momentum": momentum}
-            return ops.batch_norm(*given, running, **keywords)
+            return batch_norm(*given, running, **keywords)
 
         expected = torch_values(theirs, *batch(step))
         actual = jax_values(lambda *given: train(*given)[0], *batch(step))
@@ -218,7 +219,7 @@ def test_running_statistics_are_those_of_torch(momentum):
     assert_close(running.variance, layer.running_var.numpy(), 1e-6, "running variance")
     layer.eval()
     actual = jax_values(
-        lambda *given: ops.batch_norm(*given, running, training=False)[0], *batch()
+        lambda *given: batch_norm(*given, running, training=False)[0], *batch()
     )
     assert_same(actual, torch_values(theirs, *batch()), "evaluation")
 
@@ -226,7 +227,7 @@ def test_running_statistics_are_those_of_torch(momentum):
 def test_what_is_remembered_gets_no_gradient():
     def remembered(x, *weights):
         running = ops.RunningStatistics.fresh(CHANNELS)
-        _, running = ops.batch_norm(x, *weights, running, training=True)
+        _, running = batch_norm(x, *weights, running, training=True)
         return running.mean + running.variance
 
     value, gradients = jax_values(remembered, *batch())
@@ -237,10 +238,10 @@ def test_what_is_remembered_gets_no_gradient():
 def test_one_value_a_channel_is_an_error_as_in_torch():
     one, running = jnp.ones(CHANNELS), ops.RunningStatistics.fresh(CHANNELS)
     with pytest.raises(ValueError, match="got 1 value a channel"):
-        ops.batch_norm(one[None, None, None], one, one, running, training=True)
+        batch_norm(one[None, None, None], one, one, running, training=True)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         torch.nn.BatchNorm2d(CHANNELS)(torch.ones(1, CHANNELS, 1, 1))
-    out, _ = ops.batch_norm(one[None, None, None], one, one, running, training=False)
+    out, _ = batch_norm(one[None, None, None], one, one, running, training=False)
     assert out.shape == (1, 1, 1, CHANNELS)
 
 

@@ -100,7 +100,7 @@ def random_plan(seed):
     strips = int(rng.integers(2, 6))
     numbers = rng.permutation(rows * strips).tolist()
     parts = [numbers[d::shards] for d in range(shards)]
-    return layout.in_strips(strips), layout.with_strips(parts, rows, strips)
+    return layout.in_strips(strips), layout.with_rows(parts, rows, strips)
 
 
 NAMES = [*PLANS, *(f"random {seed}" for seed in range(24))]

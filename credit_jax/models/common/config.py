@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
 from credit_jax.config import StrictModel
 from credit_jax.config.components import Registry
+from credit_jax.config.messages import divisors
 from credit_jax.models.common.post_conf import Gen1PostConf
 from credit_jax.ops.space_to_depth import IntPair
 from credit_jax.parallel.domain.attention import attention_layouts
@@ -280,6 +281,15 @@ def ignored_by(model: str, names: str = "", **reasons: str) -> dict[str, str]:
     # Keys in one text, and by name those of which more is to be said.
     named = dict.fromkeys(names.split(), "") | reasons
     return {key: f"CREDIT's {model} ignores it{why}" for key, why in named.items()}
+
+
+def divisor_problems(key: str, divisor: int, size: int, name: str) -> Iterator[str]:
+    """Yields an error of a key that does not divide a size, which `name` explains."""
+    if size < 1 or size % divisor:
+        yield (
+            f"model.{key} is {divisor}, which does not divide {size}, {name}; would "
+            f"fit: {divisors(size)}"
+        )
 
 
 class ModelEntry(NamedTuple):

@@ -10,10 +10,10 @@ may be normalized; the prognostic channels of `x` come first, in the order of `y
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import jax
 import numpy as np
@@ -40,6 +40,8 @@ from credit_jax.physics.arrays import (
 from credit_jax.physics.files import level_values, read_arrays, read_grid, read_surface
 
 Names = tuple[str, ...]
+# Of fluxes, J / m^2 in the step, and their signs as energy input of the air.
+Gain, Loss = Annotated[Names, 1.0], Annotated[Names, -1.0]
 _INSIDE = {"activate_outside_model": Unavailable("use postblocks for that", (False,))}
 _NO_DEMO = {"simple_demo": Unavailable("give the file of the grid", (False,))}
 
@@ -209,9 +211,6 @@ class AirConf(FixerConf):
         surface_geopotential_name: variable in `data.save_loc_physics`.
     """
 
-    # Keys of fluxes, J / m^2 in the step, and their signs as energy input of the air.
-    signs: ClassVar[Mapping[str, float]]
-
     air_temperature_name: Names = ()
     u_wind_name: Names = ()
     v_wind_name: Names = ()
@@ -224,7 +223,8 @@ class AirConf(FixerConf):
         state = [post.channels(self, key) for key in keys]
         fluxes = [
             (slice(channel, channel + 1), sign)
-            for key, sign in self.signs.items()
+            for key, field in type(self).model_fields.items()
+            for sign in field.metadata
             for channel in post.indices(self, key)
         ]
         path = post.data.save_loc_physics or ""
@@ -259,15 +259,9 @@ class EnergyConf(AirConf):
             downward.
     """
 
-    signs: ClassVar = {
-        "TOA_net_radiation_flux_name": 1.0,
-        "surface_net_radiation_flux_name": -1.0,
-        "surface_energy_flux_name": -1.0,
-    }
-
-    TOA_net_radiation_flux_name: Names = ()
-    surface_net_radiation_flux_name: Names = ()
-    surface_energy_flux_name: Names = ()
+    TOA_net_radiation_flux_name: Gain = ()
+    surface_net_radiation_flux_name: Loss = ()
+    surface_energy_flux_name: Loss = ()
 
 
 class UpDownConf(AirConf):
@@ -284,27 +278,15 @@ class UpDownConf(AirConf):
             upward.
     """
 
-    signs: ClassVar = {
-        "TOA_down_solar_name": 1.0,
-        "TOA_up_solar_name": -1.0,
-        "TOA_up_OLR_name": -1.0,
-        "surf_down_solar_name": -1.0,
-        "surf_up_solar_name": 1.0,
-        "surf_down_LW_name": -1.0,
-        "surf_up_LW_name": 1.0,
-        "surf_SH_name": 1.0,
-        "surf_LH_name": 1.0,
-    }
-
-    TOA_down_solar_name: Names = ()
-    TOA_up_solar_name: Names = ()
-    TOA_up_OLR_name: Names = ()
-    surf_down_solar_name: Names = ()
-    surf_up_solar_name: Names = ()
-    surf_down_LW_name: Names = ()
-    surf_up_LW_name: Names = ()
-    surf_SH_name: Names = ()
-    surf_LH_name: Names = ()
+    TOA_down_solar_name: Gain = ()
+    TOA_up_solar_name: Loss = ()
+    TOA_up_OLR_name: Loss = ()
+    surf_down_solar_name: Loss = ()
+    surf_up_solar_name: Gain = ()
+    surf_down_LW_name: Loss = ()
+    surf_up_LW_name: Gain = ()
+    surf_SH_name: Gain = ()
+    surf_LH_name: Gain = ()
     grid_type: Literal["sigma", "pressure"] = "sigma"
     midpoint: bool = True
 

@@ -228,14 +228,5 @@ class WindowAttention(nnx.Module):
         part: Array | int | None = None,
     ) -> Array:
         """Dropout with a mask by global sample, window, head and pair of tokens."""
-        rows, columns = windows.window_numbers(field, self.kind, self.window)
-        return layers.drop_attention(
-            weights,
-            rows,
-            columns,
-            context,
-            self.dropout,
-            self.heads,
-            field.layout.size // self.window,
-            part=part,
-        )
+        how = field, self.kind, self.window, context, self.dropout, self.heads
+        return layers.drop_attention(weights, *how, part=part)

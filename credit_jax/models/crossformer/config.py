@@ -17,7 +17,6 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PositiveInt
 
-from credit_jax.config.messages import divisors
 from credit_jax.models.common import config as common
 from credit_jax.models.common.resampling import FrameFold, mean_problems, unseen_frames
 from credit_jax.ops.space_to_depth import conv_out_size
@@ -133,14 +132,12 @@ class StagesConfig(common.ModelConfig):
             yield from dict.fromkeys(self._embed_problems(index, above))
             above = stage.height, stage.width
             for name, size in zip(("height", "width"), above, strict=True):
-                for kind in ("local", "global"):
-                    window = getattr(stage, f"{kind}_window")
-                    if stage.depth and (size < 1 or size % window):
-                        yield (
-                            f"model.{kind}_window_size[{index}] is {window}, which "
-                            f"does not divide the {name} {size} of stage {index} "
-                            f"({self._trail(name, index)}); would fit: {divisors(size)}"
-                        )
+                trail = f"the {name} of stage {index} ({self._trail(name, index)})"
+                for kind in ("local", "global") if stage.depth else ():
+                    key, window = f"{kind}_window", getattr(stage, f"{kind}_window")
+                    yield from common.divisor_problems(
+                        f"{key}_size[{index}]", window, size, trail
+                    )
         for index in (1, 2, 3):
             channels = self.dim[3] // 2**index
             if not channels or channels % self.dim[0]:

@@ -19,7 +19,6 @@ from flax import nnx
 from jaxtyping import Array, Float
 from pydantic import PositiveInt
 
-from credit_jax.config.messages import divisors
 from credit_jax.kernels import dense
 from credit_jax.models.common import config as common
 from credit_jax.models.common.resampling import PixelShuffleBlock, PixelShuffleHead
@@ -216,11 +215,9 @@ class NextGenWXFormerConfig(common.VariableKeys, family.StagesConfig):
                 f"model has {self.channels} channels on {self.levels} levels; expected "
                 "at least 1 of each: the model has attention over levels"
             )
-        elif self.channels % self.col_attn_heads:
-            yield (
-                f"model.channels is {self.channels}, which model.col_attn_heads = "
-                f"{self.col_attn_heads} does not divide; would fit: "
-                f"{divisors(self.channels)}"
+        else:
+            yield from common.divisor_problems(
+                "col_attn_heads", self.col_attn_heads, self.channels, "model.channels"
             )
         smallest = min(self.image_height, self.image_width)
         if self.col_attn_stride > smallest:

@@ -372,11 +372,9 @@ class GraphConfig(common.SummedChannels):
                 f"model.history_len is {self.history_len}; expected 2: CREDIT's graph "
                 "adds its output, of one frame, to the frames after the first"
             )
-        if self.hidden_size % self.dim_head:
-            yield (
-                f"model.hidden_size is {self.hidden_size}, which model.dim_head = "
-                f"{self.dim_head} does not divide"
-            )
+        yield from common.divisor_problems(
+            "dim_head", self.dim_head, self.hidden_size, "model.hidden_size"
+        )
 
 
 @lru_cache(8)

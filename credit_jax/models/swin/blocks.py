@@ -37,7 +37,7 @@ from credit_jax.ops.window_attention import (
 )
 from credit_jax.parallel.compiler import ATTENTION, FEED_FORWARD, POSITION_BIAS
 from credit_jax.parallel.domain.rearrange import roll_field
-from credit_jax.parallel.domain.windows import merge, partition, window_numbers
+from credit_jax.parallel.domain.windows import merge, partition
 from credit_jax.parallel.params.spec import constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field
 
@@ -208,16 +208,8 @@ class ShiftedWindowAttention(nnx.Module):
             mask = masked.reshape(-1, *rows.shape).astype(logits.dtype)
             logits = logits + mask[None, :, None]
         weights = jax.nn.softmax(logits, -1).astype(v.dtype)
-        rows, columns = window_numbers(field, "short", self.window)
-        weights = drop_attention(
-            weights,
-            rows,
-            columns,
-            context.fold_in(1),
-            self.attn_drop,
-            self.heads,
-            field.layout.size // self.window[0],
-        )
+        how = field, "short", self.window, context.fold_in(1), self.attn_drop
+        weights = drop_attention(weights, *how, self.heads)
         mixed = jnp.swapaxes(attend(weights, v), 2, 3)
         out = merge(self.proj(mixed, context), field, "short", self.window)
         context = context.fold_in(2)

@@ -18,7 +18,6 @@ from pydantic import PositiveInt
 
 from credit_jax.config import StrictModel
 from credit_jax.config.base import Unavailable
-from credit_jax.config.messages import divisors
 from credit_jax.models.common import config as common
 from credit_jax.models.common import resampling
 from credit_jax.models.swin import blocks
@@ -194,12 +193,8 @@ class UTransformerConfig(common.PaddedConfig):
             )
         counts = [("num_heads", self.num_heads)]
         counts += [("num_groups", groups) for groups in dict.fromkeys(self.num_groups)]
-        problems += [
-            f"model.{name} has {count}, which does not divide dim {dim}; would fit: "
-            f"{divisors(dim)}"
-            for name, count in counts
-            if dim % count
-        ]
+        for name, count in counts:
+            problems += common.divisor_problems(name, count, dim, "model.dim")
         yield from problems
         if not problems:
             output, grid = self.geometry().output, self.geometry().grid

@@ -10,7 +10,6 @@ from flax import nnx
 from pydantic import Field as Key
 from pydantic import PositiveInt
 
-from credit_jax.config.messages import divisors
 from credit_jax.models.common import config as common
 from credit_jax.models.common import resampling
 from credit_jax.models.swin import blocks
@@ -165,22 +164,18 @@ class SwinConfig(common.VariableKeys, common.PaddedConfig):
         for name, size, count, window in zip(
             ("rows", "columns"), self.padded, self.patches, self.window, strict=True
         ):
-            if size % patch:
-                yield (
-                    f"model.patch_size is {patch}, which does not divide the {size} "
-                    f"{name} of the padded grid; would fit: {divisors(size)}"
-                )
+            grid = f"the {name} of the padded grid"
+            if problem := [*common.divisor_problems("patch_size", patch, size, grid)]:
+                yield from problem
             elif window < 2:
                 yield (
                     f"the windows have {window} {name}, {size} points // model."
                     f"img_window_ratio or model.window_size; expected at least 2"
                 )
-            elif count % window:
-                yield (
-                    f"the windows have {window} {name}, {size} points // model."
-                    "img_window_ratio or model.window_size, which does not divide the "
-                    f"{count} {name} of patches; would fit: {divisors(count)}"
-                )
+            else:
+                key = "window_size, or that of img_window_ratio,"
+                patches = f"the {name} of patches"
+                yield from common.divisor_problems(key, window, count, patches)
         yield from resampling.mean_problems(self.frames)
         if self.residual and self.input_channels < self.output_channels:
             yield (
@@ -193,11 +188,8 @@ class SwinConfig(common.VariableKeys, common.PaddedConfig):
                 f"{len(self.num_heads)}; expected as many, one for each stage"
             )
         for number in dict.fromkeys(self.num_heads):
-            if dim % number:
-                yield (
-                    f"model.num_heads has {number}, which does not divide embed_dim "
-                    f"{dim}; would fit: {divisors(dim)}"
-                )
+            name = "model.embed_dim"
+            yield from common.divisor_problems("num_heads", number, dim, name)
         if self.mlp_ratio * dim < 1:
             yield f"model.mlp_ratio is {self.mlp_ratio}; expected more than 0"
 

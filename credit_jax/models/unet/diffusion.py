@@ -153,10 +153,8 @@ class GlobalAttention(nnx.Module):
         del context
         normal = self.norm(field)
         joined = normal.like(normal.data @ self.to_qkv[...])
-        memory = self.memory[...]
         attend = full_attention if self.full else linear_attention
-        query, key, value = split_heads(joined, 3, self.heads)
-        seen = attend(query, key, value, memory[0], memory[1])
+        seen = attend(*split_heads(joined, 3, self.heads), self.memory[...])
         out = merge_heads(seen).data @ self.to_out[...]
         out = field.like(add_bias(out, self.to_out_bias[...]))
         if self.out_norm is not None:

@@ -265,15 +265,12 @@ class SCSEModule(nnx.Module):
         self.points_bias = parameter(zero, (), ())
 
     def __call__(self, field: Field, context: Context) -> Field:
-        return scse(
-            field,
-            self.squeeze[...],
-            self.expand[...],
-            self.points[...],
-            squeeze_bias=self.squeeze_bias[...],
-            expand_bias=self.expand_bias[...],
-            points_bias=self.points_bias[...],
+        layers = (
+            (self.squeeze[...], self.squeeze_bias[...]),
+            (self.expand[...], self.expand_bias[...]),
+            (self.points[...], self.points_bias[...]),
         )
+        return scse(field, *layers)
 
 
 class ConvReLU(nnx.Module):

@@ -10,51 +10,26 @@ resharded for attention. The method is that of DeepSpeed Ulysses (arXiv 2309.145
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.ops import RunningStatistics, neighbor_gate, squeeze_gate
+from credit_jax.ops import neighbor_gate, squeeze_gate
+from credit_jax.ops.activations import Weights
 from credit_jax.ops.custom_vjp import pvary
 from credit_jax.ops.dense import add_bias
 from credit_jax.ops.space_to_depth import pad_dim
 from credit_jax.parallel.collectives import axis_index, keep_moved, psum
 from credit_jax.parallel.domain.conv import conv_field
-from credit_jax.parallel.domain.norm import batch_norm_field
-from credit_jax.parallel.domain.pool import (
-    global_mean_pool,
-    mean_over,
-)
+from credit_jax.parallel.domain.pool import global_mean_pool, mean_over
 from credit_jax.parallel.domain.strips import Windows
 from credit_jax.parallel.domain.windows import Kind, group_layout, window_layout
 from credit_jax.parallel.placement import gather_rows
 from credit_jax.parallel.rows.layout import PADDING, Field, Layout, block_layout
-
-
-def squeeze_excite(
-    field: Field,
-    squeeze: Float[Array, "channel hidden"],
-    expand: Float[Array, "hidden channel"],
-    *,
-    squeeze_bias: Float[Array, " hidden"] | None = None,
-    expand_bias: Float[Array, " channel"] | None = None,
-) -> Field:
-    """Multiplies every channel by a gate that depends on the global means of all."""
-    # torchvision's SqueezeExcitation; without biases the channel part of CREDIT's
-    # SCSEAttention.
-    gate = squeeze_gate(
-        global_mean_pool(field),
-        squeeze,
-        expand,
-        squeeze_bias=squeeze_bias,
-        expand_bias=expand_bias,
-    )
-    return _times(field, gate)
 
 
 def efficient_channel_attention(field: Field, kernel: Float[Array, " taps"]) -> Field:
@@ -62,65 +37,40 @@ def efficient_channel_attention(field: Field, kernel: Float[Array, " taps"]) -> 
     return _times(field, neighbor_gate(global_mean_pool(field), kernel))
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class CoordinateWeights:
-    """Weights of `coordinate_attention`, a pytree."""
-
-    # Any: the same tree structure also contains specs or shapes.
-    # (channel, hidden) and (hidden,); of the batch normalization (hidden,); of the
-    # gates (hidden, channel) and (channel,).
-    squeeze: Any
-    squeeze_bias: Any
-    norm_scale: Any
-    norm_bias: Any
-    lat: Any
-    lat_bias: Any
-    lon: Any
-    lon_bias: Any
+# Kernel and bias of a layer.
+Affine = tuple[Array, Array]
 
 
 def coordinate_attention(
     field: Field,
-    weights: CoordinateWeights,
-    running: RunningStatistics,
-    *,
-    training: bool,
-    axes: Sequence[str] = (),
-) -> tuple[Field, RunningStatistics]:
+    squeeze: Affine,  # to hidden channels
+    norm: Callable[[Field], Field],
+    lat: Affine,  # from hidden channels to gates of rows, and of columns
+    lon: Affine,
+) -> Field:
     """Multiplies by gates of rows and of columns: CREDIT's CoordinateAttention."""
-    lat = _squeezed(mean_over(field, 2), field, weights, dim=1)[:, :, 0]
-    lon = _squeezed(mean_over(field, 1), field, weights, dim=2)[:, 0]
+
+    def squeezed(dim: int) -> Array:
+        hidden = _affine(mean_over(field, 3 - dim), squeeze)
+        full = gather_rows(field.like(hidden)) if dim == field.layout.dim else hidden
+        return full.squeeze(3 - dim)
+
     # The batch normalization takes statistics over the means of all rows and all
     # columns, which are equal on any number of shards; they are all-gathered after they
     # are squeezed.
-    joint = jnp.concatenate([lat, lon], 1)
+    rows, columns = squeezed(1), squeezed(2)
+    joint = jnp.concatenate([rows, columns], 1)
     # Every shard has the means of all rows and columns now: a field on one device.
-    normal, running = batch_norm_field(
-        Field(joint, block_layout(joint.shape[1])),
-        weights.norm_scale,
-        weights.norm_bias,
-        running,
-        training=training,
-        axes=axes,
-    )
-    lat, lon = jnp.split(jax.nn.silu(normal.data), [lat.shape[1]], 1)
-    by_row = add_bias(
-        jnp.matmul(_local(lat[:, :, None], field, 1), weights.lat), weights.lat_bias
-    )
-    by_column = add_bias(
-        jnp.matmul(_local(lon[:, None], field, 2), weights.lon), weights.lon_bias
-    )
+    normal = norm(Field(joint, block_layout(joint.shape[1])))
+    rows, columns = jnp.split(jax.nn.silu(normal.data), [rows.shape[1]], 1)
+    by_row = _affine(_local(rows[:, :, None], field, 1), lat)
+    by_column = _affine(_local(columns[:, None], field, 2), lon)
     gate = jax.nn.sigmoid(by_row) * jax.nn.sigmoid(by_column)
-    return field.like(field.data * gate), running
+    return field.like(field.data * gate)
 
 
-def _squeezed(
-    mean: Array, field: Field, weights: CoordinateWeights, *, dim: int
-) -> Array:
-    """Returns the means in hidden channels, with all rows on every shard."""
-    hidden = add_bias(jnp.matmul(mean, weights.squeeze), weights.squeeze_bias)
-    return gather_rows(field.like(hidden)) if dim == field.layout.dim else hidden
+def _affine(x: Array, weights: Affine) -> Array:
+    return add_bias(jnp.matmul(x, weights[0]), weights[1])
 
 
 def _local(full: Array, field: Field, dim: int) -> Array:
@@ -161,38 +111,22 @@ def spatial_attention(
     return field.like(x * jax.nn.sigmoid(gate.data))
 
 
-def scse(
-    field: Field,
-    squeeze: Float[Array, "channel hidden"],
-    expand: Float[Array, "hidden channel"],
-    points: Float[Array, " channel"],
-    *,
-    squeeze_bias: Float[Array, " hidden"] | None = None,
-    expand_bias: Float[Array, " channel"] | None = None,
-    points_bias: Float[Array, ""] | None = None,
-) -> Field:
-    """Sums x * gate of channels and x * sigmoid(x @ points + points_bias)."""
+def scse(field: Field, squeeze: Weights, expand: Weights, points: Weights) -> Field:
+    """Sums x * gate of channels and x * sigmoid(x @ points + bias)."""
     # Without biases CREDIT's SCSEAttention, whose depthwise variant has the product of
     # both kernels as `points`; with biases that of segmentation_models_pytorch.
-    logit = jnp.matmul(field.data, points)[..., None]
-    gate = jax.nn.sigmoid(logit if points_bias is None else logit + points_bias)
-    excited = squeeze_excite(
-        field, squeeze, expand, squeeze_bias=squeeze_bias, expand_bias=expand_bias
-    )
+    kernel, bias = points
+    logit = jnp.matmul(field.data, kernel)[..., None]
+    gate = jax.nn.sigmoid(logit if bias is None else logit + bias)
+    excited = _times(field, squeeze_gate(global_mean_pool(field), squeeze, expand))
     return field.like(excited.data + field.data * gate)
 
 
-# Memory tokens that all points attend to.
-MemoryTokens = Float[Array, "token head dim"]
+# Keys and values of tokens that all points attend to.
+Memory = Float[Array, "2 token head dim"]
 
 
-def full_attention(
-    query: Field,
-    key: Field,
-    value: Field,
-    memory_key: MemoryTokens,
-    memory_value: MemoryTokens,
-) -> Field:
+def full_attention(query: Field, key: Field, value: Field, memory: Memory) -> Field:
     """Returns softmax(q k' / sqrt(dim)) v over all points and memory tokens."""
     q = query.data
     wide = jnp.promote_types(q.dtype, jnp.float32)
@@ -204,26 +138,20 @@ def full_attention(
             [tokens, gather_rows(field).reshape(len(q), -1, *q.shape[3:])], 1
         )
 
-    keys, values = with_memory(memory_key, key), with_memory(memory_value, value)
+    keys, values = map(with_memory, memory, (key, value))
     logits = jnp.einsum("byxhd,bnhd->byxhn", q, keys, preferred_element_type=wide)
     weights = jax.nn.softmax(logits * q.shape[-1] ** -0.5, -1).astype(q.dtype)
     return query.like(jnp.einsum("byxhn,bnhd->byxhd", weights, values))
 
 
-def linear_attention(
-    query: Field,
-    key: Field,
-    value: Field,
-    memory_key: MemoryTokens,
-    memory_value: MemoryTokens,
-) -> Field:
+def linear_attention(query: Field, key: Field, value: Field, memory: Memory) -> Field:
     """Returns softmax_d(q) / sqrt(dim) times the matrix softmax_n(k)' v."""
     # The softmax of the keys is over all points n and memory tokens, that of a query
     # over its channels d (Shen et al., 2021, arXiv 1812.01243).
     q, layout = query.data, query.layout
     wide = jnp.promote_types(q.dtype, jnp.float32)
     k, v = key.data.astype(wide), value.data.astype(wide)
-    memory, other = memory_key.astype(wide), memory_value.astype(wide)
+    memory, other = memory.astype(wide)
     if layout.has_padding:
         mask = layout.real_rows()[None, :, None, None, None]
         k = jnp.where(mask, k, -jnp.inf)

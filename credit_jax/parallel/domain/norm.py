@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.ops import RunningStatistics, batch_norm
+from credit_jax.ops import RunningStatistics
 from credit_jax.ops.dense import scale_and_shift
 from credit_jax.parallel.collectives import keep_moved
 from credit_jax.parallel.reductions import field_sum
@@ -72,7 +72,8 @@ def batch_norm_field(
     epsilon: float = 1e-5,
     axes: Sequence[str] = (),
 ) -> tuple[Field, RunningStatistics]:
-    """`ops.norm.batch_norm` over the batch and all rows of all shards."""
+    """Normalizes by statistics of all samples and shards, and returns those after."""
+    # As torch.nn.BatchNorm2d; a momentum of None is the mean over all batches.
     x, axis = field.data, field.layout.axis
     # With the data-parallel axes (`MeshAxes.data`) this is torch.nn.SyncBatchNorm;
     # without them every data-parallel rank has different running statistics, of varying
@@ -80,20 +81,26 @@ def batch_norm_field(
     over = tuple(dict.fromkeys(([axis] if axis else []) + list(axes)))
     others = math.prod(lax.axis_size(name) for name in over if name != axis)
     count = x.shape[0] * num_points(field) * others
-    dims = tuple(range(x.ndim - 1))
+    dims, lead = tuple(range(x.ndim - 1)), (1,) * (x.ndim - 1)
 
     def mean_of(values: Array) -> Array:
         return field_sum(field.like(values), dims, over) / count
 
-    data, running = batch_norm(
-        *(x, scale, bias, running),
-        training=training,
-        momentum=momentum,
-        epsilon=epsilon,
-        mean_of=mean_of,
-        num_values=count,
-    )
-    return field.like(data), running
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    mean, variance = running.mean, running.variance
+    if training:
+        if count < 2:
+            raise ValueError(
+                f"batch normalization got {count} value a channel in training; "
+                "expected at least 2: use a larger batch or grid"
+            )
+        mean = mean_of(wide)
+    centered = wide - mean.reshape(*lead, -1)
+    if training:
+        variance = mean_of(centered * centered)
+        running = running.updated(mean, variance, num_values=count, momentum=momentum)
+    normal = centered * lax.rsqrt(variance + epsilon).reshape(*lead, -1)
+    return field.like(scale_and_shift(normal, scale, bias).astype(x.dtype)), running
 
 
 def num_points(field: Field) -> int:

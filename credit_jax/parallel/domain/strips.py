@@ -165,6 +165,6 @@ def _in_order(
         order[owner[order] == shard] for shard in range(blocks.num_shards)
     ]
     strips = windows.columns // windows.strip
-    return blocks.with_strips(
+    return blocks.with_rows(
         [s.tolist() for s in strips_per_shard], windows.rows, strips
     )

@@ -5,6 +5,7 @@ An "axis" is always a mesh axis; an array dimension is a "dim".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,21 +59,11 @@ class MeshAxes:
     def from_degrees(cls, degrees: Mapping[str, int]) -> MeshAxes:
         """Returns the axes of a mesh with these degrees, by axis name."""
         data = tuple(name for name in BATCH_AXES if name in degrees)
-        num_data = 1
-        for name in data:
-            num_data *= degrees[name]
-        return cls(
-            data=data,
-            shard=DP_SHARD if DP_SHARD in degrees else None,
-            expert=EP if EP in degrees else None,
-            tensor=TP if TP in degrees else None,
-            domain=DOMAIN if DOMAIN in degrees else None,
-            num_data=num_data,
-            num_shard=degrees.get(DP_SHARD, 1),
-            num_expert=degrees.get(EP, 1),
-            num_tensor=degrees.get(TP, 1),
-            num_domain=degrees.get(DOMAIN, 1),
-        )
+        kinds = {"shard": DP_SHARD, "expert": EP, "tensor": TP, "domain": DOMAIN}
+        names: dict[str, Any] = {k: a for k, a in kinds.items() if a in degrees}
+        numbers: dict[str, Any] = {f"num_{k}": degrees[a] for k, a in names.items()}
+        num_data = math.prod(degrees[axis] for axis in data)
+        return cls(data, num_data=num_data, **names, **numbers)
 
     @property
     def num_devices(self) -> int:

@@ -71,15 +71,11 @@ class Layout:
     def has_padding(self) -> bool:
         return any(row < 0 for rows in self.rows for row in rows)
 
-    def with_rows(self, rows_per_shard: Iterable[Sequence[int]], size: int) -> Layout:
-        """Returns another layout on the same axis and dim, padded to equal lengths."""
-        return Layout(_padded(rows_per_shard), size, self.axis, self.dim)
-
-    def with_strips(
-        self, strips_per_shard: Iterable[Sequence[int]], size: int, strips: int
+    def with_rows(
+        self, rows_per_shard: Iterable[Sequence[int]], size: int, strips: int = 1
     ) -> Layout:
-        """Returns another layout on the same axis and dim, in strips."""
-        rows = _padded(strips_per_shard)
+        """Returns another layout on the same axis and dim, padded to equal lengths."""
+        rows = _padded(rows_per_shard)
         return Layout(rows, size, self.axis, self.dim, strips)
 
     def in_strips(self, strips: int) -> Layout:
@@ -138,7 +134,7 @@ def _cut_rows(layout: Layout, strips: int) -> Layout:
         ]
         for rows in layout.rows
     )
-    return layout.with_strips(strips_per_shard, layout.size, strips)
+    return layout.with_rows(strips_per_shard, layout.size, strips)
 
 
 def block_rows(size: int, num_shards: int, length: int | None = None) -> Rows:

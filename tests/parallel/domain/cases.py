@@ -233,17 +233,21 @@ def kernels(*matrices: Any) -> list[Any]:
     return [matrix.T[..., None, None] for matrix in matrices]
 
 
-def excite(rows: int, dim: int = 1, *, bias: bool = True) -> Case:
-    def op(field: Field, squeeze: Any, expand: Any, *biases: Any) -> Field:
-        keywords = dict(zip(("squeeze_bias", "expand_bias"), biases, strict=False))
-        return attention.squeeze_excite(field, squeeze, expand, **keywords)
+def biased_gates(rows: int, dim: int = 1) -> Case:
+    """Gates of channels and of points as of segmentation_models_pytorch."""
 
-    def theirs(x: Any, squeeze: Any, expand: Any, *biases: Any) -> Any:
-        low, high = biases or (0.0, 0.0)
+    def op(field: Field, *weights: Any) -> Field:
+        (squeeze, expand, points), (low, high, shift) = weights[:3], weights[3:]
+        pairs = (squeeze, low), (expand, high), (points, shift[0])
+        return attention.scse(field, *pairs)
+
+    def theirs(x: Any, *weights: Any) -> Any:
+        (squeeze, expand, points), (low, high, shift) = weights[:3], weights[3:]
         hidden = (x.mean((1, 2), keepdim=True) @ squeeze + low).relu()
-        return x * (hidden @ expand + high).sigmoid()
+        gates = (hidden @ expand + high).sigmoid()
+        return x * gates + x * (x @ points + shift).sigmoid()[..., None]
 
-    weights = ((4, 3), (3, 4), (3,), (4,))[: 4 if bias else 2]
+    weights = ((4, 3), (3, 4), (4,), (3,), (4,), (1,))
     return Case(op, (grid(rows, 5, 4, dim),), weights, dim, theirs)
 
 
@@ -269,9 +273,8 @@ def both_gates(rows: int, dim: int = 1, *, depthwise: bool = False) -> Case:
     """Gates of channels and of points; their kernels of 1 x 1 are a product."""
 
     def op(field: Field, squeeze: Any, expand: Any, *own: Any) -> Field:
-        return attention.scse(
-            field, squeeze, expand, own[0] * own[-1] if own[1:] else own[0]
-        )
+        points = own[0] * own[-1] if own[1:] else own[0]
+        return attention.scse(field, (squeeze, None), (expand, None), (points, None))
 
     def theirs(x: Any, squeeze: Any, expand: Any, *own: Any) -> Any:
         layer = module("SCSEAttention", 4, 2, use_depthwise=depthwise)
@@ -290,13 +293,19 @@ def coordinates(rows: int, dim: int = 1, *, training: bool = True) -> Case:
 
     def op(field: Field, squeeze: jax.Array, *weights: jax.Array) -> Field:
         bias = jnp.ones(8, field.data.dtype) if training else weights[-1]
-        fresh = RunningStatistics.fresh(8, field.data.dtype)
-        out, running = attention.coordinate_attention(
-            field,
-            attention.CoordinateWeights(squeeze, bias, *weights[:6]),
-            fresh,
-            training=training,
-        )
+        scale, shift, *gates = weights[:6]
+        fresh, after = RunningStatistics.fresh(8, field.data.dtype), []
+
+        def norm(joint: Field) -> Field:
+            joint, *running = batch_norm_field(
+                *(joint, scale, shift, fresh), training=training
+            )
+            after.extend(running)
+            return joint
+
+        lat, lon = gates[:2], gates[2:]
+        out = attention.coordinate_attention(field, (squeeze, bias), norm, lat, lon)
+        (running,) = after
         # Torch's buffers and these have no gradient.
         seen = running.mean.sum() + running.variance.sum()
         return out.like(out.data + seen.astype(out.data.dtype))
@@ -321,13 +330,11 @@ def coordinates(rows: int, dim: int = 1, *, training: bool = True) -> Case:
 def between_points(rows: int, attend: Any, dim: int = 1) -> Case:
     """Attention of two heads between all points and three tokens."""
 
-    def op(field: Field, memory_key: Any, memory_value: Any) -> Field:
-        query, key, value = attention.split_heads(field, 3, 2)
-        return attention.merge_heads(
-            attend(query, key, value, memory_key, memory_value)
-        )
+    def op(field: Field, memory: Any) -> Field:
+        heads = attention.split_heads(field, 3, 2)
+        return attention.merge_heads(attend(*heads, memory))
 
-    return Case(op, (grid(rows, 5, 24, dim),), ((3, 2, 4),) * 2, dim)
+    return Case(op, (grid(rows, 5, 24, dim),), ((2, 3, 2, 4),), dim)
 
 
 def roll(rows: int, shift: Pair, dim: int = 1) -> Case:
@@ -514,8 +521,8 @@ OTHERS: dict[str, Case] = {
     "mean over lon": mean(13, (2,)),
     "mean over lat, columns": mean(13, (1,), 2),
     "mean over lon, columns": mean(13, (2,), 2),
-    "squeeze and excite": excite(13),
-    "squeeze and excite, columns": excite(12, 2, bias=False),
+    "gates with biases": biased_gates(13),
+    "gates with biases, columns": biased_gates(12, 2),
     "efficient channel attention": channels(13),
     "coordinate attention": coordinates(13),
     "coordinate attention, evaluation": coordinates(13, training=False),

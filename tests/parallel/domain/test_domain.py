@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from credit_jax.kernels import use_implementation
-from credit_jax.ops import RunningStatistics, batch_norm
+from credit_jax.ops import RunningStatistics
 from credit_jax.ops.custom_vjp import varying_axes
 from credit_jax.parallel.domain.edges import Incidence
 from credit_jax.parallel.domain.halo_exchange import HaloExchange, halo_exchange, trim
@@ -27,6 +27,7 @@ from credit_jax.parallel.mesh.device_mesh import DOMAIN, DP_SHARD, MeshAxes
 from credit_jax.parallel.placement import shard_batch
 from credit_jax.parallel.rows.exchange import reshard
 from credit_jax.parallel.rows.layout import Field, Layout, block_layout
+from tests.ops.cases import batch_norm
 from tests.parallel.domain.cases import CASES, OTHERS, SEVERAL
 from tests.parallel.test_rows import blocks
 from tests.support import assert_close, make_mesh
