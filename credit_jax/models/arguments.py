@@ -61,17 +61,11 @@ def check_arrays(
             f"the inputs have {', '.join(more)}, which is not known; {taken}"
         )
     for name, spec in expected.items():
-        _check_array(
-            f"{subject.removesuffix('s')} {name}",
-            arrays[name],
-            spec,
-            axes,
-            compute,
-            stacked=stacked,
-            # Targets of some steps follow one another along time.
-            free=("time",) if subject == "batch" and name == "y" else (),
-            repeats=num_steps if name not in ("x", "y") else 1,
-        )
+        # Targets of some steps follow one another along time.
+        free = ("time",) if subject == "batch" and name == "y" else ()
+        repeats = num_steps if name not in ("x", "y") else 1
+        title = f"{subject.removesuffix('s')} {name}"
+        _check_array(title, arrays[name], spec, axes, compute, stacked, free, repeats)
     counts = {name: np.shape(arrays[name])[: 1 + stacked] for name in expected}
     if len(set(counts.values())) > 1:
         dims = f"({_MICRO}, batch)" if stacked else "(batch,)"
@@ -88,40 +82,39 @@ def _check_array(
     spec: InputSpec,
     axes: MeshAxes | None,
     compute: Any,
-    *,
     stacked: bool,
-    free: tuple[str, ...],
-    repeats: int,
+    free: tuple[str, ...],  # dims of any length
+    repeats: int,  # also so many times that of the model along time or size
 ) -> None:
     """Checks the shape and the dtype of one field or vector."""
-    # The lengths of `free` dims may be any, those of time or size also `repeats` times
-    # that of the model.
-    dims = _FIELD if isinstance(spec, FieldSpec) else _VECTOR
-    lengths: list[Any] = ["batch", *spec.shape(1)[1:]]
+    dims, hint = (_FIELD if isinstance(spec, FieldSpec) else _VECTOR), ""
+    lengths: dict[str, Any] = dict(
+        zip(dims, ("batch", *spec.shape(1)[1:]), strict=True)
+    )
+    if axes is not None and "lat" in lengths:
+        rows = lengths["lat"]
+        lengths["lat"] = -(-rows // axes.num_domain) * axes.num_domain
+        if lengths["lat"] > rows:
+            hint = f": place_batch pads the {rows} rows of the model"
     if stacked:
-        dims, lengths = (_MICRO, *dims), [_MICRO, *lengths]
-    expected = f"expected ({', '.join(dims)}) = ({', '.join(map(str, lengths))})"
+        lengths = {_MICRO: _MICRO} | lengths
+    listed = ", ".join(map(str, lengths.values()))
+    expected = f"expected ({', '.join(lengths)}) = ({listed})"
     shape = tuple(np.shape(array))
-    # What is added to the error, None without one.
-    hint = None if len(shape) == len(dims) else ""
-    if stacked and len(shape) == len(dims) - 1:
-        hint = "; for a single micro-batch give x[None]"
-    for dim, count, length in zip(dims, shape, lengths, strict=False):
-        if dim in (_MICRO, "batch", *free) or (dim == "lat" and axes is None):
-            continue
-        allowed = (length, repeats * length) if dim in ("time", "size") else (length,)
-        added = ""
-        if dim == "lat" and axes is not None and length % axes.num_domain:
-            allowed = (-(-length // axes.num_domain) * axes.num_domain,)
-            shards = f"{axes.num_domain} domain shards"
-            added = f", with {allowed[0]} rows on {shards}: place_batch adds them"
-        if hint is None and count not in allowed:
-            hint = added
-    if hint is not None:
+    free = (_MICRO, "batch", *free, *(("lat",) if axes is None else ()))
+    fits = len(shape) == len(lengths) and all(
+        dim in free
+        or count == length
+        or (dim in ("time", "size") and count == repeats * length)
+        for count, (dim, length) in zip(shape, lengths.items(), strict=True)
+    )
+    if not fits:
+        if stacked and len(shape) == len(dims):
+            hint = "; for a single micro-batch give x[None]"
         raise ValueError(f"{name} has the shape {shape}; {expected}{hint}")
     if axes is None:
         return
-    samples = shape[dims.index("batch")]
+    samples = shape[int(stacked)]
     if samples % axes.num_data:
         raise ValueError(
             f"{name} has {samples} samples, which {axes.num_data} data-parallel "

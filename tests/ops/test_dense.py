@@ -92,7 +92,7 @@ OPS = {
             torch_batch_norm,
             arrays(shape, (5,), (5,), shift=3),
         )
-        for shape in [(6, 5), (2, 3, 2, 4, 5)]
+        for shape in [(6, 5, 5), (2, 3, 2, 4, 5)]
     },
     **{
         f"pixel shuffle {scale}": (

@@ -169,7 +169,7 @@ SENT: dict[str, tuple[str, ...]] = {
     "1 all-gather": ("group norm", "gathered rows"),
     "1 all-reduce": (
         *("global mean", "mean over lat", "mean over lon, columns"),
-        "squeeze and excite",
+        "gates with biases",
     ),
     "2 all-reduce": ("batch norm",),
     "1 all-gather, 1 all-reduce": ("coordinate attention",),
