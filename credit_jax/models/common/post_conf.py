@@ -41,7 +41,8 @@ from credit_jax.physics.files import level_values, read_arrays, read_grid, read_
 
 Names = tuple[str, ...]
 # Of fluxes, J / m^2 in the step, and their signs as energy input of the air.
-Gain, Loss = Annotated[Names, 1.0], Annotated[Names, -1.0]
+Gain: TypeAlias = Annotated[Names, 1.0]
+Loss: TypeAlias = Annotated[Names, -1.0]
 _INSIDE = {"activate_outside_model": Unavailable("use postblocks for that", (False,))}
 _NO_DEMO = {"simple_demo": Unavailable("give the file of the grid", (False,))}
 

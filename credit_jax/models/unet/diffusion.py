@@ -154,7 +154,8 @@ class GlobalAttention(nnx.Module):
         normal = self.norm(field)
         joined = normal.like(normal.data @ self.to_qkv[...])
         attend = full_attention if self.full else linear_attention
-        seen = attend(*split_heads(joined, 3, self.heads), self.memory[...])
+        query, key, value = split_heads(joined, 3, self.heads)
+        seen = attend(query, key, value, self.memory[...])
         out = merge_heads(seen).data @ self.to_out[...]
         out = field.like(add_bias(out, self.to_out_bias[...]))
         if self.out_norm is not None:
