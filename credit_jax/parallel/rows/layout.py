@@ -75,8 +75,10 @@ class Layout:
         self, rows_per_shard: Iterable[Sequence[int]], size: int, strips: int = 1
     ) -> Layout:
         """Returns another layout on the same axis and dim, padded to equal lengths."""
-        rows = _padded(rows_per_shard)
-        return Layout(rows, size, self.axis, self.dim, strips)
+        rows = [tuple(r) for r in rows_per_shard]
+        length = max(max(map(len, rows)), 1)
+        padded = tuple(r + (PADDING,) * (length - len(r)) for r in rows)
+        return Layout(padded, size, self.axis, self.dim, strips)
 
     def in_strips(self, strips: int) -> Layout:
         """Returns the layout of the same points with every row cut into strips."""
@@ -115,12 +117,6 @@ class Layout:
             return point
         strip = self.of_shard(np.asarray(self.rows, np.int32) % self.strips)
         return strip[:, None] * points + point
-
-
-def _padded(rows_per_shard: Iterable[Sequence[int]]) -> Rows:
-    rows = [tuple(r) for r in rows_per_shard]
-    length = max(max(map(len, rows)), 1)
-    return tuple(r + (PADDING,) * (length - len(r)) for r in rows)
 
 
 @lru_cache(4096)
