@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import functools
 import json
@@ -11,7 +12,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,6 +25,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jaxtyping import PyTree
 from orbax.checkpoint import checkpoint_managers
+from orbax.checkpoint._src import asyncio_utils
 from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from credit_jax.checkpoint.progress import Progress
@@ -37,6 +39,25 @@ _TENSORSTORE_CONTEXTS: tuple[dict[str, Any], ...] = (
     tensorstore_utils._BASE_TS_CONTEXT,
     tensorstore_utils._DEFAULT_OCDBT_TS_CONTEXT,
 )
+_run_sync = asyncio_utils.run_sync
+_PATIENCE = 10  # seconds for the other reads or writes, where one has failed
+
+
+async def _to_the_end(reads_or_writes: Coroutine[Any, Any, Any]) -> Any:
+    """Awaits what Orbax does; after an error, what else of it is under way, too."""
+    try:
+        return await reads_or_writes
+    except Exception:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        ended = asyncio.gather(*others, return_exceptions=True)
+        await asyncio.wait([ended], timeout=_PATIENCE)
+        raise
+
+
+# Orbax closes the event loop after the first error, and each further callback of
+# TensorStore into it is a traceback on stderr.
+asyncio_utils.run_sync = lambda coroutine: _run_sync(_to_the_end(coroutine))
+
 # Name of the folder, beside the checkpoints.
 REMOVED = "removed"
 # File of a checkpoint that readers and the run that removes it lock.

@@ -338,9 +338,9 @@ def _silence(*, debug: bool) -> None:
 
 
 def _without_late_callbacks(hook: Callable[[Any], None], unraisable: Any) -> None:
-    """An unraisable hook that drops errors of callbacks after a failed save or read."""
-    # TensorStore calls back when the event loop of a failed save is closed, and goes on
-    # with other reads after one of them has failed, also while the process ends.
+    """An unraisable hook that drops errors of callbacks after an interrupted save."""
+    # TensorStore calls back when the event loop of a save or a read that Ctrl-C ended
+    # is closed, and goes on with other reads, also while the process ends.
     name = getattr(unraisable.object, "__qualname__", "")
     if str(unraisable.exc_value) != "Event loop is closed" and name not in _READS:
         hook(unraisable)

@@ -321,8 +321,9 @@ def test_damaged_checkpoints_are_passed_over(three, open_store):
 @pytest.mark.parametrize("name", ["d/*", "_METADATA"])
 def test_what_cannot_be_decoded_is_one_error(tmp_path, open_store, name):
     """The digests fit, as the files were damaged before the digests were made."""
-    # One array: of several, those that are still read would warn.
-    tree, store = {"weights": {"a": jnp.arange(8.0)}}, open_store()
+    # Of several arrays, none is still read after the error: that would warn.
+    arrays = {f"a{i}": jnp.arange(8.0) for i in range(40)}
+    tree, store = {"weights": arrays}, open_store()
     store.save(3, tree, Progress())
     store.close()
     digests = tmp_path / "checkpoints" / "3" / DIGESTS
