@@ -83,6 +83,10 @@ def test_files_modules_and_lines(page):
     modules = re.findall(rf"python -m ((?:{TOPS})[\w.]*)", text)
     missing += [name for name in {*modules} if importlib.util.find_spec(name) is None]
     assert not missing, missing
+    imports = rf"^from ((?:{TOPS})[\w.]*) import (\([^)]*|.*)"
+    for module, names in re.findall(imports, text, re.MULTILINE):
+        for name in re.findall(r"\w+", names):
+            resolve(f"{module}.{name}")
     # 120 characters, rows of tables too; code and what is made have their own.
     skipped = r"^```.*?^```$|^<!-- made by:.*?^<!-- the end of what is made -->$"
     text = re.sub(skipped, "", text, flags=re.DOTALL | re.MULTILINE)
