@@ -139,6 +139,8 @@ def gen2_to_credit(editor: ConfigEditor) -> None:
         why = f"CREDIT knows true and false, not {remat!r}; it changes no number"
         editor.compute("trainer.activation_checkpoint", _REMAT[remat], why)
     editor.default("trainer.use_scheduler", False, "CREDIT asks for it")
+    if editor.get("trainer.scheduler") is None:
+        editor.drop("trainer.scheduler", "CREDIT cannot read null")
     if (
         editor.has("trainer.grad_max_norm")
         and editor.get("trainer.grad_max_norm") is None
