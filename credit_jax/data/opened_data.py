@@ -213,7 +213,8 @@ class NamedData:
     # another one.
     names: Mapping[str, str] = field(default_factory=dict)
     # Keys of variables that forecasts have on other levels, to which a preblock
-    # `hybrid_level_interp` brings them.
+    # `hybrid_level_interp` brings them, or instead of which they have the fields of
+    # coefficients.
     moved: frozenset[str] = frozenset()
 
     @classmethod

@@ -96,7 +96,8 @@ class DataReference:
         grid = self.opened.rows_and_columns()
         if grid is None:
             raise ValueError(
-                f"{self.where}: no file has latitudes and longitudes of rows"
+                f"{self.where}: no file has latitudes and longitudes of rows; --truth "
+                "names data on the grid of the forecasts"
             )
         return Variables(self.where, self._known, *grid)
 
@@ -106,8 +107,9 @@ class DataReference:
             names = (variable_of(self.names.get(key, key)) for key in self.moved)
             notes.append(
                 f"{self.where}: {', '.join(sorted(names))} are on other levels than "
-                "the forecasts, to which hybrid_level_interp brings them, and are not "
-                "compared; --truth names data on the levels of the model"
+                "the forecasts, or coefficients, before hybrid_level_interp or "
+                "spectral_to_grid, and are not compared; --truth names data on the "
+                "grid and levels of the model"
             )
         return notes
 

@@ -198,7 +198,8 @@ def plan_forecast(
     _, pipeline, *_ = together(
         lambda: check_problems(data_problems(data, model.config, schema, opened)),
         lambda: _located(pipeline, opened, schema, like),
-        lambda: opened.check_grid(model.grid if pipeline.grid is None else None),
+        # Blocks that change the grid take sources on grids of their own.
+        lambda: opened.check_grid(model.grid) if pipeline.grid is None else None,
         lambda: check_problems(missing),
         lambda: check_problems(perturbation.unknown_variables(schema.target_slices())),
         lambda: check_problems(

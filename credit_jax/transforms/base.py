@@ -171,6 +171,7 @@ class Transform(StrictModel):
     - `reach`: see `Reach`;
     - `keeps_units`: whether the units of fields are the same after it;
     - `is_scaling`: whether it is a normalizer or a scaler;
+    - `may_repeat`: whether running it twice is running it once;
     - `needs_host`: whether a preblock that can be traced is exact on the host alone;
     - `undone_by`: type of the postblock that undoes what a preblock makes of the values
       of predicted variables; None if there is nothing to undo;
@@ -183,6 +184,7 @@ class Transform(StrictModel):
     reach: ClassVar[Reach] = Reach.COLUMN
     keeps_units: ClassVar[bool] = False
     is_scaling: ClassVar[bool] = False
+    may_repeat: ClassVar[bool] = False
     needs_host: ClassVar[bool] = False
     undone_by: ClassVar[str | None] = None
     reads: ClassVar[tuple[str, ...]] = ()

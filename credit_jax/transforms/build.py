@@ -97,14 +97,19 @@ def parse_pipeline(
     return Pipeline(tuple(blocks))
 
 
+# Types of preblocks that bring the data to another grid, on the host.
+GRID_TYPES = ("regrid", "spectral_to_grid")
+
+
 def predicted_names(
     preblocks: PreblocksConfig,
 ) -> tuple[dict[str, str], frozenset[str]]:
     """The keys that predicted variables have in the model's output, if other ones."""
-    # It builds only the blocks of type rename and hybrid_level_interp.
+    # It builds only the blocks of these types, and reads the files of renames alone.
     # Returns: key in the data -> key after all preblocks; and the keys in the data of
-    # those that are brought to other levels.
-    blocks = parse_pipeline(preblocks, types=("rename", "hybrid_level_interp")).blocks
+    # those that are brought to other levels, or are coefficients there.
+    types = ("rename", "hybrid_level_interp", "spectral_to_grid")
+    blocks = parse_pipeline(preblocks, types=types).blocks
     moved: set[str] = set()
     for index, block in enumerate(blocks):
         if block.type == "rename":
@@ -112,7 +117,8 @@ def predicted_names(
                 block.transform.open()
             continue
         origins = {new: old for old, new in names_after(blocks[:index]).items()}
-        keys = filter(levels.is_predicted, block.argument("variables"))
+        keys = block.argument("variables") or block.transform.effects.moves
+        keys = filter(levels.is_predicted, keys)
         moved |= {origins.get(key, key) for key in keys}
     return names_after(blocks), frozenset(moved)
 

@@ -87,6 +87,7 @@ class ToDevice(Transform):
 
     reach: ClassVar = base.Reach.CHANNEL
     keeps_units: ClassVar = True
+    may_repeat: ClassVar = True
 
     device: str = "cpu"
 

@@ -257,7 +257,8 @@ def after_aligned(pipeline: Pipeline) -> Pipeline:
                 )
         for previous in steps[:index]:
             altered = [key for key in moved if previous.transform.changes(key)]
-            if altered and not previous.transform.effects.moves:
+            repeats = previous.transform.may_repeat
+            if altered and not (previous.transform.effects.moves or repeats):
                 raise ValueError(
                     f"{block.path} takes {altered[0]} after {previous.path} (type "
                     f"{previous.type}) has changed it; in a forecast of several steps "

@@ -155,10 +155,13 @@ class Pipeline:
         # levels, on the host. A forecast of several steps needs them before it combines
         # the fields of steps: later steps do not pass through the initial phase, their
         # rows are split over devices, and predictions have these names and places.
-        new = dict(tree)
-        for block in self.blocks:
-            effects = block.transform.effects
-            if block.phase in phases and (effects.renames or effects.moves):
+        # What is missing is filled first, which a regrid would spread.
+        new, blocks = dict(tree), [b for b in self.blocks if b.phase in phases]
+        for index, block in enumerate(blocks, 1):
+            effects, repeats = block.transform.effects, block.transform.may_repeat
+            later = [key for b in blocks[index:] for key in b.transform.effects.moves]
+            fills = repeats and any(map(block.transform.changes, later))
+            if effects.renames or effects.moves or fills:
                 new = block(new)
         return new
 

@@ -197,6 +197,7 @@ class FillValues(_Preblock):
     """
 
     keeps_units: ClassVar = True
+    may_repeat: ClassVar = True
 
     rules: tuple[FillRule, ...]
     variables: Variables = ()

@@ -14,6 +14,7 @@ from os.path import expandvars
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import xarray as xr
 from jaxtyping import Float
 from pydantic import PositiveFloat, PositiveInt, PrivateAttr
 
@@ -68,7 +69,8 @@ class SpectralToGrid(InputBlock):
             variables on that grid have them; "equiangular" are latitudes from 90 to -90
             and longitudes from 0, with the winds of the rows next to the poles there.
         grid_file: file or store with the latitudes and longitudes of the points, or
-            with ring_lats and ring_nlon of the rings, from north to south.
+            with ring_lats and ring_nlon of the rings, from north to south. The weights
+            of a `regrid` after it are those of `reduced_grid_weights`.
         nlat, nlon: number of latitudes and longitudes of "equiangular".
         radius: radius of the sphere, m.
 
@@ -97,8 +99,8 @@ class SpectralToGrid(InputBlock):
     }
 
     # Latitude and number of points of each ring, from north to south.
-    _latitude: np.ndarray = PrivateAttr()
-    _counts: np.ndarray = PrivateAttr()
+    _latitude: np.ndarray = PrivateAttr(default_factory=lambda: np.zeros(0))
+    _counts: np.ndarray = PrivateAttr(default_factory=lambda: np.zeros(0, int))
 
     def conflicts(self) -> Iterator[str]:
         yield from super().conflicts()
@@ -287,6 +289,62 @@ class SpectralToGrid(InputBlock):
             points[:, starts[rings, None] + np.arange(count)] = values
         space = () if self.target_grid == "reduced_gaussian" else (self.nlat, self.nlon)
         return points.reshape(*lead, *(space or points.shape[-1:]))
+
+
+def reduced_grid_weights(
+    grid_file: str,
+    latitude: Float[np.ndarray, " lat"],
+    longitude: Float[np.ndarray, " lon"],
+) -> xr.Dataset:
+    """Returns weights of `regrid` from a reduced Gaussian grid to rows and columns.
+
+    They are linear in longitude along the two rings next to a row, and linear in
+    latitude between them; poleward of the outer rings those alone count. They are those
+    of `reduced_gaussian_to_latlon_bilinear_weights` of CREDIT's branch `era5_model_2`.
+
+    Args:
+        grid_file: see `SpectralToGrid`.
+        latitude: latitudes of the rows, in degrees, in any order.
+        longitude: longitudes of the columns, in degrees, in any order.
+
+    Returns:
+        The content of a `weight_file`, in the layout of ESMF: `to_netcdf` writes it.
+
+    Raises:
+        ValueError: if the file has no such grid.
+
+    >>> grid = "gs://gcp-public-data-arco-era5/co/model-level-moisture.zarr-v2"
+    >>> rows, columns = 90 - 0.25 * np.arange(721), 0.25 * np.arange(1440)
+    >>> weights = reduced_grid_weights(grid, rows, columns)  # doctest: +SKIP
+    >>> weights.to_netcdf("n320_to_0p25.nc")  # doctest: +SKIP
+    """
+    rings, counts = _rings(expandvars(grid_file))
+    starts = counts.cumsum() - counts
+    rows = np.clip(np.asarray(latitude, float), rings[-1], rings[0])
+    ring = np.searchsorted(-rings, -rows, "right") - 1
+    ring = np.clip(ring, 0, len(rings) - 2)
+    south = (rings[ring] - rows) / (rings[ring] - rings[ring + 1])
+    columns, values = [], []
+    for number, part in ((ring, 1 - south), (ring + 1, south)):
+        count = counts[number, None]
+        position = np.asarray(longitude, float) % 360 * count / 360
+        west = np.floor(position).astype(int)
+        for column, share in ((west, west + 1 - position), (west + 1, position - west)):
+            columns.append(starts[number, None] + column % count)
+            values.append(part[:, None] * share)
+    points = np.meshgrid(latitude, longitude, indexing="ij")
+    row = np.broadcast_to(np.arange(points[0].size) + 1, (4, points[0].size)).ravel()
+    column, value = np.ravel(columns) + 1, np.ravel(values)
+    (used,) = np.nonzero(value)  # a weight of 0 would spread NaN
+    fields = {
+        **{k: ("n_s", x[used]) for k, x in (("row", row), ("col", column))},
+        "S": ("n_s", value[used]),
+        "yc_a": ("n_a", np.repeat(rings, counts)),
+        "yc_b": ("n_b", points[0].ravel()),
+        "xc_b": ("n_b", points[1].ravel()),
+        "dst_grid_dims": ("dst_grid_rank", [len(longitude), len(latitude)]),
+    }
+    return xr.Dataset(fields)
 
 
 @lru_cache(maxsize=2)

@@ -24,12 +24,22 @@ def autoregression(correlation, size, seed):
     return values
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.5, 0.7])
-def test_intervals_hold_in_95_percent_of_campaigns(correlation):
-    """1,000 campaigns of 100 start dates; without inflation 43 % hold at 0.7."""
-    values = autoregression(correlation, (100, 1000), seed=1)
+@pytest.mark.parametrize("count", [30, 60, 100, 400])
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.5, 0.7, 0.8, 0.9])
+def test_intervals_hold_in_95_percent_of_campaigns(correlation, count):
+    """Of 1,000; without inflation 43 % hold of 100 start dates with 0.7."""
+    values = autoregression(correlation, (count, 1000), seed=1)
     holds = np.abs(values.mean(0)) <= half_width(values)
     assert 0.93 <= holds.mean() <= 0.97
+
+
+@pytest.mark.parametrize("count", [100, 400])
+def test_noise_does_not_hide_a_correlation(count):
+    """Half of the variance is noise: the correlation from one to the next is 0.35."""
+    hidden = autoregression(0.7, (count, 1000), seed=1)
+    values = (hidden + np.random.default_rng(2).normal(size=hidden.shape)) / 2**0.5
+    holds = np.abs(values.mean(0)) <= half_width(values)
+    assert 0.92 <= holds.mean() <= 0.97
 
 
 @pytest.mark.parametrize("metric", ["rmse", "mae"])

@@ -367,6 +367,22 @@ def test_names_of_predicted_variables_through_a_chain():
     assert origins_of(blocks[-2:]) == {second: first, T: TP}
 
 
+def test_names_of_predicted_fields_of_coefficients():
+    """Without the files of the grid: U and V are vorticity and divergence in data."""
+    from tests.transforms import test_spectral as spectral
+
+    args = spectral.ARGS | {"grid_file": "nowhere.nc"}
+    rename = {"type": "rename", "args": {"mapping": {spectral.U: T}}}
+    block = {"type": "spectral_to_grid", "args": args}
+    steps = {"per_step": {"spectral": block, "names": rename}}
+    names, moved = predicted_names(PreblocksConfig.model_validate(steps))
+    assert names[spectral.VO] == T
+    assert names[spectral.D] == spectral.V
+    assert names[spectral.LNSP] == spectral.SP
+    keys = {spectral.T, spectral.VO, spectral.D, spectral.LNSP}
+    assert moved == keys
+
+
 KIND = "wet_mask_samudra"
 
 

@@ -1,13 +1,18 @@
 """`spectral_to_grid` against scipy's harmonics, and closed forms."""
 
+import jax
 import numpy as np
 import pytest
 import xarray as xr
 from scipy.special import sph_harm_y
 
-from credit_jax.transforms import channel_units, units_after
+from credit_jax.data import ChannelSchema
+from credit_jax.named_fields.tree import by_key
+from credit_jax.transforms import Advance, Phase, channel_units, units_after
+from credit_jax.transforms.spectral import reduced_grid_weights
 from tests.support import assert_close
-from tests.transforms.cases import CONCAT, LEVELS, build, group, preblocks
+from tests.support.whole_fields import field_context
+from tests.transforms.cases import CONCAT, LEVELS, LSM, build, group, preblocks
 
 TRUNCATION, RADIUS, RINGS = 21, 6371229.0, 32
 T, VO, D, U, V = (f"S/prognostic/3d/{name}" for name in ("T", "vo", "d", "U", "V"))
@@ -37,6 +42,13 @@ def packed(values):
     return np.stack([values.real, values.imag], -1).reshape(*values.shape[:-1], -1)
 
 
+def write_rings(path):
+    """Writes the rings of the reduced grid; returns its file."""
+    rings = {"ring_lats": ("ring", RING_LATITUDE), "ring_nlon": ("ring", COUNTS)}
+    xr.Dataset(rings).to_netcdf(path)
+    return str(path)
+
+
 @pytest.fixture(params=["rings", "points", "equiangular"])
 def grid(request, tmp_path):
     """Returns arguments of a grid, its points, and the shape of fields."""
@@ -46,12 +58,12 @@ def grid(request, tmp_path):
         return EQUIANGULAR, points, (19, 48)
     latitude = np.repeat(RING_LATITUDE, COUNTS)
     longitude = np.concatenate([np.arange(n) * 360 / n for n in COUNTS])
-    rings = {"ring_lats": ("ring", RING_LATITUDE), "ring_nlon": ("ring", COUNTS)}
     content = {"latitude": ("values", latitude), "longitude": ("values", longitude)}
-    if request.param == "rings":
-        content = rings
     path = tmp_path / "grid.nc"
-    xr.Dataset(content).to_netcdf(path)
+    if request.param == "rings":
+        write_rings(path)
+    else:
+        xr.Dataset(content).to_netcdf(path)
     return {"grid_file": str(path)}, (latitude, longitude), latitude.shape
 
 
@@ -132,3 +144,79 @@ def test_names_units_and_the_grid_after_it():
     physical = channel_units(pipeline, groups).denormalize(y)
     assert np.array_equal(physical[:, :6], y[:, :6])
     assert not physical[:, 6].any()
+
+
+ROWS, COLUMNS = (
+    np.array([90.0, RING_LATITUDE[5], 20, -1, -33, -89.9]),
+    np.arange(9) * 40,
+)
+
+
+def regridding(tmp_path, *variables):
+    """Returns a block `regrid` from the reduced grid."""
+    weights = reduced_grid_weights(write_rings(tmp_path / "grid.nc"), ROWS, COLUMNS)
+    weights.to_netcdf(tmp_path / "weights.nc")
+    args = {"weight_file": str(tmp_path / "weights.nc"), "variables": [*variables]}
+    return {"type": "regrid", "args": args}
+
+
+def test_weights_of_the_reduced_grid(tmp_path, rng):
+    """Linear along rings and between them; what has no weight spreads no NaN."""
+    points = rng.normal(size=COUNTS.sum()).astype(np.float32)
+    rings = np.split(points, COUNTS.cumsum()[:-1])
+    along = np.array(
+        [
+            np.interp(COLUMNS, np.arange(n) * 360 / n, x, period=360)
+            for n, x in zip(COUNTS, rings, strict=True)
+        ]
+    )
+    # `np.interp` keeps the values of the outer rings poleward of them.
+    expected = [np.interp(-ROWS, -RING_LATITUDE, column) for column in along.T]
+    points[: COUNTS[0]], poleward = np.nan, along[0]
+    block = build("regrid", regridding(tmp_path, T)["args"], "preblocks")
+    found = block({"input": {"S": {T: points[None, None, None]}}})["input"]["S"][T]
+    assert found.shape == (1, 1, 1, 6, 9)
+    assert np.isnan(found[..., 0, :]).all()
+    assert np.allclose(poleward, np.array(expected)[:, 0], rtol=1e-6)
+    assert_close(found[0, 0, 0, 1:], np.array(expected).T[1:], 1e-6, "fields")
+    grid = block.effects.grid
+    assert np.array_equal(grid.latitude, ROWS)
+    assert np.array_equal(grid.longitude, COLUMNS)
+
+
+def test_later_steps_begin_with_fields(tmp_path, rng):
+    """What is predicted is no coefficients, and is clamped before its logarithm."""
+    rings = {"grid_file": write_rings(tmp_path / "grid.nc")}
+    humidity = {"variables": [Q]}
+    rules = [{"search": 0.0, "op": "<", "fill": 0.0}]
+    pipeline = preblocks(
+        device={"type": "to_device"},
+        spectral={"type": "spectral_to_grid", "args": ARGS | rings},
+        clamp={"type": "fill_values", "args": {"rules": rules, **humidity}},
+        regrid=regridding(tmp_path, T, U, V, SP, Q, LSM),
+        logs={"type": "log_transform", "args": humidity},
+        concat=CONCAT,
+    )
+    sizes = {T: LEVELS, VO: LEVELS, D: LEVELS, Q: LEVELS, LNSP: 1, LSM: 1}
+    scales = {T: 10, VO: 1e-5, D: 1e-5, LNSP: 0.1}
+    fields = {
+        key: packed(coefficients(scales[key], count, rng)).astype(np.float32)
+        if key in scales
+        else rng.uniform(-0.2, 1, (2, count, 1, COUNTS.sum())).astype(np.float32)
+        for key, count in sizes.items()
+    }
+    groups = {key: group(key, count) for key, count in sizes.items()}
+    predicted = [g for key, g in groups.items() if key != LSM]
+    schema = ChannelSchema((*groups.values(),), (*predicted,)).after(pipeline)
+    tree = {"input": {"S": fields}}
+    expected = pipeline.run(Phase.BEFORE_STEP, tree)["x"]
+    state = by_key(pipeline.aligned(tree, Phase.BEFORE_STEP)["input"])
+    assert state[Q].min() == 0
+    names = [g.var_key for g in schema.target]
+    assert names == [T, U, V, Q, SP]
+    advance = Advance(pipeline, schema.input_slices(), schema.target_slices())
+    tree = {"x": np.zeros_like(expected)}
+    tree["y_processed"] = {"S": {key: state[key] for key in names}}
+    run = jax.jit(lambda *given: advance(*given, field_context(len(ROWS))))
+    found = run(tree, {}, {"S": {LSM: state[LSM]}})
+    assert_close(found["x"], expected, 1e-5, "x of the next step")

@@ -249,6 +249,7 @@ class TisrConfig(SourceConfig):
     ignored: ClassVar = {
         "mode": "it is computed",
         "device": "it is computed on the CPU, by the threads that read",
+        "integration_chunk_size": "it bounds CREDIT's memory, and changes no value",
     }
 
     def conflicts(self) -> Iterator[str]:

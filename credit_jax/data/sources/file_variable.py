@@ -356,7 +356,8 @@ class FileVariable:
             fits = _match(actual, [*previous, *space])
         if not fits:
             names = [name or "level" for name in previous]
-            names += [n or d for n, d in zip(space, _SPACE, strict=False)]
+            usual = actual[-1:] if self.is_unstructured else _SPACE
+            names += [n or d for n, d in zip(space, usual, strict=False)]
             raise ValueError(
                 f"{self._where} has dims ({', '.join(actual)}), expected "
                 f"({', '.join(names)}) for a {'3-D' if self.dims == '3d' else '2-D'} "

@@ -12,7 +12,7 @@ import io
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,25 @@ import pandas as pd
 import xarray as xr
 from rich.console import Console
 
-from credit_jax.config import Config, ConfigError, build_config
+from credit_jax.config import Config, ConfigError, build_config, parse
 from credit_jax.config.custom_objects import SECTION, absolute_paths, is_registered
 from credit_jax.config.data import DataConfig
 from credit_jax.config.finetune import finetune_of
+from credit_jax.config.sources.sections import NativeArcoConfig
 from credit_jax.config.sources.source import SourceConfig
+from credit_jax.config.transforms import PreblocksConfig
+from credit_jax.data.sources.source import field_key
 from credit_jax.extensions.preprocess import scaler_fitting
 from credit_jax.losses import needs_latitude
 from credit_jax.models.graph.graph import nearest_edges
 from credit_jax.models.registry import build, parse_model
+from credit_jax.named_fields.tree import ChannelGroup
 from credit_jax.parallel.mesh.devices import required_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan.finetune import matching
-from credit_jax.transforms import TRANSFORMS
+from credit_jax.transforms import TRANSFORMS, TreeSchema
+from credit_jax.transforms.build import GRID_TYPES, parse_pipeline
+from credit_jax.transforms.pipeline import Block
 from credit_jax.transforms.statistics import Fitted
 
 _FILES = ("scaler_path", "mean_path", "std_path")
@@ -278,10 +284,18 @@ def make_small(
     if SECTION in mapping:
         config[SECTION] = absolute_paths(mapping[SECTION])
     config["save_loc"] = str(folder / "run")
+    preblocks = parse(PreblocksConfig, config.get("preblocks") or {})
+    spectral = parse_pipeline(preblocks, types=("spectral_to_grid",)).blocks
+    # They run on the host, the same on every mesh: the data are made after them.
+    for blocks in (config.get("preblocks") or {}).values():
+        for name in [k for k, block in blocks.items() if block["type"] in GRID_TYPES]:
+            del blocks[name]
     for section in ("data", "validation_data"):
         if isinstance(config.get(section), dict):
             _shorten(config[section], config["data"], num_samples)
             for name, source in (config[section].get("source") or {}).items():
+                if source["dataset_type"] == "arco_era5_co":
+                    _make_fields(name, source, spectral)
                 _make_source_small(source, folder / name)
     _make_model_small(config["model"])
     config["trainer"] |= TRAINER
@@ -364,11 +378,32 @@ def _shorten(
     section["end_datetime"] = str(start + (steps + num_samples - 2) * step)
 
 
+def _make_fields(name: str, source: dict[str, Any], spectral: Sequence[Block]) -> None:
+    """Sets fields instead of the coefficients that blocks make them of."""
+    groups = [
+        ChannelGroup(field_key(name, kind, dims, variable), 1, 1)
+        for kind, section in parse(NativeArcoConfig, source).variables.by_type.items()
+        for dims in ("3d", "2d")
+        for variable in getattr(section, f"vars_{dims.upper()}")
+    ]
+    schema: TreeSchema = {"input": groups}
+    for block in spectral:
+        schema = block.transform.schema_after(schema)
+    variables: dict[str, dict[str, list[str]]] = {}
+    for group in schema["input"]:
+        _, kind, dims, variable = group.var_key.split("/")
+        by_dims = variables.setdefault(kind, {})
+        by_dims.setdefault(f"vars_{dims.upper()}", []).append(variable)
+    source.pop("grid_type", None)
+    source["variables"] = variables
+
+
 def _make_source_small(source: dict[str, Any], block: Path) -> None:
     """Sets the small grid, and local stores and files instead of others."""
     kind = source["dataset_type"]
     # GRIB is read on the host, the same on every mesh.
-    if is_registered("dataset", kind) or kind.startswith("hrrr"):
+    is_made = kind.startswith("hrrr") or kind == "arco_era5_co"
+    if is_registered("dataset", kind) or is_made:
         for key in {*source} - {*SourceConfig.model_fields}:
             del source[key]
         source["dataset_type"] = "local"

@@ -62,6 +62,7 @@ from credit_jax.io.digests import (
 )
 from credit_jax.named_fields.units import DEGREES
 from credit_jax.training.display import Display
+from credit_jax.transforms.build import GRID_TYPES
 from credit_jax.transforms.statistics import Extremes, MeanAndVariance
 
 DIGESTS, REQUEST = "digests.json", "request.json"
@@ -281,7 +282,14 @@ def _open_groups(
 ) -> tuple[tuple[Group, ...], dict[str, Any]]:
     """The groups of the store, and the sections of the config that reads them."""
     blocks = (*config.preblocks.ic_only.values(), *config.preblocks.per_step.values())
-    shared_grid = "regrid" not in [block.type for block in blocks]
+    shared_grid = not any(block.type in GRID_TYPES for block in blocks)
+    for name, source in config.data.source.items():
+        if source.dataset_type == "arco_era5_co":
+            raise ValueError(
+                f"--store: data.source.{name} has coefficients beside points, and a "
+                "store has fields of one grid; copy its stores to a folder, and name "
+                f"it by data.source.{name}.store"
+            )
     datasets = {"data": open_dataset(config.data, shared_grid=shared_grid)}
     if "valid" in splits(config):
         datasets["validation_data"] = open_dataset(

@@ -43,7 +43,7 @@ from credit_jax.plan.run_record import tendency_files
 from credit_jax.training.display import Display
 from credit_jax.transforms import FieldTree, TreeSchema, build_pipeline
 from credit_jax.transforms.base import OfVariables, variable_of
-from credit_jax.transforms.build import parse_pipeline
+from credit_jax.transforms.build import GRID_TYPES, parse_pipeline
 from credit_jax.transforms.pipeline import Block
 from credit_jax.transforms.scaling import ScalerPreblock
 from credit_jax.transforms.statistics import (
@@ -431,7 +431,7 @@ def open_samples(
     data = config.data.model_copy(update={"forecast_len": 1})
     dataset = open_dataset(data)
     blocks = (*config.preblocks.ic_only.values(), *config.preblocks.per_step.values())
-    dataset.check(shared_grid="regrid" not in [block.type for block in blocks])
+    dataset.check(shared_grid=not any(block.type in GRID_TYPES for block in blocks))
     sampler = Sampler(
         num_samples=len(dataset),
         batch_size=config.trainer.train_batch_size,

@@ -1,6 +1,8 @@
 """Stores of anemoi-datasets, ERA5, also as IFS has it, and Icechunk."""
 
 import sys
+from datetime import UTC, datetime
+from pathlib import Path
 
 import icechunk
 import numpy as np
@@ -22,6 +24,7 @@ from credit_jax.plan.run_record import RunRecord
 from credit_jax.transforms import Normalizer, Phase
 from tests.data.sources.server import same_samples, served
 from tests.data.world import GRID, NUM_LAT, NUM_LON, raw_config, set_key
+from tests.io import s3_server
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases
 from tests.support import assert_close
@@ -420,6 +423,43 @@ def native_data(folder, **changes):
     return section(**source | {"store": str(folder), **changes})
 
 
+def native_blocks(folder):
+    """Returns the preblocks that make fields of the coefficients, and logarithms."""
+    deep, flat = "ERA5/prognostic/3d", "ERA5/prognostic/2d"
+    logs = {"variables": [f"{deep}/specific_humidity"]}
+    rules = [{"search": 0.0, "op": "<", "fill": 0.0}]
+    wind = {key: f"{deep}/{key}" for key in ("vorticity", "divergence")}
+    wind |= {"u": f"{deep}/{WINDS[0]}", "v": f"{deep}/{WINDS[1]}"}
+    args = {
+        "truncation": TRUNCATION,
+        "grid_file": str(folder / MOISTURE),
+        "scalar_vars": {
+            f"{deep}/temperature": f"{deep}/temperature",
+            f"{flat}/log_surface_pressure": f"{flat}/surface_pressure",
+        },
+        "exp_vars": [f"{flat}/surface_pressure"],
+        "vector_vars": [wind],
+    }
+    return {
+        "spectral": {"type": "spectral_to_grid", "args": args},
+        "clamp": {"type": "fill_values", "args": {"rules": rules, **logs}},
+        "logs": {"type": "log_transform", "args": logs},
+        "concat": CONCAT,
+    }
+
+
+def test_a_bucket_has_what_its_folder_has(native, monkeypatch):
+    with s3_server.served("era5") as (server, environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        for path in filter(Path.is_file, native.rglob("*")):
+            key = f"co/{path.relative_to(native).as_posix()}"
+            content = path.read_bytes()
+            server.buckets["era5"][key] = content, '"1"', datetime.now(UTC)
+        there = dataset_of(native_data("s3://era5/co"))
+        same_samples(there, dataset_of(native_data(native)))
+
+
 def test_a_sample_as_fields(native):
     dataset = dataset_of(native_data(native))
     assert dataset.check(shared_grid=False) == []
@@ -435,28 +475,7 @@ def test_a_sample_as_fields(native):
         "2m_temperature": (1, 1, points),
         "geopotential_at_surface": (1, 1, points),
     }
-    deep, flat = "ERA5/prognostic/3d", "ERA5/prognostic/2d"
-    logs = {"variables": [f"{deep}/specific_humidity"]}
-    rules = [{"search": 0.0, "op": "<", "fill": 0.0}]
-    spectra = {"vorticity": "vorticity", "divergence": "divergence"}
-    wind = {key: f"{deep}/{name}" for key, name in spectra.items()}
-    wind |= {"u": f"{deep}/{WINDS[0]}", "v": f"{deep}/{WINDS[1]}"}
-    args = {
-        "truncation": TRUNCATION,
-        "grid_file": str(native / MOISTURE),
-        "scalar_vars": {
-            f"{deep}/temperature": f"{deep}/temperature",
-            f"{flat}/log_surface_pressure": f"{flat}/surface_pressure",
-        },
-        "exp_vars": [f"{flat}/surface_pressure"],
-        "vector_vars": [wind],
-    }
-    pipeline = preblocks(
-        spectral={"type": "spectral_to_grid", "args": args},
-        clamp={"type": "fill_values", "args": {"rules": rules, **logs}},
-        logs={"type": "log_transform", "args": logs},
-        concat=CONCAT,
-    )
+    pipeline = preblocks(**native_blocks(native))
     schema = dataset.schema.as_read()
     pipeline = pipeline.at(schema, dataset.coordinates().grid)
     x = pipeline.run(Phase.BEFORE_STEP, collate([sample]))["x"]

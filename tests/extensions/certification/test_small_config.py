@@ -118,6 +118,46 @@ def test_ranks_of_a_loss_that_depends_on_their_number(name, loss, members, ranks
     assert reference_of(ranks) == (f"ddp{ranks}" if ranks else "1")
 
 
+def test_data_begin_after_blocks_that_change_the_grid(tmp_path, monkeypatch):
+    """Blocks with files that are not there, and winds of vorticity and divergence."""
+    deep, flat = "ERA5/prognostic/3d", "ERA5/prognostic/2d"
+    winds = {"vorticity": f"{deep}/vorticity", "divergence": f"{deep}/divergence"}
+    winds |= {k: f"{deep}/{k}_component_of_wind" for k in "uv"}
+    spectral = {
+        "grid_file": "grid.nc",
+        "vector_vars": [winds],
+        "scalar_vars": {
+            f"{deep}/temperature": f"{deep}/temperature",
+            f"{flat}/log_surface_pressure": f"{flat}/surface_pressure",
+        },
+    }
+    names = ["u_component_of_wind", "v_component_of_wind", "t"]
+    flat_names = ["log_surface_pressure", "t2m"]
+    variables = {"prognostic": {"vars_3D": names, "vars_2D": flat_names}}
+    regrid = {"weight_file": "weights.nc", "variables": [f"{flat}/2m_temperature"]}
+    logs = {"variables": [f"{flat}/surface_pressure"]}
+    source = {"dataset_type": "arco_era5_co", "levels": [1, 3], "variables": variables}
+    model = {**MODEL, "levels": 2, "channels": 3, "surface_channels": 2}
+    mapping = example(
+        data__source={"ERA5": source},
+        model={**model, "input_only_channels": 0, "output_only_channels": 0},
+        preblocks={
+            "per_step": {
+                "spectral": {"type": "spectral_to_grid", "args": spectral},
+                "regrid": {"type": "regrid", "args": regrid},
+                "logs": {"type": "log_transform", "args": logs},
+                "concat": {"type": "concat"},
+            }
+        },
+    )
+    monkeypatch.chdir(tmp_path)
+    small = small_config(mapping, tmp_path)
+    assert [*small["preblocks"]["per_step"]] == ["logs", "concat"]
+    (fields,) = small["data"]["source"]["ERA5"]["variables"].values()
+    assert fields["vars_3D"] == [*names[:2], "temperature"]
+    assert fields["vars_2D"] == ["surface_pressure", "2m_temperature"]
+
+
 def test_a_source_of_later_times_has_all_samples(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = build_config(small_config(read_yaml(CONFIGS / "wrf_1h.yaml"), tmp_path))

@@ -12,6 +12,7 @@ import warnings
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
@@ -23,17 +24,29 @@ from credit_jax.data import ChannelGroup, open_dataset
 from credit_jax.data.dataset import collate
 from credit_jax.extensions.preprocess import scaler_fitting as fitting
 from credit_jax.extensions.preprocess.command import main
+from credit_jax.extensions.preprocess.data_store import write_store
 from credit_jax.extensions.preprocess.scaler_fitting import fit_scalers
 from credit_jax.named_fields import read_scalers
-from credit_jax.transforms import Normalizer, build_pipeline
+from credit_jax.transforms import Normalizer, Phase, build_pipeline
 from credit_jax.transforms.scaling import num_channels
 from credit_torch_bridge.compare.jax_side import import_torchvision
+from tests.config.example import example
 from tests.data.credit_batches import credit_loader
 from tests.data.damaged import in_units, rewrite, rewrite_all, setting
+from tests.data.sources.test_stores import (
+    LATITUDE,
+    OMEGA,
+    RADIUS,
+    WINDS,
+    native_blocks,
+    native_data,
+)
 from tests.data.world import parsed, raw_config
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Case, Cases
 from tests.support import assert_close
+from tests.support.whole_fields import field_context
+from tests.transforms.cases import pipeline_of
 
 CASES = Cases("preprocess")
 DEEP = ["ERA5/prognostic/3d"]
@@ -160,6 +173,64 @@ def test_blocks_before_a_scaler(world, tmp_path):
     x = np.log(samples(world, SP) + 1e-8) - np.log(1e-8)
     np.testing.assert_allclose(own["input"]["ERA5"][new].mean, x.mean(), rtol=1e-6)
     assert list(own["target"]["ERA5"]) == [new]
+
+
+def test_coefficients_are_fields_before_a_scaler(native, tmp_path):
+    """A store would have the coefficients and the points on one grid."""
+    path, blocks = tmp_path / "scaler.json", native_blocks(native)
+    per_step = {**blocks, "scale": scaler(path), "concat": blocks["concat"]}
+    del per_step["logs"]
+    per_step["concat"] = per_step.pop("concat")
+    own = example(data=native_data(native), preblocks={"per_step": per_step})
+    fit_scalers(parsed(own), console=Console(file=io.StringIO()))
+    fitted = read_scalers(path)["target"]["ERA5"]
+    names = {key.split("/")[-1]: one.mean for key, one in fitted.items()}
+    flat = {"surface_pressure", "2m_temperature"}
+    assert {*names} == {"temperature", *WINDS, "specific_humidity", *flat}
+    np.testing.assert_allclose(names["temperature"], [280, 840], rtol=1e-6)
+    wind = OMEGA * RADIUS * np.cos(np.deg2rad(LATITUDE)).mean()
+    np.testing.assert_allclose(names[WINDS[0]], [wind, 3 * wind], rtol=1e-5)
+    np.testing.assert_allclose(names["surface_pressure"], np.exp(11.5), rtol=1e-6)
+    with pytest.raises(ValueError, match="copy its stores to a folder"):
+        write_store(parsed(own), tmp_path / "store")
+
+
+SPATIAL = {"spatial_variables": [SP]}
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{}, {"kind": "minmax"}, {"params": {"channels_last": True}}, SPATIAL],
+    ids=["by level", "minmax", "by longitude", "by point"],
+)
+def test_a_postblock_undoes_its_preblock(world, tmp_path, args):
+    """Also by longitude, as CREDIT scales by default; both name the same points."""
+    path, concat = tmp_path / "scaler.json", {"type": "concat"}
+    pre = scaler(path, variables=[SP], **args)
+    fit(world, {"scale": pre})
+    post = {"scaler_path": str(path), "variables": [SP]}
+    points = {k: v for k, v in args.items() if k in SPATIAL}
+
+    def pair(**points):
+        scale = {"type": pre["type"], "args": {**post, **points}}
+        after = {"split": {"type": "reconstruct"}, "scale": scale}
+        before = {"scale": pre, "concat": concat}
+        return pipeline_of({"per_step": before}, {"per_step": after})
+
+    dataset, pipeline = open_dataset(config(world, {}).data), pair(**points)
+    schema = dataset.schema.as_read()
+    pipeline.check(schema)
+    batch = collate([dataset[0], dataset[1]])
+    truth = batch["target"]["ERA5"][SP]
+    y = pipeline.run(Phase.BEFORE_STEP, batch)["y"]
+    slices = dataset.schema.input_slices(), dataset.schema.target_slices()
+    assert np.abs(y[:, slices[1][SP]]).max() < 10
+    after = pipeline.postprocess(*slices)
+    context = field_context(truth.shape[-2])
+    found = after({"x": None, "y_pred": jnp.asarray(y)}, context)["y_processed"]["ERA5"]
+    np.testing.assert_allclose(found[SP], truth, rtol=1e-6)
+    with pytest.raises(ValueError, match="name it in both or in neither"):
+        pair(**({} if points else SPATIAL)).check(schema)
 
 
 def test_existing_files_are_kept(world, tmp_path):
