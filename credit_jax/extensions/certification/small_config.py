@@ -402,8 +402,8 @@ def _make_source_small(source: dict[str, Any], block: Path) -> None:
     """Sets the small grid, and local stores and files instead of others."""
     kind = source["dataset_type"]
     # GRIB is read on the host, the same on every mesh.
-    is_made = kind.startswith("hrrr") or kind == "arco_era5_co"
-    if is_registered("dataset", kind) or is_made:
+    is_replaced = kind.startswith("hrrr") or kind == "arco_era5_co"
+    if is_registered("dataset", kind) or is_replaced:
         for key in {*source} - {*SourceConfig.model_fields}:
             del source[key]
         source["dataset_type"] = "local"
