@@ -96,18 +96,9 @@ class Convert(Command):
                 f"--merge: {source} has no adapters (trainer.finetune.lora); leave it "
                 "out"
             )
-        conversion = RunConversion(
-            run_config,
-            source,
-            out,
-            weights_only=self.weights_only,
-            weights=self.weights,
-            step=self.step,
-            batches_per_epoch=self.batches_per_epoch,
-            verify=self.verify,
-            drop=self.drop,
-            base=self.base,
-        )
+        names = ("weights_only", "weights", "step", "batches_per_epoch", "verify")
+        options = {name: getattr(self, name) for name in (*names, "drop", "base")}
+        conversion = RunConversion(run_config, source, out, **options)
         lines = conversion.to_jax() if self.to == "jax" else conversion.to_torch()
         for line in lines:
             print_line(line)

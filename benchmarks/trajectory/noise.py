@@ -71,7 +71,7 @@ def noise_of(
         "train" and "valid", (batch, sample x member, channel, time, lat, lon) float32.
     """
     trainer, config = setup.plan.config.trainer, setup.model.model_def.config
-    members = setup.objective.rollout.num_members
+    members = setup.plan.objective.rollout.num_members
     draw = jax.jit(partial(_draw, config, spread), static_argnums=1)
     train_keys = [
         jax.random.fold_in(jax.random.fold_in(key, step), NOISE)

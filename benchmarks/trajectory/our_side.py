@@ -22,7 +22,7 @@ from credit_jax.models.conversion import from_state_dict
 from credit_jax.parallel.mesh.device_mesh import DOMAIN, DP_REPLICATE, DP_SHARD, TP
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
-from credit_jax.training.loggers import LOG_NAME, CsvLog, LogRow, read_log
+from credit_jax.training.loggers import LOG_NAME, LogRow, csv_log, read_log
 from credit_jax.training.loop import Loggers, TrainingLoop
 from credit_jax.training.restore import RunStore, start_of_run
 from credit_jax.training.setup import CompiledSteps, Setup, Stage, prepare
@@ -75,7 +75,7 @@ def train_on(
     loop = TrainingLoop(
         [Stage(setup, CurriculumStage.model_validate({}), lambda **_: watched)],
         setup.valid_loader,
-        Loggers(store, display, [CsvLog(folder / LOG_NAME)]),
+        Loggers(store, display, [csv_log(folder / LOG_NAME)]),
         start,
     )
     outcome = loop.run()
@@ -118,7 +118,7 @@ def _watched(
     steps: CompiledSteps, setup: Setup, run: CreditRun, record: Record
 ) -> CompiledSteps:
     """The steps of a run, wrapped to record their inputs and outputs."""
-    rollout, ranks = setup.objective.rollout, setup.model.axes.num_data
+    rollout, ranks = setup.plan.objective.rollout, setup.model.axes.num_data
     on_host, batches = dataclasses.replace(setup.train_loader, is_raw=False), 0
 
     def place_train(group: Sequence[Batch]) -> Any:

@@ -71,6 +71,7 @@ class Artifact:
     units: VariableUnits = field(default_factory=dict)
     # Key -> unit and names of variables of the output, if recorded.
     described: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    has_moments: bool = False  # whether Adam's can be read
 
     @property
     def where(self) -> str:
@@ -140,11 +141,6 @@ class Artifact:
     def restore(self, model: ParallelModel) -> tuple[Weights, ModelState]:
         """The weights on the mesh of a model; raises as `on_host` does."""
         return place_weights(model, *self.on_host(model.model_def))
-
-    @property
-    def has_moments(self) -> bool:
-        """Whether there is the state of an optimizer that can be read."""
-        return False
 
     def moments_on_host(self, model_def: ModelDef) -> optax.ScaleByAdamState:
         """Adam's moments of whole parameters by path, and the number of its updates."""

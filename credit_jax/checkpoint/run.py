@@ -125,11 +125,6 @@ class RunArtifact(Artifact):
         chosen = stored[EMA if self.average else "weights"]
         return {**sums, **jax.tree.map(np.asarray, stored["base"] | chosen)}, state
 
-    @property
-    def has_moments(self) -> bool:
-        """Whether the checkpoint has an optimizer."""
-        return OPTIMIZER in self.run.item_names(self.step)
-
     def moments_on_host(self, model_def: ModelDef) -> optax.ScaleByAdamState:
         """See `Artifact.moments_on_host`."""
         specs = model_def.trainable.items()
@@ -177,8 +172,8 @@ def run_at(
     store: CheckpointStore, step: int, weights: str | None = None
 ) -> RunArtifact:
     """A run at one of its checkpoints."""
-    folder, has_average = store.folder.parent, EMA in store.item_names(step)
-    average = takes_average(weights, has_average=has_average, origin=store.path(step))
+    folder, items = store.folder.parent, store.item_names(step)
+    average = takes_average(weights, has_average=EMA in items, origin=store.path(step))
     config = folder / CONFIG_NAME
     written = read_yaml(config) if config.is_file() else {}
     progress, origin = store.progress(step), f"checkpoint {store.path(step)}"
@@ -192,6 +187,7 @@ def run_at(
         step=step,
         coordinates=None if at is None else Coordinates.from_json(at, origin, units),
         units={key: (unit, origin) for key, unit in units.items()},
+        has_moments=OPTIMIZER in items,
         run=store,
     )
 

@@ -153,11 +153,8 @@ class CheckReport:
     def document(self) -> dict[str, Any]:
         """Returns the report as JSON values; see docs/checking.md."""
         data, schema, plan = self.data, self.schema, self.plan
-        levels = (
-            {}
-            if data is None
-            else {name: source.level_values for name, source in data.source.items()}
-        )
+        sources = {} if data is None else data.source
+        levels = {name: source.level_values for name, source in sources.items()}
         parts = {} if plan is None else _document_of(plan, levels, self.bound)
         return {
             "schema_version": SCHEMA_VERSION,
@@ -167,26 +164,23 @@ class CheckReport:
             "problems": [self._split(line) for line in self.problems],
             "notes": self.notes,
             "ignored": [{"key": k, "reason": why} for k, why in self.ignored.items()],
-            "channels": None
-            if schema is None
-            else {
+            "channels": schema
+            and {
                 "input": [*_each_channel(schema.input, levels)],
                 "target": [*_each_channel(schema.target, levels)],
             },
             "further_inputs": parts.get("further_inputs"),
-            "data": None
-            if data is None
-            else {
-                "sources": {name: s.dataset_type for name, s in data.source.items()},
+            "data": data
+            and {
+                "sources": {name: s.dataset_type for name, s in sources.items()},
                 "samples": num_samples(data),
                 "timestep": str(data.timestep),
                 "history_len": data.history_len,
                 "forecast_len": data.forecast_len,
             },
             **{name: parts.get(name) for name in _OF_PLAN},
-            "roofline": None
-            if (bound := self.bound) is None
-            else {
+            "roofline": (bound := self.bound)
+            and {
                 "device": bound.device,
                 "seconds_at_least": bound.seconds,
                 **asdict(bound),

@@ -309,17 +309,11 @@ def _run(command: Command, prog: str) -> int:
             )
         )
     finally:
-        code = _uploaded(code)
+        try:
+            upload_all()
+        except (ValueError, OSError) as error:
+            code = code or _failed(error)
         leave_others(code)
-    return code
-
-
-def _uploaded(code: int) -> int:
-    """The exit code after what goes to addresses is there."""
-    try:
-        upload_all()
-    except (ValueError, OSError) as error:
-        return code or _failed(error)
     return code
 
 

@@ -35,7 +35,6 @@ from credit_jax.data.perturbations import PERTURBATIONS
 from credit_jax.evaluation.comparison import attributes_of
 from credit_jax.evaluation.opening import in_order
 from credit_jax.evaluation.regions import choose_regions
-from credit_jax.forecast import Forecaster
 from credit_jax.forecast.archive import Archive
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.campaign import Campaign, Summary
@@ -81,25 +80,18 @@ def header(
 def footer(summary: Summary, out: str) -> list[str]:
     """Lines printed after the forecasts: counts, times, missing values."""
     times = summary.times
-    lines = [
+    listed = ", ".join(f"{name} {n}" for name, n in summary.missing.items())
+    lines = {
         f"{counted(summary.num_forecasts, 'forecast')} made, in {out}"
-        + (f", {summary.num_done} found there" if summary.num_done else ""),
-    ]
-    if summary.num_forecasts:
-        lines.append(
-            f"unroll {times.unroll:.2f} s, read {times.read:.2f} s, "
-            f"write {times.write:.2f} s beside each other; devices idle "
-            f"{100 * times.idle:.1f} % of the {times.total:.2f} s since the first step"
-        )
-    if summary.stopped:
-        lines.append(
-            f"Stopped by {summary.stopped}; --resume makes those that are missing "
-            f"(exit code {RESUME})"
-        )
-    if summary.missing:
-        listed = ", ".join(f"{name} {n}" for name, n in summary.missing.items())
-        lines.append(f"values that are not finite, written as missing: {listed}")
-    return lines
+        + (f", {summary.num_done} found there" if summary.num_done else ""): True,
+        f"unroll {times.unroll:.2f} s, read {times.read:.2f} s, write "
+        f"{times.write:.2f} s beside each other; devices idle {100 * times.idle:.1f} % "
+        f"of the {times.total:.2f} s since the first step": summary.num_forecasts,
+        f"Stopped by {summary.stopped}; --resume makes those that are missing (exit "
+        f"code {RESUME})": summary.stopped,
+        f"values that are not finite, written as missing: {listed}": listed,
+    }
+    return [line for line, applies in lines.items() if applies]
 
 
 class Forecast(ModelOptions, ComparisonOptions, StopOption):
@@ -154,7 +146,6 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
         stop_at = self.stop_time()
         compile_sooner()
         config, package = self.read()
-        self.join()
         inference = config.inference or InferenceConfig()
         out = self._out(inference)
         changes: dict[str, Any] = {}
@@ -194,7 +185,7 @@ class Forecast(ModelOptions, ComparisonOptions, StopOption):
         if scores is not None and self.score is not None:
             refuse_other_scores(self.score, "--score", _attributes(scores, archive))
         wait_for_all("the folder of the forecasts")
-        weights = Forecaster(model, *checkpoint.restore(model)).weights
+        weights = planned.weights
         print_lines(header(self.package or self.config, plan, model, checkpoint))
         promise = "the command ends after the forecasts in progress"
         with StopRequests(stop_at, promise=promise) as requests:

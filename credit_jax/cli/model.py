@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +23,7 @@ from credit_jax.cli.commands import (
 from credit_jax.config import Config, dump_config, load_config
 from credit_jax.config.data import raw_ranges
 from credit_jax.config.parallelism import parse_parallelism
+from credit_jax.forecast import Forecaster
 from credit_jax.forecast.archive import TRAINING_DATES, Archive, identity_of, software
 from credit_jax.forecast.delivery import ForecastStore
 from credit_jax.forecast.netcdf import NetcdfStore
@@ -46,6 +48,11 @@ class PlannedForecasts:
     model: ParallelModel  # the model of the plan, on its mesh
     outputs: Outputs  # variables of the forecasts
 
+    @cached_property
+    def weights(self) -> Any:
+        """The weights on the mesh, after spectral norm."""
+        return Forecaster(self.model, *self.checkpoint.restore(self.model)).weights
+
     def store(
         self,
         folder: Path,
@@ -64,15 +71,13 @@ class PlannedForecasts:
                 f"{zarr_format}; leave out --format and --zarr-format"
             )
         precision = self.model.parallel_config.precision
+        # The dtype, and the precision of products if it is no default.
+        products = "" if precision.matmul == "highest" else f" {precision.matmul}"
         identity = {
             **identity_of(plan, self.model, form),
             "format": f"zarr {zarr_format}" if form == "zarr" else form,
             "checkpoint": checkpoint.digest,
-            # The dtype, and the precision of products if it is no default.
-            "precision": " ".join(
-                [precision.compute.name]
-                + ([] if precision.matmul == "highest" else [precision.matmul])
-            ),
+            "precision": f"{precision.compute.name}{products}",
             "weights": "average" if checkpoint.average else "last",
         }
         if scores is not None:
@@ -82,9 +87,7 @@ class PlannedForecasts:
             "checkpoint": str(checkpoint.path),
             "checkpoint_step": checkpoint.step,
             "checkpoint_digest": checkpoint.digest,
-            TRAINING_DATES: [
-                list(pair) for pair in raw_ranges(checkpoint.files.written)
-            ],
+            TRAINING_DATES: [*map(list, raw_ranges(checkpoint.files.written))],
             **software(),
         }
         record = schedule, identity, provenance, outputs.coordinates, plan.digests
@@ -111,9 +114,7 @@ class RunOptions(WeightsOptions, MeshOptions, ProcessOptions):
         "folder of the run (default: save_loc)", None, "DIR"
     )
 
-    def read(
-        self, sections: Mapping[str, Any] = MappingProxyType({})
-    ) -> tuple[Config, Package | None]:
+    def read(self) -> tuple[Config, Package | None]:
         """The checked config of the run or package, and the package."""
         with warnings_as_notes():
             config = load_config(self.config or "", self.set, forecasts=True)
@@ -129,6 +130,7 @@ class RunOptions(WeightsOptions, MeshOptions, ProcessOptions):
         **options: Any,
     ) -> PlannedForecasts:
         """Opens the weights, plans the forecasts, and builds the model on its mesh."""
+        self.join()
         # Before a checkpoint is opened, which initializes JAX and fixes the devices.
         devices = self.mesh_devices()
         checkpoint: Artifact | None = package

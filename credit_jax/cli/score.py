@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +212,14 @@ class Score(ComparisonOptions):
                     refuse_other_scores(out, "--out", about)
                 members = self.members or files.num_members
                 if comparison is None:
-                    result = _score_stations()(
+                    point = next(iter(extensions("observations").values()), None)
+                    if point is None:
+                        raise ValueError(
+                            "--truth: observations are scored by "
+                            "credit_jax.extensions.stations, which is not installed: "
+                            "pip install -e . once more"
+                        )
+                    result = point.load()(
                         tables,
                         files,
                         regions=regions,
@@ -358,16 +365,6 @@ def report(scores: Any, folder: str | Path, **parts: Any) -> None:
     if "rmse_difference" in scores:
         print_table(difference_table(scores))
     print_line(f"scores: {', '.join(map(str, paths))}")
-
-
-def _score_stations() -> Callable[..., Any]:
-    """The function of the extension that scores forecasts at stations."""
-    for point in extensions("observations").values():
-        return point.load()
-    raise ValueError(
-        "--truth: observations are scored by credit_jax.extensions.stations, which is "
-        "not installed: pip install -e . once more"
-    )
 
 
 def _config(record: ForecastRecord, files: ForecastFiles) -> Config | None:

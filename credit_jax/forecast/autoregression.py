@@ -117,13 +117,11 @@ class ForecastStep:
     @cached_property
     def _join(self) -> Any:
         """The inverse of `_split`, for the results of a step."""
-
-        def join(parts: Any) -> Any:
-            return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
+        join = partial(jax.tree.map, lambda *arrays: jnp.concatenate(arrays))
 
         def full(parts: Any) -> Any:
             specs = self._specs_of(parts[0][0]), batch_spec(self.model.axes)
-            return self._mapped(join, ((specs,) * len(parts),), specs)(parts)
+            return self._mapped(join, (specs,) * len(parts), specs)(*parts)
 
         return compile_program(full, self.model.mesh)
 

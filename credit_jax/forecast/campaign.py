@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -284,7 +284,7 @@ class _Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Threads:
+class _Threads(AbstractContextManager[Any]):
     """The threads besides the one that starts the steps; leaving waits for them."""
 
     reader: ReadAhead  # input of the steps, in order
@@ -310,9 +310,6 @@ class _Threads:
         write = self.host.seconds - waits + self.files.seconds
         read = self.reader.seconds - (self.prepared.waited if self.prepared else 0.0)
         return CampaignTimes(self.clock.busy, read, write, self.clock.total)
-
-    def __enter__(self) -> _Threads:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         workers = self.devices, self.host, self.files
@@ -353,12 +350,9 @@ class _Results:
         """Submits a step, started at time `start`, to be timed, scored and written."""
         threads, scores, sums = self.threads, self.campaign.scores, None
         if scores is not None and threads.references is not None and written:
-            sums = scores.measure(outputs, next(threads.references))
-
-            def add_sums() -> None:
-                self.sums.append(scores.measure.to_host(threads.clock.ready(sums)))
-
-            threads.host.submit(add_sums)
+            measure, ready = scores.measure, threads.clock.ready
+            sums = measure(outputs, next(threads.references))
+            threads.host.submit(lambda: self.sums.append(measure.to_host(ready(sums))))
         threads.devices.submit(partial(threads.clock.wait, start, (outputs, sums)))
         if written:
             counts, full = self.share.non_finite(outputs), {}

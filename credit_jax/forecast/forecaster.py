@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -16,7 +16,6 @@ from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.context import Noise
 from credit_jax.nn.parameters import ModelState
 from credit_jax.parallel.compiler import compile_program
-from credit_jax.parallel.mesh.credit import local_dp_ranks
 from credit_jax.parallel.placement import place_batch
 
 
@@ -39,10 +38,7 @@ class Forecaster:
         self, model: ParallelModel, params: Weights, model_state: ModelState
     ) -> None:
         self.model = model
-
-        def fuse(params: Weights, model_state: ModelState) -> Any:
-            return model.fuse_spectral_norm(params, model_state, compensated=True)
-
+        fuse = partial(model.fuse_spectral_norm, compensated=True)
         self.weights = compile_program(fuse, model.mesh)(params, model_state)
         self._apply = compile_program(model.apply, model.mesh)
 
@@ -89,17 +85,14 @@ class Forecaster:
             ValueError: the data-parallel degree does not divide the batch.
         """
         inputs = x if isinstance(x, Mapping) else {"x": x}
-        size, local = self.model.axes.num_data, {}
-        ranks = local_dp_ranks(self.model.mesh)
-        for name, array in inputs.items():
+        size = self.model.axes.num_data
+        for array in inputs.values():
             if len(array) % size:
                 raise ValueError(
                     f"the input has {len(array)} samples, which {size} data-parallel "
                     "devices cannot share equally; use data=none, or a multiple"
                 )
-            parts = np.split(array, size)
-            local[name] = np.concatenate([parts[rank] for rank in ranks])
-        return place_batch(local, self.model.mesh, local_dp_ranks=ranks)
+        return place_batch(inputs, self.model.mesh)
 
 
 def to_host(array: jax.Array) -> Float[np.ndarray, ...]:

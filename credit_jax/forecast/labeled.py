@@ -16,6 +16,7 @@ import numpy as np
 import xarray as xr
 
 from credit_jax.config.inference import InferenceConfig
+from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.data import ChannelGroup
 from credit_jax.data.calendars import calendar_of, names_of_times, to_labels
 from credit_jax.forecast.forecaster import to_host
@@ -26,7 +27,9 @@ from credit_jax.named_fields.axes import horizontal, level_values
 from credit_jax.named_fields.coordinates import LevelValues, grid_indices, indices_of
 from credit_jax.named_fields.units import conversion, differ, text_of
 from credit_jax.packages.package import open_artifact
+from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.plan.forecast import levels_of
+from credit_jax.transforms.base import variable_of
 
 TIME, MEMBER = "time", "number"
 _WHERE = "initial"
@@ -120,7 +123,7 @@ class DatasetForecaster:
     @property
     def variables(self) -> tuple[str, ...]:
         """Names of the variables of an initial state."""
-        return tuple(map(_name, self._groups))
+        return tuple(map(variable_of, self._groups))
 
     def _labeled(
         self,
@@ -181,7 +184,7 @@ class DatasetForecaster:
         dates = names_of_times(initial)
         if TIME not in dates and len(dates) == 1:
             initial = initial.rename({dates[0]: TIME})
-        names = {key: _name(key) for key in self._groups}
+        names = {key: variable_of(key) for key in self._groups}
         missing = [name for name in names.values() if name not in initial]
         if missing:
             raise ValueError(
@@ -297,11 +300,6 @@ class DatasetForecaster:
         raise errors[0]
 
 
-def _name(key: str) -> str:
-    """The name of a variable in a Dataset, as in the files of the command."""
-    return key.split("/")[-1]
-
-
 def _dates(labels: Sequence[np.datetime64] | np.ndarray) -> str:
     dates = ", ".join(str(label)[:16] for label in labels[:5])
     return f"{dates} ..." if len(labels) > 5 else dates
@@ -345,13 +343,6 @@ def open_forecaster(
     ('U', 'T', 'SP')
     """
     checkpoint = open_artifact(source, step, weights, base=base)
-    states = load_forecaster(
-        checkpoint,
-        data,
-        overrides,
-        parallelism=parallelism,
-        devices=devices,
-        precision=precision,
-        matmul_precision=matmul_precision,
-    )
-    return DatasetForecaster(states)
+    policy = default_mp_policy(precision, matmul_precision=matmul_precision)
+    mesh = parse_parallelism(parallelism), devices
+    return DatasetForecaster(load_forecaster(checkpoint, data, overrides, mesh, policy))

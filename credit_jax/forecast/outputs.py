@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -65,6 +65,11 @@ class Outputs:
         """Returns the outputs with attributes of variables whose files give none."""
         entries = {k: v for k, v in self.described.items() if v}
         return replace(self, described={**described, **entries})
+
+    def only(self, keys: Container[str]) -> Outputs:
+        """Returns the outputs of some variables."""
+        chosen = tuple(v for v in self.variables if v.key in keys)
+        return replace(self, variables=chosen)
 
     @property
     def curvilinear(self) -> bool:

@@ -18,7 +18,7 @@ from credit_jax.checkpoint.artifact import Artifact
 from credit_jax.config import Config
 from credit_jax.config.dates import date_label
 from credit_jax.config.inference import InferenceConfig
-from credit_jax.config.parallelism import parse_parallelism
+from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.data import ChannelSchema
 from credit_jax.data.dataset import regridded_axes
 from credit_jax.data.forecast_data import (
@@ -40,7 +40,7 @@ from credit_jax.packages.arrays import groups_of, read_grid
 from credit_jax.packages.manifest import GRID
 from credit_jax.packages.package import Package
 from credit_jax.parallel.mesh.devices import forward_devices
-from credit_jax.parallel.params.precision import default_mp_policy
+from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import place_batch
 from credit_jax.plan import plan_model
 from credit_jax.plan.channels import check_forecast_units
@@ -79,17 +79,12 @@ class StateForecaster:
         groups = (group for group in every if group.field_type == _PROGNOSTIC)
         return {group.var_key: group.n_levels for group in groups}
 
-    @property
-    def history_len(self) -> int:
-        """Number of times of the input of the model."""
-        return self.step.model.model_def.frames
-
     def times_of_state(self, num_members: int = 1) -> tuple[int, ...]:
         """Steps from the start to the times of a state, 0 last."""
         schedule = replace(self.reader.schedule, num_members=num_members)
         # Some perturbations need states before the start.
         previous = self._perturbation.states(schedule)
-        history = range(self.history_len)
+        history = range(self.step.model.model_def.frames)
         return tuple(sorted({-k - frame for k in previous for frame in history}))
 
     @cached_property
@@ -205,13 +200,10 @@ class StateBatch:
 
 def load_forecaster(
     checkpoint: Artifact,
-    data: str | Path | None = None,
-    overrides: Sequence[str] = (),
-    *,
-    parallelism: str = "data=none",
-    devices: int | None = None,
-    precision: str = "float32",
-    matmul_precision: str = "highest",
+    data: str | Path | None,
+    overrides: Sequence[str],
+    mesh: tuple[ParallelismConfig, int | None],  # degrees, and number of devices
+    policy: Precision,
 ) -> StateForecaster:
     """Builds the model of a package or a run on a mesh."""
     is_package = isinstance(checkpoint, Package)
@@ -235,12 +227,8 @@ def load_forecaster(
         has_grids = all(axes.latitude is not None for axes in sources.values())
         if has_levels and (pipeline.grid is None or has_grids):
             unread.append(_PROGNOSTIC)
-    requested = parse_parallelism(parallelism)
-    chosen = forward_devices(requested, devices)
-    plan = plan_model(
-        config.model, requested, num_devices=len(chosen), key="parallelism"
-    )
-    policy = default_mp_policy(precision, matmul_precision=matmul_precision)
+    chosen = forward_devices(*mesh)
+    plan = plan_model(config.model, mesh[0], num_devices=len(chosen), key="parallelism")
     model = plan.build(chosen, mp_policy=policy)
     opened = open_forecast_data(
         section,

@@ -35,22 +35,20 @@ def schema_of(
 
 def channel_problems(
     schema: ChannelSchema, model: ModelConfig, origin: str = "data.source"
-) -> list[str]:
+) -> Iterator[str]:
     """Compares the channels of the data with those of a model, with both sums."""
-    lines = []
     for direction, count, groups in (
         ("input", model.x.channels, schema.input),
         ("output", model.output.channels, schema.target),
     ):
         total = sum(group.n_levels for group in groups)
         if count != total:
-            lines.append(
+            yield (
                 f"model: has {count} {direction} channels, but {origin} has {total}: "
                 f"model {model.channel_sum(direction)} = {count}; data "
                 f"{_listed(groups, ' + ')} = {total}; change the model's channels, or "
                 f"the variables of {origin}"
             )
-    return lines
 
 
 def fit_problems(
@@ -97,14 +95,15 @@ def data_problems(
     opened: InputData | None,
 ) -> list[str]:
     """Finds mismatches between a model and one data section, one line each."""
-    problems = []
-    if model.x.frames != data.history_len:
-        problems.append(
-            f"model.frames: {model.x.frames} differs from data.history_len "
-            f"{data.history_len}; make them equal"
-        )
-    problems += further_problems(data, model, opened)
-    return problems + channel_problems(schema, model)
+    frames = (
+        f"model.frames: {model.x.frames} differs from data.history_len "
+        f"{data.history_len}; make them equal"
+    )
+    return [
+        *([frames] if model.x.frames != data.history_len else []),
+        *further_problems(data, model, opened),
+        *channel_problems(schema, model),
+    ]
 
 
 def check_corrections(model: ModelConfig, loader: Loader) -> None:

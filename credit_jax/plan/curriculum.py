@@ -24,10 +24,8 @@ class StagePlan:
     """A stage of a run."""
 
     config: Config  # the config of the stage, which has no curriculum
-    # Training data of data-parallel rank 0; None if no data is open.
-    loader: Loader | None = None
-    # Its losses, with the validation of the run; None if no data is open.
-    objective: Objective | None = None
+    loader: Loader  # training data of data-parallel rank 0
+    objective: Objective  # its losses, with the validation of the run
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ def plan_stages(
     *,
     dp_size: int,
 ) -> tuple[tuple[StagePlan, ...], list[str]]:
-    """Plans the stages of `trainer.curriculum`, () without one; and returns notes."""
+    """Plans the stages of `trainer.curriculum` with their data; and returns notes."""
     datasets = {} if files.loader is None else {config.data.forecast_len: files.loader}
     of_run = {
         name: getattr(objective, name)
@@ -73,22 +71,22 @@ def plan_stages(
         sampler = replace(equal.sampler, batch_size=size, dp_size=ranks)
         return replace(equal, sampler=sampler)
 
-    def plan_stage(index: int, stage: Config) -> tuple[StagePlan, list[str]]:
+    def plan_stage(index: int, stage: Config) -> tuple[list[StagePlan], list[str]]:
         with as_problems(key=f"trainer.curriculum.{index}"):
             loader, (planned, notes) = together(
                 lambda: open_stage(stage),
                 lambda: plan_objective(stage, schema, pipeline, files),
             )
         if loader is None:
-            return StagePlan(stage), notes
+            return [], notes
         mine = StagePlan(stage, loader, replace(planned, **of_run))
-        return mine, [*loader.notes, *notes]
+        return [mine], [*loader.notes, *notes]
 
     planned = together(
         *(partial(plan_stage, *each) for each in enumerate(config.stages))
     )
     plans, lines = zip(*planned, strict=True) if planned else ((), ())
-    return plans, [*chain.from_iterable(lines)]
+    return tuple(chain.from_iterable(plans)), [*chain.from_iterable(lines)]
 
 
 def plan_lengths(

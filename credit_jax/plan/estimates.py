@@ -12,6 +12,7 @@ scaled by the ratio of the operations.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import log2
 from typing import NamedTuple
@@ -75,7 +76,9 @@ def estimate_memory(
     targets = model_def.output_channels * model_def.output_frames
     steps = config.data.forecast_len
     rows = -(-model_def.image_height // axes.num_domain)
-    field = FLOAT32 * _samples(config) * rows * model_def.image_width
+    # Of a forward pass on one data-parallel rank, members included.
+    samples = trainer.train_batch_size * config.num_members
+    field = FLOAT32 * samples * rows * model_def.image_width
     later = steps - 1 if trainer.backprop == "full" else 0
     over_domain = 0
     if axes.num_shard == 1:
@@ -92,7 +95,7 @@ def estimate_memory(
         "spectral norm": normalized,
         "gathered blocks (FSDP)": _gathered(config, param_specs, axes, rules),
         "gathered over domain": over_domain,
-        ACTIVATIONS: _activations(config, model_def, axes),
+        ACTIVATIONS: _activations(config, model_def, axes, samples),
         BATCH: field * (channels + (steps + 1) * targets),
         LATER_INPUTS: field * channels * later,
     }
@@ -101,20 +104,18 @@ def estimate_memory(
 
 def memory_problems(
     config: Config, model_def: ModelDef, axes: MeshAxes, memory: float, origin: str
-) -> list[str]:
+) -> Iterator[str]:
     """A problem for each stage of a run that needs more memory than a device has."""
-    lines = []
     for index, stage in enumerate(config.stages or (config,)):
         size = estimate_memory(stage, model_def, axes).total
         key = f"trainer.curriculum.{index}" if config.stages else "trainer"
         if size > memory:
-            lines.append(
+            yield (
                 f"{key}: needs about {size / 1e9:.3g} GB a device, {origin} has "
                 f"{memory / 1e9:.3g} GB; take a smaller train_batch_size with more "
                 "grad_accum_every, a shorter forecast_len, activation_checkpoint: "
                 "true, or more devices"
             )
-    return lines
 
 
 def rules_of(trainer: TrainerConfig) -> ShardingRules:
@@ -168,7 +169,9 @@ def _gathered(
     return FLOAT32 * sum(largest[: 1 + (0 if reshard is True else reshard)])
 
 
-def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
+def _activations(
+    config: Config, model_def: ModelDef, axes: MeshAxes, samples: int
+) -> int:
     """Bytes of the residuals that the forward pass saves for the backward pass."""
     geometry = model_def.config.geometry()
     if geometry is None:
@@ -209,18 +212,13 @@ def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
     rows, lon = geometry.decoded
     total += -(-rows // domain) * lon * 2 * frames_out
     saved += total
-    return int(WORKSPACE * _item(config) * _samples(config) * saved)
+    return int(WORKSPACE * _item(config) * samples * saved)
 
 
 def _item(config: Config) -> int:
     """Bytes of an element in the compute dtype."""
     policy = config.trainer.mp_policy
     return FLOAT32 if policy is None or policy.param_dtype == "float32" else HALF
-
-
-def _samples(config: Config) -> int:
-    """Samples of a forward pass on one data-parallel rank, members included."""
-    return config.trainer.train_batch_size * config.num_members
 
 
 def local_points(stage: StageGeometry, domain: int) -> int:

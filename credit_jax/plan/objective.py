@@ -197,23 +197,19 @@ def _scored_fields(config: Config) -> tuple[dict[str, Mapping[str, Any]], bool]:
 
 def _base_problems(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Why `loss.type: base` cannot train with postblocks, one line each."""
-    problems = []
-    if PREDICTION not in entries:
-        problems.append(
-            "loss.type: base scores y_processed, which no postblock makes: add "
-            "{type: reconstruct, args: {detach: false}} to postblocks.per_step"
-        )
-    elif entries[PREDICTION].get("detach", True):
-        problems.append(
-            "loss.type: base learns through y_processed, which has no gradient: "
-            "set detach: false on the reconstruct block in postblocks.per_step"
-        )
-    if TARGET not in entries:
-        problems.append(
-            "loss.type: base scores y_target_processed, which no postblock makes: "
-            f"add {TWIN} to postblocks.per_step"
-        )
-    return problems
+    args = entries.get(PREDICTION, {"detach": False})
+    problems = {
+        "loss.type: base scores y_processed, which no postblock makes: add {type: "
+        "reconstruct, args: {detach: false}} to postblocks.per_step": PREDICTION
+        not in entries,
+        "loss.type: base learns through y_processed, which has no gradient: set "
+        "detach: false on the reconstruct block in postblocks.per_step": args.get(
+            "detach", True
+        ),
+        "loss.type: base scores y_target_processed, which no postblock makes: add "
+        f"{TWIN} to postblocks.per_step": TARGET not in entries,
+    }
+    return [line for line, applies in problems.items() if applies]
 
 
 def _climatologies(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib.util import find_spec
 from itertools import chain
@@ -138,12 +138,12 @@ class RunPlan:
         num_devices: devices that the run is planned for.
         model: the model and the degrees of its mesh.
         schema: channels of the data, from the files if they are open.
-        pipeline: the transforms; None if planned before their files are there.
+        pipeline: the transforms; none if planned before their files are there.
         loaders: loaders of data-parallel rank 0 by split; empty if no data is open.
-        objective: losses and metrics; None if no data is open.
-        stages: those of `trainer.curriculum`; () without one.
+        objective: losses and metrics; with stand-ins for values if no data is open.
+        stages: those of `trainer.curriculum`; () without one, or if no data is open.
         notes: information for the user, one line each.
-        open_files: cache of open files; None if planned without data.
+        open_files: cache of open files.
         stage_lengths: numbers of updates and epochs of each stage.
 
     >>> plan = credit_jax.plan_run(credit_jax.load_config("RUN/model.yml"))
@@ -155,13 +155,13 @@ class RunPlan:
     num_devices: int
     model: ModelPlan
     schema: ChannelSchema
-    pipeline: Pipeline | None = None
-    loaders: Mapping[Split, Loader] = field(default_factory=dict)
-    objective: Objective | None = None
-    stages: tuple[StagePlan, ...] = ()
-    notes: tuple[str, ...] = ()
-    open_files: OpenFiles | None = None
-    stage_lengths: Sequence[StageLength] = ()
+    pipeline: Pipeline
+    loaders: Mapping[Split, Loader]
+    objective: Objective
+    stages: tuple[StagePlan, ...]
+    notes: tuple[str, ...]
+    open_files: OpenFiles
+    stage_lengths: Sequence[StageLength]
 
     @cached_property
     def record(self) -> RunRecord:
@@ -172,18 +172,13 @@ class RunPlan:
     def units(self) -> dict[str, tuple[str, str]]:
         """Key of a channel's variable -> its unit and file, those that are known."""
         loader = self.loaders.get("train")
-        if loader is None or self.pipeline is None:
-            return {}
-        return units_after(self.pipeline, loader.dataset.units())
+        return units_after(self.pipeline, loader.dataset.units() if loader else {})
 
     @property
     def further_schemas(self) -> dict[str, ChannelSchema]:
         """Channels of each input of the model other than x, if they are known."""
         loader = self.loaders.get("train")
-        opened = None if loader is None else loader.dataset
-        schemas = further_schemas(self.config.data, opened)
-        if self.pipeline is None:
-            return schemas
+        schemas = further_schemas(self.config.data, loader and loader.dataset)
         return {name: schema.after(self.pipeline) for name, schema in schemas.items()}
 
     def build_model(self, devices: Sequence[object]) -> ParallelModel:
@@ -235,9 +230,8 @@ def plan_run(
     1
     """
     trainer = config.trainer
-    devices = num_devices or trainer.num_devices
     parallelism = parallelism or trainer.parallelism
-    devices = devices or required_devices(parallelism)
+    devices = num_devices or trainer.num_devices or required_devices(parallelism)
     model = plan_model(
         config.model,
         parallelism,
@@ -269,8 +263,7 @@ def plan_run(
     opens_data = with_data and not lines[-1]
 
     # The files: of the model, of transforms, of the data.
-    open_files, pipeline = OpenFiles() if with_data else None, None
-    loaders: dict[Split, Loader] = {}
+    open_files, pipeline, loaders = OpenFiles(), None, dict[Split, Loader]()
     if with_data:
         model.config.check_files()
     with suppress(FileNotFoundError):  # `find_missing` lists it.
@@ -281,8 +274,7 @@ def plan_run(
         notes += notes_on_order(pipeline, loaders["train"].dataset.schema.as_read())
         check_corrections(model.config, loaders["train"])
         notes += [note for loader in loaders.values() for note in loader.notes]
-        seen = "" if "valid" not in loaders else loaders["valid"].seen_in(config.data)
-        if seen:
+        if "valid" in loaders and (seen := loaders["valid"].seen_in(config.data)):
             notes.append(
                 f"validation_data: {seen}: its losses and scores are of data that the "
                 "model was trained on; give it other dates"
@@ -296,17 +288,18 @@ def plan_run(
         lengths = config.data.forecast_len, config.validation_data.forecast_len
         if max(*lengths, *(stage.data.forecast_len for stage in config.stages)) > 1:
             notes += notes_on_inverses(pipeline, tree_schema)
-    schema = schema_of(config.data, model.config, pipeline)
-    if train is not None:
-        schema = train.schema
-    parts = config, schema, pipeline, WeightFiles(model.grid[0], open_files, train)
+    schema = train.schema if train else schema_of(config.data, model.config, pipeline)
+    files = WeightFiles(model.grid[0], open_files if with_data else None, train)
+    parts = config, schema, pipeline, files
     objective: Objective
     _, (objective, objective_notes) = together(
         lambda: check_problems(fit_problems(config, model.config, loaders, pipeline)),
         lambda: plan_objective(*parts),
     )
     stages, stage_notes = plan_stages(*parts, objective, dp_size=dp_size)
-    of_stages = [stage.loader for stage in stages] or [train]
+    of_stages = [stage.loader for stage in stages] or [train] * len(
+        config.stages or [0]
+    )
     lasting, length_notes = plan_lengths(config, of_stages, dp_size)
     notes += [*objective_notes, *stage_notes, *length_notes]
     return RunPlan(
@@ -314,9 +307,9 @@ def plan_run(
         devices,
         model,
         schema,
-        pipeline,
+        pipeline or Pipeline(()),
         loaders,
-        objective if loaders else None,
+        objective,
         stages,
         tuple(dict.fromkeys(notes)),
         open_files,
@@ -329,7 +322,7 @@ def _open_loaders(
     dp_size: int,
     grid: tuple[int, int],
     pipeline: Pipeline,
-    open_files: OpenFiles | None,
+    open_files: OpenFiles,
     like: Coordinates | None,
 ) -> dict[Split, Loader]:
     """The loaders of rank 0; validation data have the coordinates of training data."""
@@ -360,31 +353,24 @@ def _process_training(config: Config, model: ModelConfig) -> list[str]:
     # Its network is trained on single steps to predict the noise, the target or v: no
     # state, which postblocks could correct or a later step could read.
     if model.process is not None:
-        if config.data.forecast_len > 1:
-            problems.append(
-                f"data.forecast_len: {model.type} is trained on single steps, got "
-                f"{config.data.forecast_len}; expected 1 (CREDIT feeds the output of "
-                "the network, which is no state, back)"
-            )
-        if trainer.ensemble_size > 1:
-            problems.append(
-                f"trainer.ensemble_size: {model.type} is trained on single samples, "
-                f"got {trainer.ensemble_size}; expected 1 (members of a forecast are "
-                "in inference.members)"
-            )
         name = None if loss.is_base else loss.type or loss.training_loss
         points = pointwise_losses()
-        if name is None or (name in LOSSES and name not in points):
-            problems.append(
-                f"loss: {name or 'base'} cannot be weighted by the step of the noise, "
-                f"as {model.type} needs; expected one of {', '.join(points)}"
-            )
-        problems += [
+        lines = {
+            f"data.forecast_len: {model.type} is trained on single steps, got "
+            f"{config.data.forecast_len}; expected 1 (CREDIT feeds the output of the "
+            "network, which is no state, back)": config.data.forecast_len > 1,
+            f"trainer.ensemble_size: {model.type} is trained on single samples, got "
+            f"{trainer.ensemble_size}; expected 1 (members of a forecast are in "
+            "inference.members)": trainer.ensemble_size > 1,
+            f"loss: {name or 'base'} cannot be weighted by the step of the noise, as "
+            f"{model.type} needs; expected one of {', '.join(points)}": name is None
+            or (name in LOSSES and name not in points),
+        } | {
             f"loss.{key}: {model.type} is trained on noised fields, whose spectra say "
-            "nothing; remove the key"
+            "nothing; remove the key": loss.is_weighted and getattr(loss, key)
             for key in ("use_power_loss", "use_spectral_loss")
-            if loss.is_weighted and getattr(loss, key)
-        ]
+        }
+        problems = [line for line, applies in lines.items() if applies]
         notes.append(
             f"a validation sample takes {model.process.num_samples} evaluations of the "
             "network; postblocks correct samples, and nothing in training"

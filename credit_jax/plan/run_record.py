@@ -43,11 +43,12 @@ def find_missing(
                 notes.append(f"{key}: {path} is made by the first training")
             else:
                 problems.append(str(error))
-    named, tendencies = weight_files(config), tendency_files(config)
+    named = weight_files(config)
+    tendencies = [path for key, path in named.items() if key.endswith(TENDENCIES)]
     named |= _existing({f"model.{k}": path for k, path in model.files.items()})
     written = dump_config(config)
     fitted = [path for _, path in files_of_blocks(written, fitted=True)]
-    fitted += tendencies.values()
+    fitted += tendencies
     for key, path in (*named.items(), *files_of_blocks(written)):
         if Path(path).exists():
             continue
@@ -73,6 +74,10 @@ def other_files(config: Config, *, forecasts: bool = False) -> dict[str, str]:
     return files | static_files(inference.data, "inference.data")
 
 
+# End of the keys of files of the variances of tendencies, which `preprocess` fits.
+TENDENCIES = "loss.tendency_weights"
+
+
 def weight_files(config: Config) -> dict[str, str]:
     """Files of the weights of losses and metrics, and climatologies, by dotted key."""
     named: dict[str, str] = {}
@@ -83,6 +88,7 @@ def weight_files(config: Config) -> dict[str, str]:
         if metrics.get("var_weighting", "inverse_variance") == "inverse_variance":
             files["metrics.args.scaler_path"] = metrics.get("scaler_path")
         files["metrics.args.climatology_path"] = metrics.get("climatology_path")
+        files[TENDENCIES] = each.loss.tendency_weights
         by_name = metrics.get("metrics")
         for name, args in (by_name if isinstance(by_name, Mapping) else {}).items():
             path = args.get("climatology_path") if isinstance(args, Mapping) else None
@@ -90,7 +96,7 @@ def weight_files(config: Config) -> dict[str, str]:
         for key, path in (latitude_files(each) | _existing(files)).items():
             if not stage or path not in named.values():
                 named[f"{stage}{key}"] = path
-    return named | tendency_files(config)
+    return named
 
 
 def static_files(data: DataConfig, section: str) -> dict[str, str]:
@@ -131,16 +137,6 @@ def latitude_files(config: Config) -> dict[str, str]:
     named = dict([config.loss.latitude_file] if needs_latitude(config.loss) else [])
     if metrics.get("use_latitude_weights"):
         named["metrics.args.latitude_weights"] = metrics.get("latitude_weights")
-    return _existing(named)
-
-
-def tendency_files(config: Config) -> dict[str, str]:
-    """Files of variances of tendencies, of the run and of stages, by dotted key."""
-    key = "loss.tendency_weights"
-    named = {key: config.loss.tendency_weights}
-    for index, stage in enumerate(config.stages):
-        if stage.loss.tendency_weights not in named.values():
-            named[f"trainer.curriculum.{index}.{key}"] = stage.loss.tendency_weights
     return _existing(named)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
@@ -30,8 +29,6 @@ class Display:
         self._silent = silent
         self._bar: Progress | None = None
         self._task = None
-        self._rate = Rate()
-        self._last_line = 0.0
         self._live = ExitStack()
 
     def __enter__(self) -> Display:
@@ -48,12 +45,7 @@ class Display:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.stop()
             self._bar = None

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +53,16 @@ def peak_of(device_kind: str) -> float | None:
     return next(peaks, None)
 
 
+@dataclass(frozen=True)
 class Tracker:
     """A destination of the numbers of a run, such as TensorBoard; this one is none."""
 
-    def write_step(self, step: int, values: Mapping[str, float]) -> None:
-        """Receives the finite numbers of a record of a step."""
-
-    def write_epoch(self, row: Mapping[str, float]) -> None:
-        """Receives the row of an epoch of `training_log.csv`."""
-
-    def close(self) -> None:
-        """Finishes the run and closes the destination."""
+    # Takes the finite numbers of a record of a step.
+    write_step: Callable[[int, Mapping[str, float]], None] = lambda step, values: None
+    # Takes the row of an epoch of `training_log.csv`.
+    write_epoch: Callable[[Mapping[str, float]], None] = lambda row: None
+    # Finishes the run and closes the destination.
+    close: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -250,31 +249,30 @@ FIRST_COLUMNS = (
 )
 
 
-class CsvLog(Tracker):
-    """One row an epoch. Each new row replaces the file with a complete one."""
+def csv_log(path: str | Path, *, keep_until: int = 0) -> Tracker:
+    """One row an epoch. Each new row replaces the file with a complete one.
 
-    def __init__(self, path: str | Path, *, keep_until: int = 0) -> None:
-        """Reads the rows to keep, of epochs below `keep_until`; 0 begins a new log."""
-        self.path = Path(path)
-        self.rows: list[LogRow] = []
-        if keep_until > 0 and self.path.exists():
-            rows = read_log(self.path)
-            self.rows = [row for row in rows if row["epoch"] < keep_until]
+    Rows of epochs below `keep_until` are kept; 0 begins a new log.
+    """
+    path, rows = Path(path), list[LogRow]()
+    if keep_until > 0 and path.exists():
+        rows = [row for row in read_log(path) if row["epoch"] < keep_until]
 
-    def write_epoch(self, row: Mapping[str, Number]) -> None:
-        names = dict.fromkeys(name for row in [*self.rows, row] for name in row)
+    def write_epoch(row: Mapping[str, Number]) -> None:
+        rows.append(dict(row))
+        names = dict.fromkeys(name for row in rows for name in row)
         first = [name for name in FIRST_COLUMNS if name in names or name == "index"]
         columns = first + [name for name in names if name not in first]
-        self.rows.append(dict(row))
         with (
-            write_errors(self.path),
-            new_file(self.path) as partial,
+            write_errors(path),
+            new_file(path) as partial,
             partial.open("w", newline="") as file,
         ):
             writer = csv.DictWriter(file, columns, restval="")
             writer.writeheader()
-            for index, row_ in enumerate(self.rows):
-                writer.writerow({"index": index} | row_)
+            writer.writerows({"index": k} | each for k, each in enumerate(rows))
+
+    return Tracker(write_epoch=write_epoch)
 
 
 def read_log(path: str | Path) -> list[LogRow]:
@@ -293,35 +291,30 @@ def read_log(path: str | Path) -> list[LogRow]:
     return rows
 
 
-class TensorBoard(Tracker):
+def tensorboard(save_loc: str | Path) -> Tracker:
     """Event files below `tensorboard/`; CREDIT's tags: "rmse/valid", "train/lr"."""
 
-    def __init__(self, save_loc: str | Path) -> None:
-        """Names the folder; the event file is opened at the first row."""
-        self._folder = Path(save_loc) / "tensorboard"
-
-    @cached_property
-    def _writer(self) -> Any:
+    @cache  # opened at the first row
+    def writer() -> Any:
         # tensorboardX imports PyTorch where that is installed: a second or more.
         from tensorboardX import SummaryWriter
 
-        return SummaryWriter(logdir=str(self._folder))
+        return SummaryWriter(logdir=str(Path(save_loc) / "tensorboard"))
 
-    def write_step(self, step: int, values: Mapping[str, Number]) -> None:
-        """One scalar for each number of a record, "step/loss" and the like."""
+    def write(step: int, values: Mapping[str, Number]) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(f"step/{name}", value, step)
+            writer().add_scalar(name, value, step)
 
-    def write_epoch(self, row: Mapping[str, Number]) -> None:
-        """One scalar for each finite value of an epoch's row."""
-        for name, value in row.items():
-            if name != "epoch" and math.isfinite(value):
-                self._writer.add_scalar(tag(name), value, int(row["epoch"]))
-        self._writer.flush()
+    def write_epoch(row: Mapping[str, Number]) -> None:
+        finite = {tag(k): x for k, x in _finite(row).items() if k != "epoch"}
+        write(int(row["epoch"]), finite)
+        writer().flush()
 
-    def close(self) -> None:
-        if "_writer" in self.__dict__:
-            self._writer.close()
+    return Tracker(
+        lambda step, values: write(step, _of_steps(values)),
+        write_epoch,
+        lambda: writer.cache_info().currsize and writer().close(),
+    )
 
 
 def tag(column: str) -> str:
@@ -353,95 +346,72 @@ _LOG = logging.getLogger("credit_jax")
 _LONGEST = 200  # characters of an error
 
 
-class GuardedTracker(Tracker):
+def guarded(name: str, begin: Callable[[], Tracker]) -> Tracker:
     """A tracker whose failures do not end the run."""
+    try:
+        tracker = begin()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            [
+                f"trainer.use_{name}: {name} cannot begin the run ({_line(error)}); "
+                "correct its settings, or write false"
+            ]
+        ) from error
+    has_failed = False
 
-    def __init__(self, name: str, begin: Callable[[], Tracker]) -> None:
-        self._name = name
+    def call(method: str, *values: Any) -> None:
+        nonlocal has_failed
         try:
-            self._tracker: Tracker | None = begin()
-        except ConfigError:
-            raise
+            if not has_failed:
+                getattr(tracker, method)(*values)
         except Exception as error:
-            raise ConfigError(
-                [
-                    f"trainer.use_{name}: {name} cannot begin the run "
-                    f"({_line(error)}); correct its settings, or write false"
-                ]
-            ) from error
-
-    def write_step(self, step: int, values: Mapping[str, float]) -> None:
-        self._call(lambda tracker: tracker.write_step(step, values))
-
-    def write_epoch(self, row: Mapping[str, float]) -> None:
-        self._call(lambda tracker: tracker.write_epoch(row))
-
-    def close(self) -> None:
-        self._call(lambda tracker: tracker.close())
-
-    def _call(self, call: Callable[[Tracker], None]) -> None:
-        """Calls the tracker, unless it has failed before."""
-        if self._tracker is None:
-            return
-        try:
-            call(self._tracker)
-        except Exception as error:
-            self._tracker = None
+            has_failed = True
             _LOG.warning(
                 "%s takes no more of this run (%s); the records in the folder of the "
                 "run go on",
-                self._name,
+                name,
                 _line(error),
             )
 
+    methods = "write_step", "write_epoch", "close"
+    return Tracker(*(partial(call, method) for method in methods))
 
-class WandbTracker(Tracker):
+
+def wandb_run(config: Config, folder: Path, first_start: float) -> Tracker:
     """A run of Weights & Biases, which a resumed run continues."""
-
-    def __init__(self, config: Config, folder: Path, first_start: float) -> None:
-        """Begins or resumes the run; wandb reads WANDB_PROJECT and the like itself."""
-        self._wandb = importlib.import_module("wandb")
-        self._run = self._wandb.init(
-            name=folder.name,
-            id=f"{folder.name}-{int(first_start)}",
-            resume="allow",
-            dir=str(folder),
-            config=dump_config(config),
-        )
-
-    def write_step(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log({f"step/{k}": v for k, v in values.items()}, step=step)
-
-    def write_epoch(self, row: Mapping[str, float]) -> None:
-        """See `Tracker`; belongs to the last step that was written."""
-        self._run.log(_finite(row))
-
-    def close(self) -> None:
-        self._run.finish()
+    # wandb reads WANDB_PROJECT and the like itself.
+    run: Any = importlib.import_module("wandb").init(
+        name=folder.name,
+        id=f"{folder.name}-{int(first_start)}",
+        resume="allow",
+        dir=str(folder),
+        config=dump_config(config),
+    )
+    return Tracker(
+        lambda step, values: run.log(_of_steps(values), step=step),
+        lambda row: run.log(_finite(row)),  # of the last step that was written
+        run.finish,
+    )
 
 
-class MlflowTracker(Tracker):
+def mlflow_run(folder: Path, *, resumes: bool) -> Tracker:
     """A run of MLflow, whose id in the folder lets a resumed run continue it."""
-
-    def __init__(self, folder: Path, *, resumes: bool) -> None:
-        """Begins or resumes the run; MLflow itself reads MLFLOW_TRACKING_URI etc."""
-        self._mlflow = importlib.import_module("mlflow")
-        path = folder / "mlflow_run_id"
-        if resumes and path.exists():
-            self._mlflow.start_run(run_id=path.read_text().strip())
-            return
-        run: Any = self._mlflow.start_run(run_name=folder.name)
-        with new_file(path) as partial:
-            partial.write_text(run.info.run_id)
-
-    def write_step(self, step: int, values: Mapping[str, float]) -> None:
-        self._mlflow.log_metrics({f"step/{k}": v for k, v in values.items()}, step=step)
-
-    def write_epoch(self, row: Mapping[str, float]) -> None:
-        self._mlflow.log_metrics(_finite(row), step=int(row["epoch"]))
-
-    def close(self) -> None:
-        self._mlflow.end_run()
+    # MLflow itself reads MLFLOW_TRACKING_URI and the like.
+    mlflow: Any = importlib.import_module("mlflow")
+    path = folder / "mlflow_run_id"
+    if resumes and path.exists():
+        mlflow.start_run(run_id=path.read_text().strip())
+    else:
+        run = mlflow.start_run(run_name=folder.name)
+        with new_file(path) as file:
+            file.write_text(run.info.run_id)
+    return Tracker(
+        lambda step, values: mlflow.log_metrics(_of_steps(values), step=step),
+        lambda row: mlflow.log_metrics(_finite(row), step=int(row["epoch"])),
+        mlflow.end_run,
+    )
 
 
 def _line(error: Exception) -> str:
@@ -452,6 +422,10 @@ def _line(error: Exception) -> str:
 
 def _finite(row: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in row.items() if math.isfinite(value)}
+
+
+def _of_steps(values: Mapping[str, float]) -> dict[str, float]:
+    return {f"step/{name}": value for name, value in values.items()}
 
 
 class Profile:

@@ -78,10 +78,8 @@ def progress_after(
 
 def is_better(value: float, best: float | None, direction: str) -> bool:
     """Whether a metric beats the best one; NaN never does."""
-    if math.isnan(value):
-        return False
-    if best is None:
-        return True
+    if best is None or math.isnan(value):
+        return not math.isnan(value)
     return value < best if direction == "min" else value > best
 
 
@@ -151,7 +149,7 @@ def validate(
         return {}
     total = num_batches(loader, trainer.valid_batches_per_epoch)
     display.start(f"validation {epoch + 1}/{last}", total=total)
-    weights = steps.fuse(state.evaluation_params, state.evaluation_model_state)
+    weights = steps.fuse(*state.evaluated)
     collected: dict[str, list[float]] = {}
     for index, batch in enumerate(itertools.islice(loader.epoch(epoch), total)):
         noise = Noise(jax.random.key(index))

@@ -48,10 +48,8 @@ def update_by_path(
 ) -> Callable[..., tuple[dict[str, Array], Any]]:
     """The checked `update` of any optimizer, for packed gradients and parameters."""
     update = optax.with_extra_args_support(optimizer).update
-    uniform = isinstance(optimizer, UniformTransformation)
-
-    def by_path(packed: Mapping[str, Array]) -> dict[str, Array]:
-        return dict(packed) if uniform else packing.unpack(packed)
+    is_uniform = isinstance(optimizer, UniformTransformation)
+    by_path = dict if is_uniform else packing.unpack
 
     def updates(
         grads: Mapping[str, Array],
@@ -62,7 +60,7 @@ def update_by_path(
         named = by_path(params)
         changes, state = update(by_path(grads), state, named, **extra)
         check_updates(changes, named)
-        return changes if uniform else packing.pack(changes), state  # pyright: ignore
+        return changes if is_uniform else packing.pack(changes), state  # pyright: ignore
 
     return updates
 
@@ -243,11 +241,7 @@ def build_schedule(trainer: TrainerConfig, *, batches_per_epoch: int) -> optax.S
         # Of `plateau` the rate before it is reduced.
         return optax.constant_schedule(base)
     size = max(batches_per_epoch, 1) if schedule.by_epoch else 1
-
-    def by_batch(step: Any) -> ArrayLike:
-        return schedule.rate(base, step if size == 1 else step // size, jnp)
-
-    return by_batch
+    return lambda step: schedule.rate(base, step if size == 1 else step // size, jnp)
 
 
 def with_first_rate_at(
@@ -277,10 +271,6 @@ class LossScale:
 
     scale: Any  # factor of the loss, float32
     good_updates: Any  # updates since the scale changed, int32
-
-    @classmethod
-    def fresh(cls) -> LossScale:
-        return cls(jnp.float32(INITIAL_SCALE), jnp.zeros((), jnp.int32))
 
     def after(self, finite: Bool[Array, ""]) -> LossScale:
         count = jnp.where(finite, self.good_updates + 1, 0)

@@ -17,7 +17,7 @@ from credit_jax.data import Loader, build_loader
 from credit_jax.nn.context import Noise
 from credit_jax.packages.package import base_of_run
 from credit_jax.parallel.mesh.dims import ParallelDims
-from credit_jax.plan import Objective, RunPlan
+from credit_jax.plan import RunPlan
 from credit_jax.plan.objective import with_parts
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.step import make_eval_step
@@ -26,15 +26,14 @@ from credit_jax.transforms import Rollout
 
 def rehearse(plan: RunPlan) -> list[str]:
     """Returns the problems of the base, forecasts, losses and metrics of a run."""
-    objective = plan.objective
-    parts: list[Callable[[], Any]] = [partial(_check_base, plan)]
-    if objective is None:
+    if not plan.loaders:
         return []
+    parts: list[Callable[[], Any]] = [partial(_check_base, plan)]
     # The members of this loss are the data-parallel ranks.
     if not plan.config.loss.members_are_ranks:
         # Abstractly, for one sample on one device: shapes meet as in the run, and
         # nothing is computed or compiled.
-        parts += _evaluations(plan, objective)
+        parts += _evaluations(plan)
         if TRAINERS[plan.config.trainer.type] is not None:
             parts += _updates(plan)
     try:
@@ -44,19 +43,17 @@ def rehearse(plan: RunPlan) -> list[str]:
     return []
 
 
-def _evaluations(plan: RunPlan, objective: Objective) -> Iterator[Callable[[], Any]]:
+def _evaluations(plan: RunPlan) -> Iterator[Callable[[], Any]]:
     """Yields what evaluates each forecast of a run abstractly."""
     model = replace(plan.model, dims=ParallelDims()).build(jax.devices())
     noise = Noise(jax.random.key(0))
     state = jax.eval_shape(model.init, noise.key)
-    trained = [(plan.loaders.get("train"), objective)]
-    if plan.stages:
-        trained = [(stage.loader, stage.objective) for stage in plan.stages]
+    objective = plan.objective
+    trained = [(stage.loader, stage.objective) for stage in plan.stages]
     runs: list[tuple[Loader | None, Callable[..., Any] | None, Rollout]]
     runs = [
         (loader, with_parts(each.loss, each.metrics), each.rollout)
-        for loader, each in trained
-        if each is not None
+        for loader, each in trained or [(plan.loaders["train"], objective)]
     ]
     valid = plan.loaders.get("valid")
     runs.append((valid, objective.evaluate, objective.valid_rollout))
@@ -92,11 +89,6 @@ def _check_base(plan: RunPlan) -> None:
     base = base_of_run(config)
     if finetune is None or base is None:
         return
-    loader = build_loader(
-        config,
-        split="train",
-        open_files=plan.open_files,
-        grid=plan.model.grid,
-        like=base.like(finetune),
-    )
+    options = {"open_files": plan.open_files, "grid": plan.model.grid}
+    loader = build_loader(config, split="train", like=base.like(finetune), **options)
     base.match(loader.schema, config, plan.units, plan.model.model_def)

@@ -37,19 +37,9 @@ from credit_jax.parallel.processes.watch import RESUME
 from credit_jax.plan import plan_run
 from credit_jax.plan.restart import mesh_of_restart
 from credit_jax.plan.run_record import RunRecord
+from credit_jax.training import loggers
 from credit_jax.training.display import Display
-from credit_jax.training.loggers import (
-    LOG_NAME,
-    RECORDS_NAME,
-    CsvLog,
-    GuardedTracker,
-    MlflowTracker,
-    Profile,
-    StepRecords,
-    TensorBoard,
-    Tracker,
-    WandbTracker,
-)
+from credit_jax.training.loggers import LOG_NAME, RECORDS_NAME
 from credit_jax.training.loop import Loggers, NonFiniteLossError, Outcome, TrainingLoop
 from credit_jax.training.restore import (
     RunStore,
@@ -374,22 +364,22 @@ def run_training(
         )
     if note := epochs_note(trainer, start.progress.epoch):
         display.message(f"note: {note}")
-    loggers = _loggers(setup, folder, run_store, display, start, profile)
+    logs = _loggers(setup, folder, run_store, display, start, profile)
     stages = _stages(setup, first_rate_at=start.progress.first_rate_at)
-    loop = TrainingLoop(stages, setup.valid_loader, loggers, start, stop_at)
+    loop = TrainingLoop(stages, setup.valid_loader, logs, start, stop_at)
     try:
         outcome = loop.run()
     except BaseException as error:
         # Closing a store waits for all processes. The others do not reach that point,
         # unless all raise this error.
         alone = jax.process_count() > 1 and not isinstance(error, NonFiniteLossError)
-        for part in (loggers,) if alone else (store, loggers):
+        for part in (logs,) if alone else (store, logs):
             # A write that failed before fails again.
             with suppress(WriteError):
                 part.close()
         raise
     store.close()
-    loggers.close()
+    logs.close()
     if not outcome.is_complete:
         display.message(
             f"Stopped by {outcome.reason} after step {int(outcome.state.micro_step)}; "
@@ -431,28 +421,20 @@ def _loggers(
         display.message(f"note: {path} of before is now {move_aside(path).name}")
     write_config(setup.plan.config, path)
     setup.plan.schema.save(folder / SCHEMA_FILE)
-    records = StepRecords(
+    records = loggers.StepRecords(
         folder / RECORDS_NAME, setup.work, setup.plan.config.trainer.log_every_steps
     )
     records.open(start.micro_step or None)
     trainer = setup.plan.config.trainer
-    trackers: list[Tracker] = [
-        CsvLog(folder / LOG_NAME, keep_until=start.progress.epoch)
-    ]
+    trackers = [loggers.csv_log(folder / LOG_NAME, keep_until=start.progress.epoch)]
     if trainer.use_tensorboard:
-        trackers.append(TensorBoard(folder))
+        trackers.append(loggers.tensorboard(folder))
     if trainer.use_wandb:
-        trackers.append(
-            GuardedTracker(
-                "wandb",
-                lambda: WandbTracker(setup.plan.config, folder, records.first_start),
-            )
-        )
+        parts = setup.plan.config, folder, records.first_start
+        trackers.append(loggers.guarded("wandb", lambda: loggers.wandb_run(*parts)))
     if trainer.use_mlflow:
-        resumes = start.micro_step > 0
-        trackers.append(
-            GuardedTracker("mlflow", lambda: MlflowTracker(folder, resumes=resumes))
-        )
+        begin = partial(loggers.mlflow_run, folder, resumes=start.micro_step > 0)
+        trackers.append(loggers.guarded("mlflow", begin))
     records.trackers = trackers
-    profile = Profile(folder / "profile", *updates) if updates else None
+    profile = loggers.Profile(folder / "profile", *updates) if updates else None
     return Loggers(store, display, trackers, records, profile)

@@ -26,13 +26,12 @@ from credit_jax.models.flops import gradient_flops
 from credit_jax.models.parallel_model import ParallelModel, place_weights
 from credit_jax.parallel.compiler import check_options, compile_program
 from credit_jax.parallel.mesh.credit import (
-    data_parallel_coords,
     local_dp_ranks,
     shares_samples,
 )
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import place_batch, rows_of
-from credit_jax.plan import Objective, RunPlan
+from credit_jax.plan import RunPlan
 from credit_jax.plan.channels import ChannelMatch
 from credit_jax.training.loggers import MicroBatchWork
 from credit_jax.training.optimizer import (
@@ -102,15 +101,10 @@ class Setup:
         return replace(self.model, parallel_config=parallel_config)
 
     @property
-    def objective(self) -> Objective:
-        objective = self.plan.objective
-        assert objective is not None, "`prepare` takes plans without problems"
-        return objective
-
-    @property
     def batches_per_epoch(self) -> int:
-        cap = self.plan.config.trainer.batches_per_epoch
-        return num_batches(self.train_loader, cap)
+        return num_batches(
+            self.train_loader, self.plan.config.trainer.batches_per_epoch
+        )
 
     @property
     def batch_parts(self) -> int:
@@ -142,7 +136,7 @@ class Setup:
 
     def train_step(self, rate: optax.Schedule) -> Callable[..., Any]:
         """The step of `trainer.type`, not compiled."""
-        trainer, objective = self.plan.config.trainer, self.objective
+        trainer, objective = self.plan.config.trainer, self.plan.objective
         arguments = self.model, self.optimizer, objective.loss
         options: dict[str, Any] = {
             "schedule": rate,
@@ -172,12 +166,12 @@ class Setup:
             counted = lambda step: self.schedule(step - schedule_step)  # noqa: E731
         rate = with_first_rate_at(counted, first_rate_at, first_rate)
         evaluate = None
-        if self.objective.evaluate is not None:
+        if self.plan.objective.evaluate is not None:
             prepare = self.valid_loader.preparation if self.valid_loader else None
             eval_step = make_eval_step(
                 self.valid_model,
-                self.objective.evaluate,
-                rollout=replace(self.objective.valid_rollout, prepare=prepare),
+                self.plan.objective.evaluate,
+                rollout=replace(self.plan.objective.valid_rollout, prepare=prepare),
             )
             evaluate = compile_program(eval_step, self.model.mesh)
         train = compile_program(
@@ -188,15 +182,14 @@ class Setup:
             group_halos=trainer.compiler.group_halos,
         )
 
-        def proceed(value: int) -> Any:
-            sharding = NamedSharding(self.model.mesh, PartitionSpec())
-            return jax.make_array_from_callback((), sharding, lambda _: np.int32(value))
-
+        full = NamedSharding(self.model.mesh, PartitionSpec())
         back = int(trainer.schedule is not None and trainer.schedule.by_epoch)
         schedule = jax.jit(rate)
         return CompiledSteps(
             train=train,
-            proceed=proceed,
+            proceed=lambda value: jax.make_array_from_callback(
+                (), full, lambda _: np.int32(value)
+            ),
             fuse=compile_program(self.valid_model.fuse_spectral_norm, self.model.mesh),
             evaluate=evaluate,
             place_train=self.place_train,
@@ -278,7 +271,7 @@ class Setup:
             key,
             weights=weights,
             ema=self.plan.config.trainer.use_ema,
-            loss_state=init_loss_state(self.objective.loss, self.loss_optimizer),
+            loss_state=init_loss_state(self.plan.objective.loss, self.loss_optimizer),
         )
         finetune = self.plan.config.trainer.finetune
         if base is None or finetune is None or not finetune.moments:
@@ -290,8 +283,7 @@ def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
     """Puts the model and the loaders of a plan on a mesh; nothing is compiled."""
     check_options(plan.config.trainer.compiler.options)
     model = plan.build_model(devices)
-    mesh = model.parallel_config.mesh
-    data = plan.config.data
+    mesh, data = model.mesh, plan.config.data
     keys = [k for k in ("on_bad_sample", "on_outlier") if getattr(data, k) == "skip"]
     if keys and shares_samples(mesh):
         raise ValueError(
@@ -299,7 +291,7 @@ def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
             "a sample that only one of them cannot read would differ between them; "
             "take 'raise', or fewer devices along trainer.parallelism.tensor and domain"
         )
-    ranks, (_, dp_size) = local_dp_ranks(mesh), data_parallel_coords(mesh)
+    ranks, dp_size = local_dp_ranks(mesh), model.axes.num_data
     rows = rows_of(mesh, model.model_def.image_height).part
 
     def local(loader: Loader, *, shared: bool) -> Loader:
@@ -315,7 +307,6 @@ def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
     setup = Setup(plan, model, loaders["train"], loaders.get("valid"))
     stages = []
     for stage in plan.stages:
-        assert stage.loader is not None, "`prepare` takes plans with their data"
         alone = {"config": stage.config, "objective": stage.objective, "stages": ()}
         loader = local(stage.loader, shared=stage.config.shares_batches)
         stages.append(replace(setup, plan=replace(plan, **alone), train_loader=loader))

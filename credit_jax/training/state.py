@@ -36,6 +36,7 @@ from credit_jax.parallel.joint import joint
 from credit_jax.parallel.params.packing import Packing, pack_tree, unpack_on_host
 from credit_jax.parallel.params.spec import trainable
 from credit_jax.training.optimizer import (
+    INITIAL_SCALE,
     LossScale,
     UniformTransformation,
     optimizer_state_specs,
@@ -121,13 +122,10 @@ class TrainState:
         return self.packing.unpack({**self.stored_params, **self.stored_ema})
 
     @property
-    def evaluation_params(self) -> Any:
-        return self.params if self.stored_ema is None else self.ema
-
-    @property
-    def evaluation_model_state(self) -> Any:
-        """The model state for validation and forecasts, statistics averaged if any."""
-        return with_averaged_statistics(self.model_state, self.ema_stats)
+    def evaluated(self) -> tuple[Any, Any]:
+        """Parameters and model state for validation and forecasts, averaged if any."""
+        params = self.params if self.stored_ema is None else self.ema
+        return params, with_averaged_statistics(self.model_state, self.ema_stats)
 
 
 def state_specs(
@@ -268,17 +266,18 @@ def state_of(
     trained = trainable(packed if uniform else params, param_specs)
     averaged = trainable(packed, param_specs)
     scaled = model.parallel_config.precision.needs_scaling
-    # The average is a copy: the loop donates the state, which may have an array once.
+    # Copies: the loop donates the state, which may have an array once.
+    zero, scale = jnp.zeros((), jnp.int32), jnp.float32(INITIAL_SCALE)
     return TrainState(
         packing=packing,
-        micro_step=jnp.zeros((), jnp.int32),
-        update_step=jnp.zeros((), jnp.int32),
+        micro_step=zero,
+        update_step=jnp.copy(zero),
         stored_params=packed,
         model_state=model_state,
         stored_opt_state=optimizer.init(trained),
         stored_ema=jax.tree.map(jnp.copy, averaged) if ema else None,
         ema_stats=wide_statistics(model_state) if ema else None,
-        loss_scale=LossScale.fresh() if scaled else None,
+        loss_scale=LossScale(scale, jnp.copy(zero)) if scaled else None,
         loss_state=loss_state,
         key=key,
     )

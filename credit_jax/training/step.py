@@ -333,32 +333,33 @@ def _update_of(
             opt_state = keep_if(is_new, opt_state, state.stored_opt_state)
             loss_state = keep_if(is_new, loss_state, state.loss_state)
         update_step = state.update_step + 1
-        ema, ema_stats = state.stored_ema, state.ema_stats
-        if ema is not None and ema_decay is not None:
-            ema = update_ema(ema, moved, update_step, ema_decay)
-            stats = model_state[BATCH_STATS]
-            ema_stats = update_ema(ema_stats, stats, update_step, ema_decay)
-        new = TrainState(
-            packing=state.packing,
-            micro_step=micro_step,
-            update_step=update_step,
-            stored_params={**moved, **frozen},
-            model_state=model_state,
-            stored_opt_state=opt_state,
-            stored_ema=ema,
-            ema_stats=ema_stats,
-            loss_scale=loss_scale,
-            loss_state=loss_state,
-            key=state.key,
-        )
+        changes: dict[str, Any] = {
+            "micro_step": micro_step,
+            "update_step": update_step,
+            "model_state": model_state,
+            "loss_scale": loss_scale,
+        }
+        if state.stored_ema is not None and ema_decay is not None:
+            pairs = {
+                "stored_ema": (state.stored_ema, moved),
+                "ema_stats": (state.ema_stats, model_state[BATCH_STATS]),
+            }
+            changes |= {
+                name: update_ema(average, current, update_step, ema_decay)
+                for name, (average, current) in pairs.items()
+            }
         if taken is not None:
-            # The rest of the state; each part is selected where it is made, so that no
-            # pass over memory is added.
-            parts = ("micro_step", "update_step", "model_state")
-            parts += ("stored_ema", "ema_stats", "loss_scale")
-            values = {name: getattr(new, name) for name in parts}
-            old = {name: getattr(state, name) for name in parts}
-            new = replace(new, **keep_if(taken, values, old))
+            # Each part of the state is selected where it is made, so that no pass over
+            # memory is added.
+            old = {name: getattr(state, name) for name in changes}
+            changes = keep_if(taken, changes, old)
+        new = replace(
+            state,
+            stored_params={**moved, **frozen},
+            stored_opt_state=opt_state,
+            loss_state=loss_state,
+            **changes,
+        )
         return new, info
 
     return updated
@@ -414,19 +415,14 @@ def make_eval_step(
     >>> sorted(evaluate(params, model_state, batch))
     ['mse']
     """
-
-    def eval_step(
-        params: Weights,
-        model_state: ModelState,
-        inputs: tuple[PlacedBatch, Noise | None],
-    ) -> dict[str, Scalar]:
-        return evaluate_forecast(model, rollout, metrics, params, model_state, *inputs)
+    run = partial(evaluate_forecast, model, rollout, metrics)
 
     @cache
     def run_on(names: tuple[str, ...]) -> Callable[..., dict[str, Scalar]]:
-        batch_specs = (_batch_specs(model, names), PartitionSpec())
         return model.shard_map(
-            eval_step, batch_specs=batch_specs, out_specs=PartitionSpec()
+            lambda params, model_state, inputs: run(params, model_state, *inputs),
+            batch_specs=(_batch_specs(model, names), PartitionSpec()),
+            out_specs=PartitionSpec(),
         )
 
     def evaluate(
@@ -437,10 +433,9 @@ def make_eval_step(
     ) -> dict[str, Scalar]:
         model.check_weights(params, model_state)
         _check_batch(model, batch, rollout, stacked=False)
-        run = run_on(tuple(batch))
         trees = {"params": params, "model_state": model_state, "batch": batch}
         with on_mesh(model.mesh, **trees):
-            return run(params, model_state, (dict(batch), noise))
+            return run_on(tuple(batch))(params, model_state, (dict(batch), noise))
 
     return evaluate
 
@@ -516,10 +511,10 @@ def _accumulate(
             values[SUSPICION] = suspicion
         return grads, after, values
 
-    def split(x: Array) -> Array:
-        return x.reshape(-1, x.shape[1] // parts, *x.shape[2:])
-
-    batch = dict(batch) if parts == 1 else jax.tree.map(split, dict(batch))
+    batch = dict(batch)
+    if parts > 1:
+        split = lambda x: x.reshape(-1, x.shape[1] // parts, *x.shape[2:])  # noqa: E731
+        batch = jax.tree.map(split, batch)
     count = len(jax.tree.leaves(batch)[0])
     if count == 1:
         grads, model_state, values = micro(

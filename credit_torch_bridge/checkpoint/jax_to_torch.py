@@ -163,40 +163,21 @@ def cautions(run_config: RunConfig, checkpoint: JaxCheckpoint) -> list[str]:
     if not _trains(run_config):
         return []
     progress, parallel = checkpoint.progress, run_config.trainer.parallelism
-    notes = []
-    if progress.batches:
-        notes.append(
-            f"the run stopped in epoch {progress.epoch + 1} after {progress.batches} "
-            "batches; CREDIT counts whole epochs, and begins this one anew"
-        )
-        if progress.epoch == 0:
-            notes.append(
-                "CREDIT loads no schedule in the first epoch: its learning rate starts "
-                "from the beginning"
-            )
-    epochs = run_config.trainer.epochs
-    if checkpoint.moments is not None and progress.epoch >= epochs:
-        notes.append(
-            f"all {epochs} epochs are trained: raise trainer.epochs in model.yml to go "
-            "on"
-        )
-    if run_config.learns:
-        notes.append(
-            "CREDIT does not store what var_weighting: learnable has learned, and "
-            "begins anew with the variances of the scalers"
-        )
-    if parallel.tensor * parallel.domain > 1:
-        notes.append(
-            "model.yml asks for tensor: 1 and domain: 1; CREDIT cannot resume others"
-        )
-    if checkpoint.ema is not None:
-        notes.append(
-            "CREDIT's rollout forecasts with the last weights, not with their average, "
-            f"which is in {AVERAGE}"
-        )
-    if (run_config.raw.get("trainer") or {}).get("compile"):
-        notes.append(
-            "model.yml says compile: false; with torch.compile CREDIT expects every "
-            "name behind _orig_mod."
-        )
-    return notes
+    epochs, done = run_config.trainer.epochs, progress.batches
+    notes = {
+        f"the run stopped in epoch {progress.epoch + 1} after {done} batches; CREDIT "
+        "counts whole epochs, and begins this one anew": done,
+        "CREDIT loads no schedule in the first epoch: its learning rate starts from "
+        "the beginning": done and progress.epoch == 0,
+        f"all {epochs} epochs are trained: raise trainer.epochs in model.yml to go "
+        "on": checkpoint.moments is not None and progress.epoch >= epochs,
+        "CREDIT does not store what var_weighting: learnable has learned, and begins "
+        "anew with the variances of the scalers": run_config.learns,
+        "model.yml asks for tensor: 1 and domain: 1; CREDIT cannot resume "
+        "others": parallel.tensor * parallel.domain > 1,
+        "CREDIT's rollout forecasts with the last weights, not with their average, "
+        f"which is in {AVERAGE}": checkpoint.ema is not None,
+        "model.yml says compile: false; with torch.compile CREDIT expects every name "
+        "behind _orig_mod.": (run_config.raw.get("trainer") or {}).get("compile"),
+    }
+    return [note for note, applies in notes.items() if applies]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -155,12 +154,12 @@ def run_credit(
 ) -> ModelOutputs:
     """Runs one forward and backward pass of a model from `build_credit`."""
     seen: dict[str, np.ndarray] = {}
-
-    def record(name: str, _: Any, __: Any, output: torch.Tensor) -> None:
-        seen[name] = output.detach().numpy().copy()
-
     hooks = [
-        module.register_forward_hook(partial(record, name))
+        module.register_forward_hook(
+            lambda _, __, output, name=name: seen.update(
+                {name: output.detach().numpy().copy()}
+            )
+        )
         for name, module in model.named_modules()
         if name in blocks
     ]

@@ -45,9 +45,11 @@ from credit_torch_bridge.config.to_gen2 import (
 
 _UNKNOWN = re.compile(r"^(?P<key>[^:]*): unknown key; (?P<hint>.*)$")
 _UNSET = re.compile(r"^save_loc: .* environment variable")
-# Sections whose unknown keys CREDIT also refuses, or passes to a constructor.
-_STRICT = ("preblocks", "postblocks", "metrics", "demo", "optimize_ic", "assimilation")
-_STRICT_TRAINER = ("parallelism", "scheduler", "fsdp", "fsdp2_mp_policy")
+# Keys of sections whose unknown keys CREDIT also refuses, or passes to a constructor.
+_STRICT = re.compile(
+    r"(preblocks|postblocks|metrics|demo|optimize_ic|assimilation)\."
+    r"|trainer\.(parallelism|scheduler|fsdp|fsdp2_mp_policy)(\.|$)"
+)
 
 
 def gen2_to_jax(editor: ConfigEditor) -> None:
@@ -117,7 +119,8 @@ def _parsed(editor: ConfigEditor, section: str, read: Any) -> Any:
             result = read()
         except ConfigError as error:
             lines = [_UNKNOWN.match(line) for line in error.problems]
-            gone = [line for line in lines if line and _passes_over(line["key"])]
+            # CREDIT ignores unknown keys outside of `_STRICT`.
+            gone = [line for line in lines if line and not _STRICT.match(line["key"])]
             if not gone:
                 # Problems without that of `loss.args`, if there is one of `loss.type`.
                 typed = any(p.startswith("loss.type:") for p in error.problems)
@@ -141,14 +144,6 @@ def _parsed(editor: ConfigEditor, section: str, read: Any) -> Any:
             text = f"kept, and without effect here: {'; '.join(harmless)}"
             editor.note(section or "file", text)
     return result
-
-
-def _passes_over(key: str) -> bool:
-    """Whether CREDIT ignores unknown keys in the section of a key."""
-    path = key.split(".")
-    if path[0] == "trainer" and path[1] in _STRICT_TRAINER:
-        return False
-    return path[0] not in _STRICT or len(path) == 1
 
 
 def leave_objects(editor: ConfigEditor) -> None:

@@ -7,13 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-UNCHANGED, MOVED, COMPUTED, DROPPED, NOTE = (
-    "kept",
-    "moved",
-    "computed",
-    "dropped",
-    "note",
-)
+UNCHANGED, MOVED, COMPUTED = "kept", "moved", "computed"
+DROPPED, NOTE = "dropped", "note"
 
 Path = tuple[Any, ...]
 
@@ -54,8 +49,7 @@ class ConfigReport:
 
     def lines(self) -> Iterator[str]:
         """Changes, notes, and the unchanged keys of each section, one line each."""
-        order = (MOVED, COMPUTED, DROPPED, NOTE)
-        for kind in order:
+        for kind in (MOVED, COMPUTED, DROPPED, NOTE):
             yield from (str(c) for c in self.changes if c.kind == kind)
         sections: dict[str, list[str]] = {}
         for path in self.kept:
@@ -95,13 +89,10 @@ class ConfigEditor:
         value = self.get(section)
         return list(value) if isinstance(value, Mapping) else []
 
-    def pop(self, key: str | Path, default: Any = None) -> Any:
+    def pop(self, key: str | Path) -> Any:
         """Removes a value and returns it; records nothing."""
-        value = self.get(key, default)
         parent, name = self._parent(key)
-        if parent is not None:
-            parent.pop(name, None)
-        return value
+        return None if parent is None else parent.pop(name, None)
 
     def put(self, key: str | Path, value: Any) -> None:
         """Sets a value, and creates its section if needed; records nothing."""
@@ -148,6 +139,15 @@ class ConfigEditor:
     def note(self, key: str | Path, text: str) -> None:
         """Records a note for the user."""
         self.changes.append(Change(NOTE, as_path(key), text))
+
+    def note_if(self, notes: Mapping[str, Any]) -> None:
+        """Records the notes, key first, whose values are true."""
+        for line in (line for line, applies in notes.items() if applies):
+            self.note(*line.split(": ", 1))
+
+    def refuse_if(self, problems: Mapping[str, Any]) -> None:
+        """Records the problems, key first, whose values are true."""
+        self.problems += [line for line, applies in problems.items() if applies]
 
     def problem(self, key: str | Path, text: str) -> None:
         """Records why the config cannot be converted."""

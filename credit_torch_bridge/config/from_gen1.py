@@ -194,21 +194,14 @@ def trainer_to_gen2(editor: ConfigEditor) -> None:
         editor.drop(f"trainer.{key}", "it is not used")
     for key in ("cpu_offload", "checkpoint_all_layers"):
         editor.drop(f"trainer.{key}", unread)
-    accumulate = editor.get("trainer.grad_accum_every", 1)
-    if accumulate != 1:
-        editor.compute(
-            "trainer.grad_accum_every", 1, "gen1's trainer never accumulates"
-        )
-    if (
-        editor.has("trainer.grad_max_norm")
-        and editor.get("trainer.grad_max_norm") is None
-    ):
-        editor.compute("trainer.grad_max_norm", 0.0, "no clipping")
-    if editor.get("trainer.use_scheduler") and editor.get(
-        "trainer.update_learning_rate"
-    ):
+    if editor.get("trainer.grad_accum_every", 1) != 1:
+        why = "gen1's trainer never accumulates"
+        editor.compute("trainer.grad_accum_every", 1, why)
+    no_clipping(editor, "no clipping")
+    rate = "trainer.update_learning_rate"
+    if editor.get("trainer.use_scheduler") and editor.get(rate):
         why = "gen1's parser says so where there is a schedule"
-        editor.compute("trainer.update_learning_rate", False, why)
+        editor.compute(rate, False, why)
     if editor.get("trainer.train_one_epoch"):
         editor.compute("trainer.epochs", 999, "gen1 sets it with train_one_epoch")
     for key, value in _DEFAULTS.items():
@@ -221,6 +214,13 @@ def trainer_to_gen2(editor: ConfigEditor) -> None:
             hint = nearest_key(key, _KNOWN) if isinstance(key, str) else ""
             near = f"; {hint}" if hint.startswith("the nearest") else ""
             editor.drop(("trainer", key), f"no trainer reads it{near}")
+
+
+def no_clipping(editor: ConfigEditor, why: str) -> None:
+    """Writes 0 for a norm that is null."""
+    key = "trainer.grad_max_norm"
+    if editor.has(key) and editor.get(key) is None:
+        editor.compute(key, 0.0, why)
 
 
 def mode_to_parallelism(editor: ConfigEditor) -> None:
@@ -252,19 +252,17 @@ def mode_to_parallelism(editor: ConfigEditor) -> None:
     loads = any(
         editor.get(f"trainer.load_{subject}") for subject in ("weights", "optimizer")
     )
-    if "fsdp" in mode and loads:
-        editor.note(
-            "trainer.mode",
-            f"{mode}: its checkpoints (model_checkpoint.pt) are not gen2's; convert "
-            "them, too",
-        )
-    if "fsdp" in mode and editor.get("trainer.amp"):
-        editor.note("trainer.amp", "float16 in gen1, bfloat16 with fsdp2 in gen2")
-    if degree > 1:
-        editor.note(
-            "trainer.parallelism.domain",
-            "CREDIT's domain parallelism changes the numbers, credit_jax's does not",
-        )
+    fsdp = "fsdp" in mode
+    editor.note_if(
+        {
+            f"trainer.mode: {mode}: its checkpoints (model_checkpoint.pt) are not "
+            "gen2's; convert them, too": fsdp and loads,
+            "trainer.amp: float16 in gen1, bfloat16 with fsdp2 in gen2": fsdp
+            and editor.get("trainer.amp"),
+            "trainer.parallelism.domain: CREDIT's domain parallelism changes the "
+            "numbers, credit_jax's does not": degree > 1,
+        }
+    )
 
 
 def active_physics(conf: Any) -> list[str]:

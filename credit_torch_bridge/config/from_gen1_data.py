@@ -299,48 +299,32 @@ def _refuse(editor: ConfigEditor) -> None:
     kind = editor.get("data.dataset_type", BATCHER)
     forecast_len = editor.get("data.forecast_len", 0)
     steps = forecast_len if isinstance(forecast_len, int) else 0
-    if kind not in DATASETS:
-        editor.problem(
-            "data.dataset_type",
-            f"{kind!r} has no counterpart in gen2; there are: {', '.join(DATASETS)}",
-        )
-    if editor.get("data.skip_periods", 1) != 1:
-        editor.problem(
-            "data.skip_periods",
-            f"{editor.get('data.skip_periods')} takes times out of the middle of a "
-            "file's steps, and gen2 does not; write data of the model's own time step",
-        )
-    scaler = editor.get("data.scaler_type")
-    if scaler not in ("std_new", "std_cached"):
-        editor.problem(
-            "data.scaler_type",
-            f"{scaler!r} cannot be converted; expected std_new (mean and standard "
-            "deviation from files) or std_cached (normalized files)"
-            + SCALERS.get(str(scaler), ""),
-        )
-    if editor.get("data.sst_forcing.activate"):
-        editor.problem(
-            "data.sst_forcing",
-            "active: gen2 has no step that keeps sea surfaces as they were at the "
-            "start; write them so into the files, or leave it out with --drop "
-            "data.sst_forcing",
-        )
+    skipped, scaler = editor.get("data.skip_periods", 1), editor.get("data.scaler_type")
     old_single = kind == SINGLE or (
         not editor.has("data.dataset_type") and editor.get("trainer.type") == "standard"
     )
-    if steps and old_single and editor.get("data.one_shot") is True:
-        editor.problem(
-            "data.one_shot",
-            "true asks for a loss on the last of several steps; gen2 has "
-            "backprop_on_timestep instead, which reads every step; use false",
-        )
     levels = editor.get("data.levels")
-    if levels is not None and levels != editor.get("model.levels", levels):
-        editor.problem(
-            "data.levels",
-            f"{levels} differs from model.levels {editor.get('model.levels')}; gen2 "
-            "has the latter alone",
-        )
+    of_model = editor.get("model.levels", levels)
+    problems = {
+        f"data.dataset_type: {kind!r} has no counterpart in gen2; there are: "
+        f"{', '.join(DATASETS)}": kind not in DATASETS,
+        f"data.skip_periods: {skipped} takes times out of the middle of a file's "
+        "steps, and gen2 does not; write data of the model's own time "
+        "step": skipped != 1,
+        f"data.scaler_type: {scaler!r} cannot be converted; expected std_new (mean and "
+        "standard deviation from files) or std_cached (normalized files)"
+        f"{SCALERS.get(str(scaler), '')}": scaler not in ("std_new", "std_cached"),
+        "data.sst_forcing: active: gen2 has no step that keeps sea surfaces as they "
+        "were at the start; write them so into the files, or leave it out with --drop "
+        "data.sst_forcing": editor.get("data.sst_forcing.activate"),
+        "data.one_shot: true asks for a loss on the last of several steps; gen2 has "
+        "backprop_on_timestep instead, which reads every step; use false": steps
+        and old_single
+        and editor.get("data.one_shot") is True,
+        f"data.levels: {levels} differs from model.levels {of_model}; gen2 has the "
+        "latter alone": levels is not None and levels != of_model,
+    }
+    editor.refuse_if(problems)
 
 
 def _whole(editor: ConfigEditor, key: str, least: int = 1) -> int | None:

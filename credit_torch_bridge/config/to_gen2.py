@@ -17,7 +17,7 @@ from credit_torch_bridge.config.credit_blocks import (
     refuse_blocks,
 )
 from credit_torch_bridge.config.editor import ConfigEditor
-from credit_torch_bridge.config.from_gen1 import mode_to_parallelism, pairs
+from credit_torch_bridge.config.from_gen1 import mode_to_parallelism, no_clipping, pairs
 
 # CREDIT's trainer of ensembles with a member on each rank (pull request 309).
 ENSEMBLE = "ensemble-gen2"
@@ -141,11 +141,7 @@ def gen2_to_credit(editor: ConfigEditor) -> None:
     editor.default("trainer.use_scheduler", False, "CREDIT asks for it")
     if editor.get("trainer.scheduler") is None:
         editor.drop("trainer.scheduler", "CREDIT cannot read null")
-    if (
-        editor.has("trainer.grad_max_norm")
-        and editor.get("trainer.grad_max_norm") is None
-    ):
-        editor.compute("trainer.grad_max_norm", 0.0, "CREDIT cannot compare null")
+    no_clipping(editor, "CREDIT cannot compare null")
     _model(editor)
     _loss(editor)
     # Metrics have weights, which CREDIT takes from scalers by default.
@@ -295,8 +291,15 @@ def _loss(editor: ConfigEditor) -> None:
     weights = editor.get("loss.variable_weights")
     if not editor.get("loss.use_variable_weights") or not isinstance(weights, dict):
         return
-    counts = _predicted(editor)
-    if set(weights) != set(counts):
+    # Numbers of levels of the predicted variables, in the order of the channels.
+    counts, sources = {}, editor.get("data.source", {})
+    for name, key in variables_of(sources, ("prognostic", "diagnostic")):
+        source, _, dim, _ = key.split("/", 3)
+        levels = sources[source].get("levels")
+        deep = len(levels) if isinstance(levels, list) else editor.get("model.levels")
+        counts[name] = deep if dim == "3d" else 1
+    is_known = all(type(count) is int for count in counts.values())
+    if not is_known or set(weights) != set(counts):
         return  # credit_jax refuses such weights, too
     ordered = {}
     for name, count in counts.items():
@@ -308,17 +311,6 @@ def _loss(editor: ConfigEditor) -> None:
         editor.pop("loss.variable_weights")
         why = "one for each channel, in the order of the channels, as CREDIT reads them"
         editor.compute("loss.variable_weights", ordered, why)
-
-
-def _predicted(editor: ConfigEditor) -> dict[str, int]:
-    """Numbers of levels of the predicted variables, in the order of the channels."""
-    counts, sources = {}, editor.get("data.source", {})
-    for name, key in variables_of(sources, ("prognostic", "diagnostic")):
-        source, _, dim, _ = key.split("/", 3)
-        levels = sources[source].get("levels")
-        deep = len(levels) if isinstance(levels, list) else editor.get("model.levels")
-        counts[name] = deep if dim == "3d" else 1
-    return counts if all(type(count) is int for count in counts.values()) else {}
 
 
 def _validation(editor: ConfigEditor) -> None:
@@ -358,9 +350,6 @@ def _cautions(editor: ConfigEditor) -> None:
             "CREDIT's model has no such argument, and is not built with it; convert "
             "--to torch leaves it out",
         )
-    only = ONLY_WEIGHTS.get(str(editor.get("model.type")))
-    if only is not None:
-        editor.note("model.type", only)
     for key, (neutral, why) in _OURS.items():
         if editor.get(key, neutral) != neutral:
             editor.note(key, why)
@@ -376,29 +365,33 @@ def _cautions(editor: ConfigEditor) -> None:
                 "without rows and columns; set grid_type: rectilinear where they are "
                 "1-D, and curvilinear where they are 2-D",
             )
-    tensor = editor.get("trainer.parallelism.tensor", 1)
-    domain = editor.get("trainer.parallelism.domain", 1)
-    if tensor != 1:
-        editor.note(
-            "trainer.parallelism.tensor", f"{tensor}: CREDIT refuses it for this model"
-        )
-    if domain != 1:
-        editor.note(
-            "trainer.parallelism.domain",
-            f"{domain}: CREDIT's own domain parallelism changes the numbers",
-        )
-    # CREDIT recomputes blocks whose weights have a spectral norm.
-    if (
-        editor.get("trainer.activation_checkpoint")
-        and editor.get("model.use_spectral_norm", True)
-        and editor.get("model.type") in _RECOMPUTED
-    ):
-        editor.note(
-            "trainer.activation_checkpoint",
-            "CREDIT's recomputation runs the power iteration of spectral norm again: "
-            "losses differ by about 5e-5 while it has not converged; with false they "
-            "do not, and more memory is needed",
-        )
+    parallelism = editor.get("trainer.parallelism", {})
+    tensor, domain = (parallelism.get(key, 1) for key in ("tensor", "domain"))
+    fsdp2, trainer = parallelism.get("data") == "fsdp2", editor.get("trainer", {})
+    several = len(editor.keys("data.source")) > 1
+    only = ONLY_WEIGHTS.get(str(editor.get("model.type")))
+    editor.note_if(
+        {
+            f"model.type: {only}": only,
+            f"trainer.parallelism.tensor: {tensor}: CREDIT refuses it for this "
+            "model": tensor != 1,
+            f"trainer.parallelism.domain: {domain}: CREDIT's own domain parallelism "
+            "changes the numbers": domain != 1,
+            # CREDIT recomputes blocks whose weights have a spectral norm.
+            "trainer.activation_checkpoint: CREDIT's recomputation runs the power "
+            "iteration of spectral norm again: losses differ by about 5e-5 while it "
+            "has not converged; with false they do not, and more memory is "
+            "needed": trainer.get("activation_checkpoint")
+            and editor.get("model.use_spectral_norm", True)
+            and editor.get("model.type") in _RECOMPUTED,
+            "trainer.fsdp2_mp_policy: CREDIT reads it with data: fsdp2 alone, and "
+            "takes float16 here": trainer.get("amp")
+            and trainer.get("fsdp2_mp_policy") is not None
+            and not fsdp2,
+            "loss.variable_weights: CREDIT reads the variables of the first source "
+            "alone here": several and editor.get("loss.use_variable_weights"),
+        }
+    )
     for name in editor.keys("postblocks.per_step"):
         block = ("postblocks", "per_step", name)
         if editor.get((*block, "type")) == "wind_artifact_filter" and editor.get(
@@ -420,15 +413,3 @@ def _cautions(editor: ConfigEditor) -> None:
                 "CREDIT 2026.2.0 fits a scaler for each longitude without it; false is "
                 "one a level, as in credit_jax",
             )
-    fsdp2 = editor.get("trainer.parallelism.data") == "fsdp2"
-    policy = editor.get("trainer.fsdp2_mp_policy")
-    if editor.get("trainer.amp") and policy is not None and not fsdp2:
-        editor.note(
-            "trainer.fsdp2_mp_policy", "CREDIT reads it with data: fsdp2 alone, and "
-            "takes float16 here"
-        )  # fmt: skip
-    if len(editor.keys("data.source")) > 1 and editor.get("loss.use_variable_weights"):
-        editor.note(
-            "loss.variable_weights",
-            "CREDIT reads the variables of the first source alone here",
-        )

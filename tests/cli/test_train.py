@@ -153,8 +153,8 @@ def test_the_first_step_waits_for_no_climatology(
     plan = plan_run(load_config(write_yaml(tmp_path / "c.yml", config)))
     setup = prepare(plan, jax.devices())
     setup.steps()
-    assert "acc/ERA5/prognostic/3d/T" in setup.objective.evaluated
-    assert not setup.objective.metrics.names, "no mean of the period for batches"
+    assert "acc/ERA5/prognostic/3d/T" in setup.plan.objective.evaluated
+    assert not setup.plan.objective.metrics.names, "no mean of the period for batches"
     batch = setup.place_valid(setup.valid_loader.read([0, 1]))
     state = setup.fresh_state()
     with pytest.raises(AssertionError, match="called too early"):

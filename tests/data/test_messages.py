@@ -349,8 +349,8 @@ def a_prognostic_variable_that_y_lacks():
 @CASES.case
 def channels_of_a_model(world):
     schema = open_dataset(parsed(raw_config(world)).data).schema
-    assert channel_problems(schema, parse_model(MODEL)) == []
-    return channel_problems(schema, parse_model({**MODEL, "surface_channels": 2}))
+    assert not [*channel_problems(schema, parse_model(MODEL))]
+    return [*channel_problems(schema, parse_model({**MODEL, "surface_channels": 2}))]
 
 
 def unfit(key, value, region):

@@ -48,7 +48,7 @@ def test_a_plan_without_data_opens_no_file(plan, monkeypatch):
     monkeypatch.setattr("credit_jax.io.open_files.xr.open_dataset", None)
     preblocks = {"per_step": {"concat": {"type": "concat"}}}
     found = plan(with_data=False, preblocks=preblocks)
-    assert (found.loaders, found.objective) == ({}, None)
+    assert (found.loaders, found.stages) == ({}, ())
     assert found.schema.num_input_channels == 7
 
 

@@ -22,7 +22,7 @@ def start_of(setup: Setup, weights: Any) -> TrainState:
     params, model_state = jax.device_put(weights)
     further = {
         "ema": setup.plan.config.trainer.use_ema,
-        "loss_state": init_loss_state(setup.objective.loss, setup.loss_optimizer),
+        "loss_state": init_loss_state(setup.plan.objective.loss, setup.loss_optimizer),
     }
     key = jax.random.key(SEED)
     state = state_of(setup.model, params, model_state, setup.optimizer, key, **further)

@@ -63,9 +63,7 @@ def test_errors_of_one_step(world, tmp_path, monkeypatch):
         np.concatenate([own.y[:, :, 0] for own in samples])
     )
     state = setup.fresh_state()
-    model = Forecaster(
-        setup.valid_model, state.evaluation_params, state.evaluation_model_state
-    )
+    model = Forecaster(setup.valid_model, *state.evaluated)
     made = np.concatenate([model(own.x)[:, :, 0] for own in samples])
     rmse = scores["rmse"].sel(region="global").isel(prediction_timedelta=0)
     expected = {

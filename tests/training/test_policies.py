@@ -247,7 +247,7 @@ def test_loss_scale_follows_that_of_torch(torch: Any) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=INITIAL_SCALE)
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=0.0)
-    ours = LossScale.fresh()
+    ours = LossScale(jnp.float32(INITIAL_SCALE), jnp.int32(0))
     after = jax.jit(LossScale.after)
     rng = np.random.default_rng(0)
     finite = [True] * 2001 + (rng.random(60) > 0.4).tolist() + [True] * 2100

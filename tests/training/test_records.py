@@ -15,18 +15,18 @@ from rich.console import Console
 from credit_jax.config import ConfigError
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import (
-    CsvLog,
-    GuardedTracker,
     MicroBatchWork,
-    MlflowTracker,
     Profile,
     StepRecords,
-    TensorBoard,
+    csv_log,
+    guarded,
     logged_metrics,
+    mlflow_run,
     parse_updates,
     peak_of,
     read_log,
     read_records,
+    tensorboard,
 )
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases
@@ -153,7 +153,7 @@ def test_mlflow_goes_on_in_the_same_run(
     )
     monkeypatch.setitem(sys.modules, "mlflow", fake)
     for resumes in (False, True):
-        tracker = MlflowTracker(tmp_path, resumes=resumes)
+        tracker = mlflow_run(tmp_path, resumes=resumes)
         tracker.write_step(3, {"loss": 1.0})
         tracker.write_epoch({"epoch": 0, "train_loss": 2.0, "lr": float("nan")})
         tracker.close()
@@ -173,7 +173,7 @@ def test_a_tracker_that_fails_does_not_end_a_run(
             raise ConnectionError("no\n answer")
 
     methods = dict.fromkeys(("write_step", "write_epoch", "close"), call)
-    tracker = GuardedTracker("mlflow", lambda: SimpleNamespace(**methods))
+    tracker = guarded("mlflow", lambda: SimpleNamespace(**methods))
     for step in (1, 2, 3):
         tracker.write_step(step, {"loss": 1.0})
     tracker.write_epoch({"epoch": 0})
@@ -186,7 +186,7 @@ def test_a_tracker_that_fails_does_not_end_a_run(
         raise RuntimeError("no such store")
 
     with pytest.raises(ConfigError, match=r"use_mlflow: .*RuntimeError: no such store"):
-        GuardedTracker("mlflow", refused)
+        guarded("mlflow", refused)
 
 
 def test_a_trace(tmp_path: Any) -> None:
@@ -213,24 +213,26 @@ def row(epoch: int) -> dict[str, float]:
 
 def test_columns_are_in_credits_order(tmp_path: Any) -> None:
     """A resumed run takes up the log; a new run begins a new one."""
-    log = CsvLog(tmp_path / "training_log.csv")
+    path = tmp_path / "training_log.csv"
+    log = csv_log(path)
     second = row(1) | {"valid_mae": 3.0}
     for line in (row(0), second, row(2)):
         log.write_epoch(line)
-    lines = log.path.read_text().splitlines()
+    lines = path.read_text().splitlines()
     assert lines[0] == (
         "index,epoch,train_loss,valid_loss,valid_rmse,valid_mae,"
         "valid_rmse/S/prognostic/3d/T,lr"
     )
     assert lines[1].startswith("0,0,1.0,2.0,0.25,,0.5")
-    CsvLog(log.path, keep_until=2).write_epoch(row(7))
-    assert read_log(log.path) == [row(0), second, row(7)]
+    csv_log(path, keep_until=2).write_epoch(row(7))
+    assert read_log(path) == [row(0), second, row(7)]
     assert [p.name for p in tmp_path.iterdir()] == ["training_log.csv"]
-    assert CsvLog(log.path).rows == []
+    csv_log(path).write_epoch(row(0))
+    assert read_log(path) == [row(0)]
 
 
 def test_tensorboard(tmp_path: Any) -> None:
-    board = TensorBoard(tmp_path)
+    board = tensorboard(tmp_path)
     board.write_epoch(row(0) | {"valid_bias": float("nan")})
     board.close()
     (file,) = (tmp_path / "tensorboard").iterdir()

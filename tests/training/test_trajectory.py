@@ -73,7 +73,7 @@ def train_as_credit(
     (u of every matrix) by path, and the row of the `log`.
     """
     setup = prepare_on(config_path, mesh)
-    steps, num_steps = setup.steps(), setup.objective.rollout.num_steps
+    steps, num_steps = setup.steps(), setup.plan.objective.rollout.num_steps
     state = start_of(setup, from_state_dict(setup.model.model_def, run.initial))
     batches = setup.train_loader.epoch(0)
     on_host = replace(setup.train_loader, is_raw=False)

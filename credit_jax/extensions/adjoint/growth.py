@@ -175,8 +175,7 @@ def dataset_of(
     times: Sequence[np.datetime64],
 ) -> xr.Dataset:
     """`singular_value`, and each variable at the start and, as NAME_final, the end."""
-    chosen = tuple(v for v in outputs.variables if v.key in vectors.initial)
-    chosen = replace(outputs, variables=chosen, attributes={})
+    chosen = replace(outputs.only(vectors.initial), attributes={})
     initial = {key: field[:, :, 0] for key, field in vectors.initial.items()}
     parts = []
     for fields, time in zip((initial, vectors.final), times, strict=True):
@@ -229,43 +228,30 @@ class Singular(Scaled):
     ) -> list[str]:
         if schedule.num_members == 1:
             return []
-        problems, other = list[str](), "take gaussian, spherical, bred or lagged"
+        steps, wrong, other = 0, "", "take gaussian, spherical, bred or lagged"
         try:
             steps = steps_of(self.lead, schedule.timestep, f"{SECTION}.lead")
         except ValueError as error:
-            problems.append(str(error))
-        else:
-            if steps > schedule.num_steps:
-                problems.append(
-                    f"{SECTION}.lead: {self.lead} is longer than the forecasts, of "
-                    f"{counted(schedule.num_steps, 'step')} of "
-                    f"{duration_text(schedule.timestep)}; make it shorter, or them "
-                    "longer"
-                )
+            wrong = str(error)
         needed = schedule.num_members // 2
-        if needed > self.vectors:
-            problems.append(
-                f"{SECTION}.vectors: {self.vectors} perturb {2 * self.vectors} members "
-                f"and the control, but inference.members is {schedule.num_members}; at "
-                f"least {needed} are needed"
-            )
         sizes = self.std.values() if isinstance(self.std, dict) else [self.std]
-        if min(sizes, default=0) < 0 or not any(sizes):
-            problems.append(
-                f"{SECTION}.std: got {self.std}, expected positive numbers, as "
-                "singular vectors are scaled by them"
-            )
-        if draws_noise:
-            problems.append(
-                f"{SECTION}.type: singular: the model draws noise, with which each "
-                f"forecast has other singular vectors; {other}"
-            )
-        if frames != 1:
-            problems.append(
-                f"{SECTION}.type: singular: the model reads {frames} times, and "
-                f"singular vectors are those of one; {other}"
-            )
-        return problems
+        problems = {
+            wrong: wrong,
+            f"{SECTION}.lead: {self.lead} is longer than the forecasts, of "
+            f"{counted(schedule.num_steps, 'step')} of "
+            f"{duration_text(schedule.timestep)}; make it shorter, or them "
+            "longer": steps > schedule.num_steps,
+            f"{SECTION}.vectors: {self.vectors} perturb {2 * self.vectors} members and "
+            f"the control, but inference.members is {schedule.num_members}; at least "
+            f"{needed} are needed": needed > self.vectors,
+            f"{SECTION}.std: got {self.std}, expected positive numbers, as singular "
+            "vectors are scaled by them": min(sizes, default=0) < 0 or not any(sizes),
+            f"{SECTION}.type: singular: the model draws noise, with which each "
+            f"forecast has other singular vectors; {other}": draws_noise,
+            f"{SECTION}.type: singular: the model reads {frames} times, and singular "
+            f"vectors are those of one; {other}": frames != 1,
+        }
+        return [line for line, applies in problems.items() if applies]
 
     def cost(self, starts: str = "each start date") -> str:
         return (

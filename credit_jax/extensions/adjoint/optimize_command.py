@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from credit_jax.extensions.adjoint.optimization import (
     TrajectoryLoss,
     optimize_state,
 )
-from credit_jax.forecast import Forecaster
 from credit_jax.forecast.forecaster import to_host
 from credit_jax.forecast.netcdf import to_dataset
 from credit_jax.io.atomic import new_file, refuse_existing
@@ -60,7 +58,6 @@ class OptimizeState(RunOptions):
         section = config.optimize_ic or OptimizeConfig()
         num_steps = config.data.forecast_len
         section.windows(num_steps)
-        self.join()
         planned = self.plan(
             config,
             init_times=[self.init_time],
@@ -70,11 +67,9 @@ class OptimizeState(RunOptions):
         plan, model, outputs = planned.plan, planned.model, planned.outputs
         training, start = _training(config, plan, num_steps), plan.schedule.starts[0]
         loader, objective = training.loaders["train"], training.objective
-        assert objective is not None, "a plan without problems has an objective"
-        weights = Forecaster(model, *planned.checkpoint.restore(model)).weights
         leads = range(1, num_steps + 1)
         forecast = map_of_plan(
-            plan, model, weights, leads, "normalized", objective.rollout
+            plan, model, planned.weights, leads, "normalized", objective.rollout
         )
         y = SampleReader(loader.dataset, loader.pipeline).read([0]).y
         y = np.repeat(y, model.axes.num_data, axis=0)
@@ -105,8 +100,7 @@ class OptimizeState(RunOptions):
             plan.reader.data.time(start, k)
             for k in range(1 - model.model_def.frames, 1)
         ]
-        chosen = tuple(v for v in outputs.variables if v.key in host)
-        outputs = replace(outputs, variables=chosen)
+        outputs = outputs.only(host)
         if jax.process_index() == 0:
             changes = {key: states[0][key] - states[1][key] for key in host}
             out.mkdir(parents=True, exist_ok=True)
@@ -116,7 +110,7 @@ class OptimizeState(RunOptions):
                     for index in range(len(times))
                 ]
                 dataset = to_dataset(outputs, times, steps)
-                for variable in chosen:
+                for variable in outputs.variables:
                     dataset[variable.name].attrs |= outputs.attributes_of(variable)
                 with new_file(out / name) as path:
                     write_netcdf(dataset, path, {})

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import xarray as xr
 
 from credit_jax.cli.commands import DIVERGED, OK, CommandError, option, print_line
 from credit_jax.cli.model import ModelOptions
@@ -24,7 +25,7 @@ from credit_jax.extensions.adjoint.growth import (
     singular_vectors,
 )
 from credit_jax.extensions.adjoint.maps import State, map_of_plan
-from credit_jax.extensions.adjoint.target import Sensitivity, parse_target, sensitivity
+from credit_jax.extensions.adjoint.target import parse_target, sensitivity
 from credit_jax.extensions.plots.canvas import (
     SUFFIXES,
     check_suffix,
@@ -32,7 +33,6 @@ from credit_jax.extensions.plots.canvas import (
     save_figure,
 )
 from credit_jax.extensions.plots.maps import Map, MapFigure, MapGrid, error_colors_of
-from credit_jax.forecast import Forecaster
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.io.atomic import new_file, refuse_existing
 from credit_jax.io.netcdf import write_netcdf
@@ -87,7 +87,6 @@ class ComputeSensitivity(ModelOptions):
         compile_sooner()
         config, package = self.read()
         steps_of(self.lead, config.data.time_step, "--lead")
-        self.join()
         planned = self.plan(
             config,
             package,
@@ -100,8 +99,7 @@ class ComputeSensitivity(ModelOptions):
             target.place(outputs)
             target.weights(outputs)
         start = plan.schedule.starts[0]
-        weights = Forecaster(model, *planned.checkpoint.restore(model)).weights
-        forecast = map_of_plan(plan, model, weights, plan.schedule.num_steps)
+        forecast = map_of_plan(plan, model, planned.weights, plan.schedule.num_steps)
         frames = range(1 - model.model_def.frames, 1)
         times = [plan.reader.data.time(start, frame) for frame in frames]
         if target is None:
@@ -117,14 +115,13 @@ class ComputeSensitivity(ModelOptions):
             figure = None
         else:
             try:
-                result = sensitivity(forecast, target, outputs, times)
+                dataset = sensitivity(forecast, target, outputs, times)
             except FloatingPointError as error:
                 raise CommandError(str(error), DIVERGED) from error
-            dataset = result.gradient
-            date = str(start)[:16]
-            text = f"{target.text}, {self.lead} after {date}: {result.value:.6g}"
+            date, value = str(start)[:16], dataset.attrs["value"]
+            text = f"{target.text}, {self.lead} after {date}: {value:.6g}"
             name = target.place(outputs)[2]
-            figure = None if self.map is None else map_of(result, name, self.lead)
+            figure = None if self.map is None else map_of(dataset, name, self.lead)
         if jax.process_index() == 0:
             with new_file(out) as path:
                 write_netcdf(dataset, path, {})
@@ -161,9 +158,8 @@ def _factors(norm: str, outputs: Outputs, state: State) -> dict[str, float]:
     return factors
 
 
-def map_of(result: Sensitivity, variable: str, lead: str) -> Any:
+def map_of(gradient: xr.Dataset, variable: str, lead: str) -> Any:
     """A map of the gradient by one variable, at the level where it is largest."""
-    gradient = result.gradient
     # Of others than prognostic variables there is no gradient.
     name = variable if variable in gradient else str(next(iter(gradient.data_vars)))
     newest, level = gradient[name].isel(time=-1), None
@@ -174,7 +170,7 @@ def map_of(result: Sensitivity, variable: str, lead: str) -> Any:
         level = float(newest[deep[0]])
     grid = MapGrid(gradient["latitude"].values, gradient["longitude"].values)
     origin = field_text(name, level)
-    title = f"Gradient of {result.target.text}, {lead} later, by {origin}"
+    title = f"Gradient of {gradient.attrs['target']}, {lead} later, by {origin}"
     panel = Map("", newest.values, error_colors_of([newest.values]))
     units = str(gradient[name].attrs.get("units", ""))
     return MapFigure([panel], grid, title=title, units=units).figure

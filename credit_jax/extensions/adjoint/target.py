@@ -121,24 +121,15 @@ def _bounds(match: re.Match[str]) -> tuple[str, tuple[float, float]]:
     return name, values
 
 
-@dataclass(frozen=True, eq=False)
-class Sensitivity:
-    """A number of a forecast, and its gradient by the initial state."""
-
-    target: SensitivityTarget
-    value: float
-    # By every prognostic variable: (time, [level], latitude, longitude), in units of
-    # the number by those of the variable.
-    gradient: xr.Dataset
-
-
 def sensitivity(
     forecast: ForecastMap,
     target: SensitivityTarget,
     outputs: Outputs,
     times: Sequence[np.datetime64],
-) -> Sensitivity:
-    """Computes a number of the last step of a forecast, and its gradient."""
+) -> xr.Dataset:
+    """The gradient of a number of the last step of a forecast, an attribute of it."""
+    # By every prognostic variable: (time, [level], latitude, longitude), in units of
+    # the number by those of the variable.
     key, level, _ = target.place(outputs)
     arrays = forecast.weights, forecast.constants, dict(forecast.state)
     shape = jax.eval_shape(forecast.function, *arrays)[key].shape
@@ -158,16 +149,15 @@ def sensitivity(
         {name: field[:, index] for name, field in host.items()}
         for index in range(len(times))
     ]
-    variables = tuple(v for v in outputs.variables if v.key in host)
-    chosen = replace(outputs, variables=variables, attributes={})
+    chosen = replace(outputs.only(host), attributes={})
     dataset = to_dataset(chosen, [*times], steps)
     (of_target,) = (v for v in outputs.variables if v.key == key)
     above = outputs.attributes_of(of_target).get("units")
-    for variable in variables:
+    for variable in chosen.variables:
         attributes = {"long_name": f"gradient of {target.text} by {variable.name}"}
         below = outputs.attributes_of(variable).get("units")
         if above and below:
             attributes["units"] = f"({above}) / ({below})"
         dataset[variable.name].attrs = attributes
     dataset.attrs |= {"target": target.text, "value": float(value)}
-    return Sensitivity(target, float(value), dataset)
+    return dataset

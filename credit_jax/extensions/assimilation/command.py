@@ -17,7 +17,7 @@ from credit_jax.config.dates import date_label, duration
 from credit_jax.config.inference import OutputConfig
 from credit_jax.config.load import read_with_objects
 from credit_jax.data.calendars import STANDARD, shift_all
-from credit_jax.data.schedule import ForecastSchedule, Task, steps_of
+from credit_jax.data.schedule import Task, steps_of
 from credit_jax.extensions.assimilation.background import covariance_of, read_background
 from credit_jax.extensions.assimilation.cycling import (
     FORECASTS,
@@ -32,7 +32,6 @@ from credit_jax.extensions.assimilation.observations import (
     usable,
 )
 from credit_jax.extensions.assimilation.operators import Observer, operators_of
-from credit_jax.forecast import Forecaster
 from credit_jax.parallel.compiler import compile_sooner
 from credit_jax.transforms.rollout import PROGNOSTIC, field_type_of
 
@@ -81,7 +80,6 @@ class Assimilate(ModelOptions):
         ]
         table = read_observations(section.observations)
         covariance = read_background(section.background.file, section.background.scale)
-        self.join()
         planned = self.plan(
             config,
             package,
@@ -96,7 +94,14 @@ class Assimilate(ModelOptions):
                 f"model.frames: the model reads {model.model_def.frames} times; "
                 "expected 1 for analyses"
             )
-        _check_windows(plan.schedule)
+        # Each window starts where the one before ends.
+        schedule, numbers = plan.schedule, range(len(plan.schedule.starts) - 1)
+        ends = [schedule.valid_time(number, schedule.num_steps) for number in numbers]
+        if not np.array_equal(ends, schedule.starts[1:]):
+            raise ValueError(
+                f"data.calendar: the data have the calendar {schedule.calendar}, in "
+                "which the windows do not follow one another; name it in data.calendar"
+            )
         prognostic = [
             v for v in outputs.variables if field_type_of(v.key) == PROGNOSTIC
         ]
@@ -123,7 +128,7 @@ class Assimilate(ModelOptions):
             section,
             plan,
             model,
-            Forecaster(model, *planned.checkpoint.restore(model)).weights,
+            planned.weights,
             outputs,
             of_state,
             Observer(operators, model.mesh),
@@ -142,14 +147,3 @@ class Assimilate(ModelOptions):
 
 
 main = Assimilate.main
-
-
-def _check_windows(schedule: ForecastSchedule) -> None:
-    """Checks that each window starts where the one before ends."""
-    numbers = range(len(schedule.starts) - 1)
-    ends = [schedule.valid_time(number, schedule.num_steps) for number in numbers]
-    if not np.array_equal(ends, schedule.starts[1:]):
-        raise ValueError(
-            f"data.calendar: the data have the calendar {schedule.calendar}, in which "
-            "the windows do not follow one another; name it in data.calendar"
-        )

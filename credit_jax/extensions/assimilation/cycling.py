@@ -237,17 +237,11 @@ class Cycling:
     @cached_property
     def _stores(self) -> dict[str, NetcdfStore]:
         """The files of analyses, of prognostic variables alone, and of forecasts."""
-        prognostic = tuple(
-            v for v in self.outputs.variables if v.key in self.covariance.levels
-        )
-        states = replace(self.outputs, variables=prognostic)
-        parts, schedule = (
-            {ANALYSES: states, FORECASTS: self.outputs},
-            self.plan.schedule,
-        )
+        schedule, config = self.plan.schedule, OutputConfig()
+        states = self.outputs.only(self.covariance.levels)
         return {
-            name: NetcdfStore(self.folder / name, outputs, schedule, OutputConfig())
-            for name, outputs in parts.items()
+            name: NetcdfStore(self.folder / name, outputs, schedule, config)
+            for name, outputs in ((ANALYSES, states), (FORECASTS, self.outputs))
         }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
@@ -223,13 +223,15 @@ class Observer:
             }
             return jax.lax.with_sharding_constraint(observed, full)
 
-        def tangents(arrays: Any, at: Any, changes: Any) -> dict[str, Array]:
-            return jax.jvp(lambda *at: values(arrays, *at), at, changes)[1]
-
-        def gradient(arrays: Any, at: Any, weights: Any) -> Any:
-            return jax.vjp(lambda *at: values(arrays, *at), *at)[1](weights)
-
-        functions = {"values": values, "tangents": tangents, "gradient": gradient}
+        functions = {
+            "values": values,
+            "tangents": lambda arrays, at, changes: jax.jvp(
+                partial(values, arrays), at, changes
+            )[1],
+            "gradient": lambda arrays, at, weights: jax.vjp(
+                partial(values, arrays), *at
+            )[1](weights),
+        }
         return {k: compile_program(f, self.mesh) for k, f in functions.items()}
 
 

@@ -194,7 +194,9 @@ class CertifiedSetup(Setup):
                 placed_weights(self.model, self.start),
                 seed=self.plan.config.seed,
                 ema=self.plan.config.trainer.use_ema,
-                loss_state=init_loss_state(self.objective.loss, self.loss_optimizer),
+                loss_state=init_loss_state(
+                    self.plan.objective.loss, self.loss_optimizer
+                ),
             )
         return wide(state) if self.is_wide else state
 

@@ -405,7 +405,6 @@ def subject_of_config(
     # Its devices are the ranks that its loss needs, by `for_any_mesh`.
     plan = plan_run(config, num_devices=config.trainer.num_devices or 1, begins=False)
     objective, trainer = plan.objective, config.trainer
-    assert objective is not None, "a plan without problems has losses"
     model_def = plan.model.model_def
     low_rank = model_def.low_rank
     if weights is None and low_rank is not None:

@@ -40,7 +40,7 @@ from credit_jax.extensions.demo.write import (
     FIRST_TIME,
     DemoCoordinates,
     LevelStatistics,
-    YearWriter,
+    append_times,
     days_of_year,
     new_dataset,
     read_manifest,
@@ -74,7 +74,20 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
         actual = read_manifest(folder)
         if actual == expected:
             return folder
-        raise ValueError(_mismatch(folder, actual, expected))
+        if actual is None:
+            raise ValueError(
+                f"{folder} exists and is not a demo data set (it has no demo.json); "
+                "choose another folder"
+            )
+        differences = ", ".join(
+            f"{key} {actual.get(key)} instead of {expected.get(key)}"
+            for key in sorted({*actual, *expected})
+            if actual.get(key) != expected.get(key)
+        )
+        raise ValueError(
+            f"{folder} holds another demo data set: {differences}. Remove the folder "
+            "to make it anew, or choose another one"
+        )
     console = console or Console(stderr=True)
     spin_up = "the spin-up that comes with the package"
     if not is_spun_up(demo):
@@ -124,11 +137,11 @@ def _make(demo: DemoConfig, folder: Path, advance: Callable[[int], None]) -> Non
         ) from error
     climate = build_climate(demo.truncation, demo.seed, demo.forcing)
     axes = DemoCoordinates(climate.sigma, climate.latitude, climate.longitude)
-    statistics, writer = LevelStatistics(), YearWriter(folder, axes)
+    statistics = LevelStatistics()
     training_end = FIRST_TIME + pd.Timedelta(days=demo.days - demo.held_out_days)
     for times, fields in _chunks(demo, climate, advance):
         fields["tsi"] = solar_fields(axes, times)
-        writer.add(times, fields)
+        append_times(folder, axes, times, fields)
         training = times < training_end
         for name, field in fields.items():
             if training.any():
@@ -179,30 +192,11 @@ def _chunks(
             yield times, fields
 
 
-def _mismatch(
-    folder: Path, actual: dict[str, Any] | None, expected: dict[str, Any]
-) -> str:
-    """How the data set of a folder differs from that of a config, in words."""
-    if actual is None:
-        return (
-            f"{folder} exists and is not a demo data set (it has no demo.json); "
-            "choose another folder"
-        )
-    differences = ", ".join(
-        f"{key} {actual.get(key)} instead of {expected.get(key)}"
-        for key in sorted({*actual, *expected})
-        if actual.get(key) != expected.get(key)
-    )
-    return (
-        f"{folder} holds another demo data set: {differences}. Remove the folder to "
-        "make it anew, or choose another one"
-    )
-
-
 def is_spun_up(demo: DemoConfig) -> bool:
     """Whether the state after the spin-up of a data set comes with the package."""
     settings = {name: getattr(demo, name) for name in SETTINGS}
-    return settings == SETTINGS and _layout() == LAYOUT
+    with np.load(FILE, allow_pickle=False) as arrays:
+        return settings == SETTINGS and int(arrays["layout"]) == LAYOUT
 
 
 def read_spun_up(climate: "Climate") -> tuple[Any, Float[np.ndarray, "lat lon"]]:
@@ -219,8 +213,3 @@ def write_spun_up(state: Any, rain: Float[Array, "lat lon"], file: Path = FILE) 
     arrays: dict[str, Any] = {"layout": LAYOUT, "rain": np.asarray(rain)}
     arrays |= {f"state_{number}": np.asarray(leaf) for number, leaf in leaves}
     np.savez_compressed(file, **arrays)
-
-
-def _layout() -> int:
-    with np.load(FILE, allow_pickle=False) as arrays:
-        return int(arrays["layout"])

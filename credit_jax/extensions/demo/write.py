@@ -114,30 +114,25 @@ class LevelStatistics:
             write_netcdf(dataset, folder / f"{file}.nc")
 
 
-class YearWriter:
-    """Appends fields to one Zarr store per year."""
-
-    def __init__(self, folder: Path, axes: DemoCoordinates) -> None:
-        self._folder = folder
-        self._axes = axes
-
-    def add(self, times: Times, fields: dict[str, np.ndarray]) -> None:
-        """Writes fields of consecutive times, which must be whole days."""
-        for year in sorted(set(times.year)):
-            chosen = times.year == year
-            part = {name: field[chosen] for name, field in fields.items()}
-            path = self._folder / f"demo_{year}.zarr"
-            dataset = _dataset(part, self._axes, times[chosen])
-            how: dict[str, Any] = {"append_dim": "time"}
-            if not path.exists():
-                encoding: dict[str, Any] = {
-                    name: {"chunks": (TIMES_PER_CHUNK, *field.shape[1:])}
-                    for name, field in part.items()
-                }
-                # One chunk for the times of a year: opening a store reads all of them.
-                encoding["time"] = {**_TIME_ENCODING, "chunks": (4 * 366,)}
-                how = {"mode": "w-", "encoding": encoding}
-            dataset.to_zarr(path, zarr_format=2, consolidated=True, **how)
+def append_times(
+    folder: Path, axes: DemoCoordinates, times: Times, fields: dict[str, np.ndarray]
+) -> None:
+    """Appends fields of consecutive times, whole days, to one Zarr store per year."""
+    for year in sorted(set(times.year)):
+        chosen = times.year == year
+        part = {name: field[chosen] for name, field in fields.items()}
+        path = folder / f"demo_{year}.zarr"
+        how: dict[str, Any] = {"append_dim": "time"}
+        if not path.exists():
+            encoding: dict[str, Any] = {
+                name: {"chunks": (TIMES_PER_CHUNK, *field.shape[1:])}
+                for name, field in part.items()
+            }
+            # One chunk for the times of a year: opening a store reads all of them.
+            encoding["time"] = {**_TIME_ENCODING, "chunks": (4 * 366,)}
+            how = {"mode": "w-", "encoding": encoding}
+        dataset = _dataset(part, axes, times[chosen])
+        dataset.to_zarr(path, zarr_format=2, consolidated=True, **how)
 
 
 def write_static(

@@ -6,7 +6,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import chain
@@ -64,7 +65,6 @@ from credit_jax.packages.references import (
     references,
 )
 from credit_jax.plan.forecast import forecast_pipeline, forecast_schema
-from credit_jax.transforms import Pipeline
 
 # Scores in the card: this metric of forecasts in this region, with at most so many lead
 # times and channels.
@@ -158,17 +158,10 @@ def data_lines(keys: Sequence[str]) -> str:
         for part in parents:
             node = node.setdefault(part, {})
         node[last] = "..."
-    lines = list(_lines(tree, 1)) or ["    {}  # every source finds its data itself"]
-    return "\n".join(lines)
-
-
-def _lines(tree: Mapping[str, Any], depth: int) -> Iterable[str]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield f"{'    ' * depth}{_yaml_text(key)}:"
-            yield from _lines(value, depth + 1)
-        else:
-            yield f"{'    ' * depth}{_yaml_text(key)}: {value}"
+    text = "{}  # every source finds its data itself"
+    if tree:
+        text = yaml.safe_dump(tree, indent=4, sort_keys=False).replace("'...'", "...")
+    return textwrap.indent(text.rstrip(), "    ")
 
 
 def _yaml_text(text: str) -> str:
@@ -186,7 +179,6 @@ class Contents:
     config: Config
     model_def: ModelDef
     data: ForecastData
-    pipeline: Pipeline
     schema: ChannelSchema
     latitude: np.ndarray  # degrees, of the model's grid
     longitude: np.ndarray
@@ -199,14 +191,9 @@ def open_contents(config: Config, like: Coordinates | None = None) -> Contents:
     section = inference.data or config.data
     dates = section if section.start_datetime or section.date_ranges else config.data
     pipeline = forecast_pipeline(config, inference)
-    of_run = like if inference.data is None else None
-    opened = open_forecast_data(
-        section,
-        [dates.ranges[0][0]],
-        1,
-        like=of_run,
-        shared_grid=pipeline.grid is None,
-    )
+    options: dict[str, Any] = {"shared_grid": pipeline.grid is None}
+    options["like"] = like if inference.data is None else None
+    opened = open_forecast_data(section, [dates.ranges[0][0]], 1, **options)
     schema = forecast_schema(config, inference, model_def.config, pipeline, opened)
     grid = pipeline.grid
     latitude, longitude = (
@@ -217,7 +204,7 @@ def open_contents(config: Config, like: Coordinates | None = None) -> Contents:
             "the weight file of the regrid block gives no latitudes and longitudes of "
             "rows and columns, which a package holds"
         )
-    return Contents(config, model_def, opened, pipeline, schema, latitude, longitude)
+    return Contents(config, model_def, opened, schema, latitude, longitude)
 
 
 @activity("writing the package")

@@ -178,9 +178,7 @@ class HeldOut:
         provenance = {"config": dump_config(self.setup.plan.config), REPORT: True}
         provenance |= software()
         archive = Archive(folder, schedule, identity, provenance)
-        forecaster = Forecaster(
-            model, state.evaluation_params, state.evaluation_model_state
-        )
+        forecaster = Forecaster(model, *state.evaluated)
         config = self.setup.plan.config
         store = ZarrStore(folder, self.outputs, archive.schedule, software())
         assert self.setup.valid_loader is not None, "asked for by the caller"

@@ -113,8 +113,8 @@ class Skillful:
         return float(self.until / np.timedelta64(1, "D")) + 0.001 * self.to_the_end
 
 
-def skillful_until(
-    scores: xr.Dataset, channel: str, baseline: str, *, region: str = GLOBAL
+def skillful(
+    scores: xr.Dataset, channel: str, baseline: str, region: str = GLOBAL
 ) -> Skillful | None:
     """Returns until when a channel beats a baseline; None if there are no values."""
     errors, base = (

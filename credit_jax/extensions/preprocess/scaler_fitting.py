@@ -39,7 +39,7 @@ from credit_jax.io.activity import activity
 from credit_jax.io.atomic import move_aside, new_file
 from credit_jax.io.errors import errors_of
 from credit_jax.io.mirror import local_path
-from credit_jax.plan.run_record import tendency_files
+from credit_jax.plan.run_record import TENDENCIES, weight_files
 from credit_jax.training.display import Display
 from credit_jax.transforms import FieldTree, TreeSchema, build_pipeline
 from credit_jax.transforms.base import OfVariables, variable_of
@@ -329,7 +329,8 @@ def fit_scalers(
     """Fits the scalers, means and deviations of a config, as the command does."""
     if num_threads is None:
         num_threads = config.trainer.thread_workers
-    tendencies = [Path(path) for path in tendency_files(config).values()]
+    weights = weight_files(config).items()
+    tendencies = [Path(path) for key, path in weights if key.endswith(TENDENCIES)]
     tendencies = [path for path in tendencies if overwrite or not path.exists()]
     # A shard fits the scalers that are missing, and, where none is, the tendencies,
     # which depend on them; so does merging.

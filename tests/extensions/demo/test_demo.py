@@ -151,11 +151,11 @@ CASES.rows(
 
 def test_years_are_split(tmp_path, rng):
     axes = np.array([0.5]), np.array([45.0, -45.0]), np.array([0.0])
-    writer = write.YearWriter(tmp_path, write.DemoCoordinates(*axes))
+    coordinates = write.DemoCoordinates(*axes)
     times = pd.date_range("2000-12-30", periods=16, freq="6h")
     fields = rng.normal(size=(16, 2, 1)).astype(np.float32)
     for part in (slice(0, 4), slice(4, 16)):
-        writer.add(times[part], {"SP": fields[part]})
+        write.append_times(tmp_path, coordinates, times[part], {"SP": fields[part]})
     years = [xr.open_dataset(tmp_path / f"demo_{y}.zarr") for y in (2000, 2001)]
     assert [year.sizes["time"] for year in years] == [8, 8]
     joined = xr.concat(years, "time")

@@ -149,7 +149,7 @@ def skill(forecast, baseline=3.0, system="climatology"):
     rmse = scores["rmse"].copy()
     rmse.loc[{"system": "forecast", "channel": "T500"}] = np.array(forecast, float)
     rmse.loc[{"system": "climatology", "channel": "T500"}] = baseline
-    found = score_charts.skillful_until(scores.assign(rmse=rmse), "T500", system)
+    found = score_charts.skillful(scores.assign(rmse=rmse), "T500", system)
     return "nothing" if found is None else found.text
 
 
