@@ -28,12 +28,7 @@ from credit_jax.config.yaml_file import read_yaml
 from credit_jax.io.atomic import new_file, refuse_existing
 from credit_jax.packages.package import open_package
 from credit_jax.plan.finetune import kind_of
-from credit_torch_bridge.config.convert import (
-    LEVEL_COORD,
-    TARGETS,
-    convert_config,
-    dump,
-)
+from credit_torch_bridge.config import convert
 
 _CONFIG = "CREDIT's YAML; default: model.yml beside the checkpoint"
 _DROP = (
@@ -170,12 +165,12 @@ class Config(Command):
         positional=True,
     )
     to: str = option(
-        "gen2 of CREDIT, or jax: gen2 that credit_jax trains", choices=TARGETS
+        "gen2 of CREDIT, or jax: gen2 that credit_jax trains", choices=convert.TARGETS
     )
     out: str = option("file to write; not there yet", metavar="FILE")
     level_coord: str = option(
         "level coordinate of the files, for gen1, which does not say it",
-        LEVEL_COORD,
+        convert.LEVEL_COORD,
         "NAME",
     )
     drop: tuple[str, ...] = option(_DROP, (), "KEY")
@@ -187,14 +182,14 @@ class Config(Command):
         refuse_existing(out)
         mapping = read_yaml(path)
         changed = apply_overrides(mapping, self.set)
-        config, report = convert_config(
+        config, report = convert.convert_config(
             changed, to=self.to, level_coord=self.level_coord, drop=self.drop
         )
         if report.unchanged and not self.set:
             text = path.read_bytes()
             line = f"{path}: is {self.to} already; written as it is"
         else:
-            text = dump(config).encode()
+            text = convert.dump(config).encode()
             line = f"{path}: {report.found} to {report.target}"
         with new_file(out) as partial:
             partial.write_bytes(text)

@@ -42,14 +42,9 @@ from credit_jax.parallel.compiler import CACHE_HELP, report_stages, use_cache
 from credit_jax.parallel.joint import failed_collective
 from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.params.precision import Precision, default_mp_policy
+from credit_jax.parallel.processes import watch
 from credit_jax.parallel.processes.connect import connect
 from credit_jax.parallel.processes.launch import find_launch, launch_by_hand
-from credit_jax.parallel.processes.watch import (
-    RESUME,
-    end_all,
-    leave_others,
-    wait_for_reason,
-)
 
 OK = 0
 FAILED = 1  # a comparison or a check that does not pass
@@ -284,7 +279,7 @@ def _run(command: Command, prog: str) -> int:
             raise
         # What fails because another process is gone, within a save or a read, looks
         # like an error of the user.
-        wait_for_reason()
+        watch.wait_for_reason()
         code = _failed(error)
     except KeyboardInterrupt:
         # If it came as a signal, the heartbeat has answered already.
@@ -295,11 +290,11 @@ def _run(command: Command, prog: str) -> int:
         # Of JAX_PLATFORMS=cuda where there is no GPU.
         if command.debug or "initialize backend" not in str(error):
             # In a run of several processes, the loss of another may be the cause.
-            if wait_for_reason():
+            if watch.wait_for_reason():
                 if command.debug or not (cause := failed_collective(error)):
                     traceback.print_exc()
                 else:
-                    end_all(RESUME, cause)
+                    watch.end_all(watch.RESUME, cause)
             raise
         platforms = os.environ.get("JAX_PLATFORMS", "")
         code = _failed(
@@ -313,7 +308,7 @@ def _run(command: Command, prog: str) -> int:
             upload_all()
         except (ValueError, OSError) as error:
             code = code or _failed(error)
-        leave_others(code)
+        watch.leave_others(code)
     return code
 
 

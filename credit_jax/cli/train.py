@@ -10,17 +10,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from credit_jax.cli.commands import (
-    DIVERGED,
-    FAILED,
-    OK,
-    VERIFY,
-    CommandError,
-    ConfigOptions,
-    ProcessOptions,
-    StopOption,
-    option,
-)
+from credit_jax.cli import commands
 from credit_jax.io.errors import WriteError
 from credit_jax.parallel.compiler import compile_sooner
 from credit_jax.parallel.processes.watch import RESUME
@@ -29,25 +19,27 @@ from credit_jax.training.loop import NonFiniteLossError
 from credit_jax.training.run import train_model
 
 
-class Train(ConfigOptions, StopOption, ProcessOptions):
+class Train(commands.ConfigOptions, commands.StopOption, commands.ProcessOptions):
     """Train a model of CREDIT's gen2 YAML on a dp x tp x domain mesh."""
 
     example = "--config configs/demo.yaml --set trainer.epochs=3"
 
-    devices: int | None = option(
+    devices: int | None = commands.option(
         "devices of all processes; simulated on a CPU-only machine", None
     )
-    resume: bool | Literal["if-any"] = option(
+    resume: bool | Literal["if-any"] = commands.option(
         "go on from the newest checkpoint; if-any: begin where there is none",
         False,
         "if-any",
     )
-    fresh: bool = option(
+    fresh: bool = commands.option(
         "begin anew; an earlier run in there is moved to a dated folder", False
     )
-    save_loc: str | None = option("folder of the run, instead of save_loc", None, "DIR")
-    verify: bool = option(VERIFY, True)
-    profile: str | None = option(
+    save_loc: str | None = commands.option(
+        "folder of the run, instead of save_loc", None, "DIR"
+    )
+    verify: bool = commands.option(commands.VERIFY, True)
+    profile: str | None = commands.option(
         "trace these updates of this command, counted from 1, for xprof",
         None,
         "FIRST:LAST",
@@ -80,10 +72,10 @@ class Train(ConfigOptions, StopOption, ProcessOptions):
                 source=self.config,
             )
         except NonFiniteLossError as error:
-            raise CommandError(str(error), DIVERGED) from error
+            raise commands.CommandError(str(error), commands.DIVERGED) from error
         except WriteError as error:
-            raise CommandError(str(error), FAILED) from error
-        return OK if outcome.is_complete else RESUME
+            raise commands.CommandError(str(error), commands.FAILED) from error
+        return commands.OK if outcome.is_complete else RESUME
 
 
 main = Train.main

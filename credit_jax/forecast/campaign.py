@@ -29,17 +29,9 @@ from credit_jax.data.schedule import Task
 from credit_jax.evaluation.comparison import attributes_of
 from credit_jax.evaluation.opening import ScoreOptions
 from credit_jax.evaluation.regions import REGIONS
+from credit_jax.forecast import delivery
 from credit_jax.forecast.archive import Archive, identity_of, software
 from credit_jax.forecast.autoregression import ForecastStep
-from credit_jax.forecast.delivery import (
-    ForecastStore,
-    NonFiniteForecastError,
-    Share,
-    TaskProgress,
-    Tasks,
-    added_up,
-    on_host,
-)
 from credit_jax.forecast.members import (
     MemberNoise,
     OnlineScores,
@@ -139,7 +131,7 @@ class Campaign:
     step: ForecastStep  # of the plan, for `outputs`
     weights: Any  # of the model, after spectral norm
     outputs: Outputs  # the variables that are written
-    store: ForecastStore
+    store: delivery.ForecastStore
     archive: Archive  # records which are done
     groups: Sequence[Sequence[Task]]  # tasks that run together in one batch
     # Samples of a batch over all processes; smaller groups are padded with copies.
@@ -191,13 +183,15 @@ class Campaign:
         missing = [sum(not archive.done(task) for task in g) for g in todo]
         # Forecasts are marked as done only after all processes have chosen the groups.
         wait_for_all("groups of forecasts")
-        share = Share(self.step.model.mesh, self.size, len(self.outputs.latitude))
+        share = delivery.Share(
+            self.step.model.mesh, self.size, len(self.outputs.latitude)
+        )
         batches = []
         for group in todo:
             # Every batch has the same size, so that there is one compiled step.
             full = [*group, *[group[-1]] * (self.size - len(group))]
             batches.append(_Batch(group, full, [full[i] for i in share.positions]))
-        finished, stopped = list[Tasks](), None
+        finished, stopped = list[delivery.Tasks](), None
         with self._threads(batches, share) as threads:
             for number, batch in enumerate(batches):
                 # Not before the first batch: each start makes some forecasts.
@@ -205,7 +199,7 @@ class Campaign:
                     break
                 threads.perturb(batch)
                 tasks = [
-                    TaskProgress(archive, task, self.store.writer(task))
+                    delivery.TaskProgress(archive, task, self.store.writer(task))
                     if index < len(batch.group)
                     and index in share.written
                     and not archive.done(task)
@@ -223,12 +217,12 @@ class Campaign:
         return Summary(
             sum(missing[: len(finished)]),
             existing,
-            added_up(sum(bad, Counter()), names),
+            delivery.added_up(sum(bad, Counter()), names),
             threads.times,
             stopped,
         )
 
-    def _threads(self, batches: Sequence[_Batch], share: Share) -> _Threads:
+    def _threads(self, batches: Sequence[_Batch], share: delivery.Share) -> _Threads:
         """Starts the threads, which begin to read the input of the batches."""
         perturb = self.reader.perturb
         mine, steps = [batch.mine for batch in batches], self.plan.schedule.num_steps
@@ -335,8 +329,8 @@ class _Results:
     batch: _Batch
     # The forecast of each sample of this process; None for copies, for forecasts that
     # are done, and for those that another process writes.
-    tasks: Tasks
-    share: Share
+    tasks: delivery.Tasks
+    share: delivery.Share
     threads: _Threads
     # Area sums of the group at each written step, if forecasts are scored.
     sums: list[dict[str, np.ndarray]] = field(default_factory=list)
@@ -357,7 +351,7 @@ class _Results:
         if written:
             counts, full = self.share.non_finite(outputs), {}
             # Fields of a campaign that is only scored stay on the devices.
-            if type(self.campaign.store) is not ForecastStore:
+            if type(self.campaign.store) is not delivery.ForecastStore:
                 full = self.share.with_all_rows(outputs)
             # The copies follow the step, while the next one runs.
             for array in jax.tree.leaves((counts, full)):
@@ -386,7 +380,7 @@ class _Results:
         positions = list(self.share.positions)
         counts = {key: np.asarray(x)[positions] for key, x in counts.items()}
         rows = self.share.num_rows
-        fields = {key: on_host(x)[:, :, 0, :rows] for key, x in full.items()}
+        fields = {key: delivery.on_host(x)[:, :, 0, :rows] for key, x in full.items()}
         self._write(step, counts, fields)
 
     def _write(
@@ -406,7 +400,7 @@ class _Results:
                     continue
                 name = key.split("/")[-1]
                 if not self.campaign.fill_nan:
-                    raise NonFiniteForecastError(
+                    raise delivery.NonFiniteForecastError(
                         f"{name} has {number} values that are NaN or infinite at step "
                         f"{step} (lead {schedule.lead(step)}) of the forecast from "
                         f"{str(schedule.starts[task.task.start])[:16]}, member "
@@ -428,7 +422,7 @@ def score_campaign(
     *,
     options: ScoreOptions | None = None,
     batch: int = 1,  # per data-parallel rank, all members of a start date
-    store: ForecastStore | None = None,
+    store: delivery.ForecastStore | None = None,
     attributes: Mapping[str, Any] | None = None,
     fill_nan: bool = False,
 ) -> xr.Dataset:
@@ -456,7 +450,7 @@ def score_campaign(
         ForecastStep(model, plan.rollout, outputs.selection),
         weights,
         outputs,
-        ForecastStore() if store is None else store,
+        delivery.ForecastStore() if store is None else store,
         archive,
         schedule.groups(size),
         size,

@@ -19,15 +19,8 @@ from credit_jax.config import Config
 from credit_jax.config.dates import date_label
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.parallelism import ParallelismConfig
-from credit_jax.data import ChannelSchema
+from credit_jax.data import ChannelSchema, forecast_data
 from credit_jax.data.dataset import regridded_axes
-from credit_jax.data.forecast_data import (
-    DIAGNOSTIC,
-    ForecastData,
-    ForecastReader,
-    GivenState,
-    open_forecast_data,
-)
 from credit_jax.data.perturbations import Perturbation, add_changes, parse_perturbation
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.data.sources.source import SourceFields
@@ -63,7 +56,7 @@ class StateForecaster:
     config: Config
     schema: ChannelSchema  # channels of x and y
     # Makes the input of the model from prognostic variables and forcing.
-    reader: ForecastReader
+    reader: forecast_data.ForecastReader
     step: ForecastStep
     weights: Any  # on the mesh
     # Degrees of the rows and columns of the model.
@@ -174,15 +167,15 @@ class StateForecaster:
 
 
 @dataclass(frozen=True)
-class _BatchReader(ForecastReader):
+class _BatchReader(forecast_data.ForecastReader):
     """Reads samples whose states are arrays, each its own."""
 
-    samples: Sequence[GivenState] = ()  # the data of each sample
+    samples: Sequence[forecast_data.GivenState] = ()  # the data of each sample
 
     def _initial(
         self, starts: Sequence[np.datetime64]
     ) -> list[dict[str, SourceFields]]:
-        read = ForecastData.initial
+        read = forecast_data.ForecastData.initial
         once = {start: read(self.data, start) for start in dict.fromkeys(starts)}
         pairs = zip(self.samples, starts, strict=True)
         return [data.over(once[start], start) for data, start in pairs]
@@ -194,7 +187,7 @@ class StateBatch:
 
     times: Sequence[np.datetime64]
     tasks: Sequence[Task]  # their start dates and members, by number
-    reader: ForecastReader  # reads their states and forcing
+    reader: forecast_data.ForecastReader  # reads their states and forcing
     noise: MemberNoise | None  # noise of models that draw noise; None for other models
 
 
@@ -207,7 +200,7 @@ def load_forecaster(
 ) -> StateForecaster:
     """Builds the model of a package or a run on a mesh."""
     is_package = isinstance(checkpoint, Package)
-    like, unread = checkpoint.coordinates, [DIAGNOSTIC]
+    like, unread = checkpoint.coordinates, [forecast_data.DIAGNOSTIC]
     sources = {} if like is None else like.sources
     # States are given; files of prognostic variables are opened for their grid and
     # levels where nothing else records them.
@@ -230,7 +223,7 @@ def load_forecaster(
     chosen = forward_devices(*mesh)
     plan = plan_model(config.model, mesh[0], num_devices=len(chosen), key="parallelism")
     model = plan.build(chosen, mp_policy=policy)
-    opened = open_forecast_data(
+    opened = forecast_data.open_forecast_data(
         section,
         [config.data.ranges[0][0]],
         1,
@@ -242,14 +235,14 @@ def load_forecaster(
     fields = {name: getattr(opened, name) for name in vars(opened)}
     order = {name: {} for name in section.source}
     frames = model.model_def.frames
-    state = GivenState(**fields, state=order, history_len=frames)
+    state = forecast_data.GivenState(**fields, state=order, history_len=frames)
     schema = forecast_schema(config, inference, model.model_def.config, pipeline, state)
     pipeline, (latitude, longitude) = _located(checkpoint, pipeline, opened)
     grids = _grids(checkpoint, opened, pipeline, (latitude, longitude), unread)
     checkpoint = checkpoint.of_data(schema, opened.further, latitude, longitude)
     no_dates = np.array([], "datetime64[ns]")
     schedule = ForecastSchedule(no_dates, 1, opened.data.time_step, opened.calendar)
-    reader = ForecastReader(state, pipeline, schedule, schema)
+    reader = forecast_data.ForecastReader(state, pipeline, schedule, schema)
     units = checkpoint.units, reader.units
     for line in check_forecast_units(*units, inference, str(checkpoint.path)):
         _LOG.warning("note: %s", line)
@@ -263,7 +256,7 @@ def load_forecaster(
 
 
 def _located(
-    checkpoint: Artifact, pipeline: Pipeline, opened: ForecastData
+    checkpoint: Artifact, pipeline: Pipeline, opened: forecast_data.ForecastData
 ) -> tuple[Pipeline, LatLon]:
     """The transforms at the grid of the data, and the grid of the model."""
     tree_schema, like = opened.schema.as_read(), checkpoint.coordinates
@@ -287,7 +280,7 @@ def _located(
 
 def _grids(
     checkpoint: Artifact,
-    opened: ForecastData,
+    opened: forecast_data.ForecastData,
     pipeline: Pipeline,
     of_model: LatLon,
     unread: Sequence[str],

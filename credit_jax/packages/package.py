@@ -43,14 +43,8 @@ from credit_jax.models.registry import build
 from credit_jax.named_fields.coordinates import Coordinates, check_shared_grid
 from credit_jax.nn.low_rank import LowRank, is_matrix, merged
 from credit_jax.nn.parameters import ModelState
+from credit_jax.packages import arrays
 from credit_jax.packages import manifest as file_names
-from credit_jax.packages.arrays import (
-    channel_groups,
-    groups_of,
-    read_channels,
-    read_grid,
-    read_weights,
-)
 from credit_jax.packages.manifest import (
     AdapterRecord,
     Manifest,
@@ -126,7 +120,7 @@ def with_base(
     low_rank = LowRank(record.rank, record.scale, frozenset(record.targets))
     frozen = frozenset(specs.keys() - {*record.trained})
     with_adapters = replace(model_def, frozen=frozen, low_rank=low_rank)
-    trained, model_state = read_weights(path, with_adapters)
+    trained, model_state = arrays.read_weights(path, with_adapters)
     weights = {**read_base(record, with_adapters, base), **trained}
     return jax.device_get(merged(weights, low_rank, specs)), model_state
 
@@ -176,7 +170,7 @@ class Package(Artifact):
     def schema(self) -> ChannelSchema:
         """Channels of x and y; the times of a variable are not recorded."""
         return ChannelSchema(
-            *(groups_of(self.channels[k]) for k in ("input", "output"))
+            *(arrays.groups_of(self.channels[k]) for k in ("input", "output"))
         )
 
     def config(
@@ -240,7 +234,7 @@ class Package(Artifact):
         """See `Artifact.on_host`; raises, too, if the base is not that of adapters."""
         path, record = self.path / self.manifest.weights_file, self.manifest.adapters
         if record is None:
-            return read_weights(path, model_def)
+            return arrays.read_weights(path, model_def)
         assert self.base is not None, "`open_package` asks for it"
         base = open_artifact(self.base, weights=record.base_weights)
         return with_base(path, record, model_def, base)
@@ -253,9 +247,9 @@ class Package(Artifact):
         longitude: np.ndarray,
     ) -> Package:
         """See `Artifact.of_data`."""
-        groups = channel_groups(schema, further)
+        groups = arrays.channel_groups(schema, further)
         for name in dict.fromkeys((*self.channels, *groups)):
-            pair = groups_of(self.channels.get(name, ())), groups.get(name, ())
+            pair = arrays.groups_of(self.channels.get(name, ())), groups.get(name, ())
             expected, actual = (
                 ", ".join(f"{group.var_key} x {group.n_levels}" for group in each)
                 for each in pair
@@ -267,7 +261,9 @@ class Package(Artifact):
                     f"{self.path / file_names.CHANNELS}, in this order"
                 )
         path, grid = self.path / file_names.GRID, (latitude, longitude)
-        check_shared_grid(read_grid(path), grid, "the data", f"the package ({path})")
+        check_shared_grid(
+            arrays.read_grid(path), grid, "the data", f"the package ({path})"
+        )
         return self
 
 
@@ -279,7 +275,7 @@ def open_package(folder: str | Path, base: str | Path | None = None) -> Package:
     written = read_yaml(path / file_names.CONFIG)
     register_objects(written, source=str(path / file_names.CONFIG), package=path)
     _check_config(path, manifest, written)
-    channels = read_channels(path / file_names.CHANNELS)
+    channels = arrays.read_channels(path / file_names.CHANNELS)
     record, opened = manifest.adapters, None
     if base is not None:
         if record is None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from credit_jax import transforms
 from credit_jax.config import Config, dump_config
 from credit_jax.config.base import as_problems, check_problems, together
 from credit_jax.config.data import DataConfig
@@ -37,15 +38,6 @@ from credit_jax.named_fields.coordinates import (
 from credit_jax.plan.channels import data_problems, schema_of
 from credit_jax.plan.run import ModelPlan, RunPlan, plan_model
 from credit_jax.plan.run_record import RunRecord
-from credit_jax.transforms import (
-    Pipeline,
-    Rollout,
-    build_pipeline,
-    for_forecast,
-    notes_on_initial,
-    notes_on_order,
-    with_reconstruct,
-)
 
 _SECTIONS = ("data", "preblocks", "postblocks")
 
@@ -62,7 +54,9 @@ class ForecastPlan:
     schedule: ForecastSchedule  # start dates, steps, members
     perturbation: Perturbation  # perturbation of the members
     reader: ForecastReader  # reader of initial states and forcing
-    rollout: Rollout  # the transforms after a step, and how the next input is made
+    rollout: (
+        transforms.Rollout
+    )  # the transforms after a step, and how the next input is made
     schema: ChannelSchema  # channels of x and y
     notes: tuple[str, ...] = ()  # information for the user, one line each
 
@@ -141,7 +135,7 @@ def plan_forecast(
     model: ModelPlan
     dates: ForecastSchedule
     perturbation: Perturbation
-    pipeline: Pipeline
+    pipeline: transforms.Pipeline
     model, dates, perturbation, pipeline = together(
         lambda: (
             run.model
@@ -209,7 +203,7 @@ def plan_forecast(
         ),
     )
     channels = schema.input_slices(), schema.target_slices()
-    rollout = Rollout.of(pipeline, *channels, num_steps=steps)
+    rollout = transforms.Rollout.of(pipeline, *channels, num_steps=steps)
     notes = [*model.notes]
     if schedule.num_members > 1:
         each = f"each of {counted(len(starts), 'start date')}"
@@ -221,8 +215,8 @@ def plan_forecast(
         )
     notes += opened.notes()
     notes += [
-        *notes_on_initial(pipeline),
-        *notes_on_order(pipeline, opened.schema.as_read()),
+        *transforms.notes_on_initial(pipeline),
+        *transforms.notes_on_order(pipeline, opened.schema.as_read()),
         *opened.notes_on_persistence(starts, steps),
     ]
     return ForecastPlan(
@@ -241,13 +235,13 @@ def plan_forecast(
 
 def forecast_pipeline(
     config: Config, inference: InferenceConfig, run: RunPlan | None = None
-) -> Pipeline:
+) -> transforms.Pipeline:
     """Builds the transforms of forecasts, or takes those of the plan of a run."""
     if run is not None and run.pipeline is not None:
-        return for_forecast(with_reconstruct(run.pipeline))
+        return transforms.for_forecast(transforms.with_reconstruct(run.pipeline))
     preblocks = inference.preblocks or config.preblocks
     postblocks = inference.postblocks or config.postblocks
-    return for_forecast(build_pipeline(preblocks, postblocks))
+    return transforms.for_forecast(transforms.build_pipeline(preblocks, postblocks))
 
 
 def forecast_truth(config: Config, inference: InferenceConfig) -> NamedData:
@@ -260,7 +254,7 @@ def forecast_schema(
     config: Config,
     inference: InferenceConfig,
     model: ModelConfig,
-    pipeline: Pipeline,
+    pipeline: transforms.Pipeline,
     opened: ForecastData,
     trained: ChannelSchema | None = None,
 ) -> ChannelSchema:
@@ -269,7 +263,7 @@ def forecast_schema(
     if inference.data is None:
         return schema
     if trained is None:
-        of_training = build_pipeline(config.preblocks, config.postblocks)
+        of_training = transforms.build_pipeline(config.preblocks, config.postblocks)
         trained = schema_of(config.data, model, of_training)
     current, other = schema.input_slices(), trained.input_slices()
     if [*current.items()] != [*other.items()]:
@@ -292,11 +286,11 @@ def forecast_schema(
 
 
 def _located(
-    pipeline: Pipeline,
+    pipeline: transforms.Pipeline,
     opened: ForecastData,
     schema: ChannelSchema,
     like: Coordinates | None,
-) -> Pipeline:
+) -> transforms.Pipeline:
     """The transforms with their files in the order of the data."""
     tree_schema = opened.schema.as_read()
     data = opened.coordinates()

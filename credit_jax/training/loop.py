@@ -24,6 +24,7 @@ from credit_jax.data import Batch, Loader
 from credit_jax.io.activity import activity, hang_limit
 from credit_jax.nn.context import Noise
 from credit_jax.parallel.processes.watch import RESUME, end_all
+from credit_jax.training import setup
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import (
     LogRow,
@@ -34,14 +35,6 @@ from credit_jax.training.loggers import (
 )
 from credit_jax.training.restore import RunStore, Start, last_epoch
 from credit_jax.training.rollout import SUSPICION
-from credit_jax.training.setup import (
-    CompiledSteps,
-    Stage,
-    entered,
-    num_batches,
-    stage_at,
-    summary_of,
-)
 from credit_jax.training.signals import Agreement, StopRequests
 from credit_jax.training.state import TrainState
 
@@ -135,7 +128,7 @@ class EpochNumbers:
 
 def validate(
     trainer: TrainerConfig,
-    steps: CompiledSteps,
+    steps: setup.CompiledSteps,
     loader: Loader | None,
     state: TrainState,
     display: Display,
@@ -147,7 +140,7 @@ def validate(
     """Loss and metrics, averaged over batches as CREDIT does; {} without validation."""
     if loader is None or steps.evaluate is None:
         return {}
-    total = num_batches(loader, trainer.valid_batches_per_epoch)
+    total = setup.num_batches(loader, trainer.valid_batches_per_epoch)
     display.start(f"validation {epoch + 1}/{last}", total=total)
     weights = steps.fuse(*state.evaluated)
     collected: dict[str, list[float]] = {}
@@ -226,14 +219,14 @@ class TrainingLoop:
     """Trains from a start to the last epoch."""
 
     # The part of the run that trains now, its trainer section, batches and programs.
-    stage: Stage
+    stage: setup.Stage
     trainer: TrainerConfig
     train_loader: Loader
-    steps: CompiledSteps
+    steps: setup.CompiledSteps
 
     def __init__(
         self,
-        stages: Sequence[Stage],
+        stages: Sequence[setup.Stage],
         valid_loader: Loader | None,
         loggers: Loggers,
         start: Start,
@@ -292,11 +285,13 @@ class TrainingLoop:
 
     def _enter_stage(self) -> None:
         """Begins the stage that trains next, if it is another one than before."""
-        index = stage_at(self.stages, self._progress)
+        index = setup.stage_at(self.stages, self._progress)
         stage = self.stages[index]
         if stage is vars(self).get("stage"):
             return
-        self._progress = entered(self._progress, self.stages, index, self._micro_step)
+        self._progress = setup.entered(
+            self._progress, self.stages, index, self._micro_step
+        )
         # The programs of the stage before go first.
         vars(self).pop("steps", None)
         self.stage, config = stage, stage.setup.plan.config
@@ -309,7 +304,7 @@ class TrainingLoop:
             self.loggers.display.message(
                 f"stage {index + 1}/{len(self.stages)}, from update "
                 f"{(self._progress.updates or 0) + 1} to "
-                f"{stage.section.until or 'the end'}: {summary_of(config)}; "
+                f"{stage.section.until or 'the end'}: {setup.summary_of(config)}; "
                 f"{len(self.train_loader.dataset)} samples"
             )
 
@@ -349,7 +344,7 @@ class TrainingLoop:
         if until is not None and until.unit == "updates":
             updates = until.number - (self._progress.updates or 0)
             left = min(left, updates * self.trainer.grad_accum_every)
-        total, full = done + left, num_batches(self.train_loader, cap)
+        total, full = done + left, setup.num_batches(self.train_loader, cap)
         self.loggers.display.start(
             self._label(epoch),
             total=total,

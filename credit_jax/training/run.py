@@ -37,17 +37,10 @@ from credit_jax.parallel.processes.watch import RESUME
 from credit_jax.plan import plan_run
 from credit_jax.plan.restart import mesh_of_restart
 from credit_jax.plan.run_record import RunRecord
-from credit_jax.training import loggers
+from credit_jax.training import loggers, restore
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, RECORDS_NAME
 from credit_jax.training.loop import Loggers, NonFiniteLossError, Outcome, TrainingLoop
-from credit_jax.training.restore import (
-    RunStore,
-    Start,
-    epochs_note,
-    required_step,
-    start_of_run,
-)
 from credit_jax.training.setup import CompiledSteps, Setup, Stage, prepare
 
 _PREFIX, _MOVING = "earlier_", ".moving"
@@ -216,7 +209,7 @@ def train_model(
         begins = not (resume or config.trainer.load_weights)
         if not begins:
             store = CheckpointStore(folder, verify=False)
-            trained = run_at(store, required_step(store, resume=resume))
+            trained = run_at(store, restore.required_step(store, resume=resume))
             like = trained.coordinates
             notes += trained.notes
             if trained.record is not None:
@@ -336,7 +329,7 @@ def run_training(
     store = CheckpointStore(folder, **keep)
     run_store = setup.store_in(store)
     if resume or trainer.load_weights:
-        step = required_step(store, resume=resume)
+        step = restore.required_step(store, resume=resume)
         for line in store.damaged():
             display.message(f"not used: {line}")
         run_store.check_fits(step, jax.eval_shape(setup.fresh_state), resume=resume)
@@ -344,7 +337,7 @@ def run_training(
         for line in match.report:
             display.message(line)
     state = setup.fresh_state(base)
-    start = start_of_run(trainer, run_store, state, resume=resume)
+    start = restore.start_of_run(trainer, run_store, state, resume=resume)
     if base is not None:
         display.message(f"Beginning with the weights of {base.where}")
     if start.micro_step == 0 and (fresh or store.latest_step() is not None):
@@ -362,7 +355,7 @@ def run_training(
             f" batch {start.progress.batches + 1}, with the last weights"
             + ("" if start.state.ema is None else "; their average goes on beside them")
         )
-    if note := epochs_note(trainer, start.progress.epoch):
+    if note := restore.epochs_note(trainer, start.progress.epoch):
         display.message(f"note: {note}")
     logs = _loggers(setup, folder, run_store, display, start, profile)
     stages = _stages(setup, first_rate_at=start.progress.first_rate_at)
@@ -410,9 +403,9 @@ def _stages(setup: Setup, *, first_rate_at: int | None) -> list[Stage]:
 def _loggers(
     setup: Setup,
     folder: Path,
-    store: RunStore,
+    store: restore.RunStore,
     display: Display,
-    start: Start,
+    start: restore.Start,
     updates: tuple[int, int] | None,
 ) -> Loggers:
     if jax.process_index() > 0:

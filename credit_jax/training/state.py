@@ -17,14 +17,9 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from credit_jax.checkpoint.store import ADAM
 from credit_jax.losses import Loss, initial_parameters
+from credit_jax.models import parallel_model
 from credit_jax.models.arguments import name_problems
 from credit_jax.models.model_def import Weights
-from credit_jax.models.parallel_model import (
-    ParallelModel,
-    packed_specs,
-    packing_of,
-    shardings,
-)
 from credit_jax.nn.parameters import (
     BATCH_STATS,
     ModelState,
@@ -129,15 +124,15 @@ class TrainState:
 
 
 def state_specs(
-    model: ParallelModel,
+    model: parallel_model.ParallelModel,
     optimizer: optax.GradientTransformation,
     *,
     ema: bool = False,
     loss_state: LossState | None = None,
 ) -> TrainState:
     """PartitionSpec of every leaf of the state."""
-    param_specs, packing = model.model_def.param_specs, packing_of(model)
-    params, full = packed_specs(model), PartitionSpec()
+    param_specs, packing = model.model_def.param_specs, parallel_model.packing_of(model)
+    params, full = parallel_model.packed_specs(model), PartitionSpec()
     optimized, specs = param_specs, model.specs
     if isinstance(optimizer, UniformTransformation):
         optimized, specs = packing.param_specs(param_specs), params
@@ -194,7 +189,7 @@ def _paths(tree: Any) -> dict[str, Any]:
 
 
 def init_state(
-    model: ParallelModel,
+    model: parallel_model.ParallelModel,
     optimizer: optax.GradientTransformation,
     key: Array,
     *,
@@ -250,7 +245,7 @@ def init_state(
 
 
 def state_of(
-    model: ParallelModel,
+    model: parallel_model.ParallelModel,
     params: Weights,
     model_state: ModelState,
     optimizer: optax.GradientTransformation,
@@ -260,7 +255,7 @@ def state_of(
     loss_state: LossState | None = None,
 ) -> TrainState:
     """The state before the first step from weights, whole arrays or local shards."""
-    param_specs, packing = model.model_def.param_specs, packing_of(model)
+    param_specs, packing = model.model_def.param_specs, parallel_model.packing_of(model)
     packed = packing.pack(params)
     uniform = isinstance(optimizer, UniformTransformation)
     trained = trainable(packed if uniform else params, param_specs)
@@ -285,7 +280,7 @@ def state_of(
 
 def place_state(state: TrainState, specs: TrainState, mesh: Mesh) -> TrainState:
     """Splits a state of whole host arrays over `mesh`."""
-    return jax.tree.map(jax.device_put, state, shardings(specs, mesh))
+    return jax.tree.map(jax.device_put, state, parallel_model.shardings(specs, mesh))
 
 
 def with_moments(state: TrainState, moments: optax.ScaleByAdamState) -> TrainState:

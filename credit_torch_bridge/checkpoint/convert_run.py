@@ -26,6 +26,7 @@ from credit_jax.plan.finetune import kind_of
 from credit_jax.state_dict.key_table import compare_shapes
 from credit_jax.state_dict.torch_model import is_domain_parallel
 from credit_jax.training.loggers import LOG_NAME
+from credit_torch_bridge.checkpoint import torch_to_jax
 from credit_torch_bridge.checkpoint.jax_checkpoint import (
     CONFIG_FILE,
     JaxCheckpoint,
@@ -44,12 +45,6 @@ from credit_torch_bridge.checkpoint.torch_checkpoint import (
     CHECKPOINT,
     TorchCheckpoint,
     open_checkpoint,
-)
-from credit_torch_bridge.checkpoint.torch_to_jax import (
-    recognized_model,
-    renamed_keys,
-    to_jax_checkpoint,
-    upgraded,
 )
 from credit_torch_bridge.config.convert import dump
 from credit_torch_bridge.config.credit_blocks import complete_inference
@@ -88,7 +83,7 @@ def contents(path: Path, find_config: Callable[[], Path]) -> Iterator[str]:
         f"  weights: {sum(numbers.values()):,} numbers in {len(numbers)} arrays"
         + (f", {vectors} vectors of spectral norm" if vectors else "")
     )
-    if recognized := recognized_model(checkpoint.model):
+    if recognized := torch_to_jax.recognized_model(checkpoint.model):
         yield f"  model: {recognized}"
     states = {
         "optimizer": checkpoint.optimizer,
@@ -112,10 +107,10 @@ def contents(path: Path, find_config: Callable[[], Path]) -> Iterator[str]:
 def _keys(run_config: RunConfig, checkpoint: TorchCheckpoint) -> Iterator[str]:
     """Yields a line for each key of the file: shape, and parameter it becomes."""
     yield f"model.type {run_config.model_def.config.type} ({run_config.source})"
-    checkpoint, is_older = upgraded(run_config, checkpoint)
+    checkpoint, is_older = torch_to_jax.upgraded(run_config, checkpoint)
     if is_older:
         yield f"  note: {checkpoint.notes[-1]}"
-    renamed = renamed_keys(run_config, checkpoint)
+    renamed = torch_to_jax.renamed_keys(run_config, checkpoint)
     entries = {mapping.key: mapping for mapping in run_config.key_map.entries}
     for entry in renamed:
         mapping = entries.get(entry.name)
@@ -272,7 +267,7 @@ class RunConversion:
 
     @activity("reading CREDIT's checkpoint")
     def _read_torch(self, torch_file: TorchCheckpoint) -> JaxCheckpoint:
-        checkpoint = to_jax_checkpoint(
+        checkpoint = torch_to_jax.to_jax_checkpoint(
             self.run_config,
             torch_file,
             weights_only=self.weights_only or self.weights is not None,

@@ -359,19 +359,14 @@ def _progress_of(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     # -1 means that no epoch is finished.
     if not (epoch is None or (isinstance(epoch, int) and epoch >= -1)):
         raise ValueError(f"{path}: epoch is {epoch!r}, expected a number from 0 on")
-    states = {}
-    for name in (_SCHEDULER, _SCALER):
-        state = content.get(name)
+    progress = {"epoch": epoch}
+    for field, name in (("scheduler", _SCHEDULER), ("scaler", _SCALER)):
+        progress[field] = state = content.get(name)
         if not (state is None or isinstance(state, Mapping)):
             raise ValueError(
                 f"{path}: {name} is a {type(state).__name__}, expected a dict"
             )
-        states[name] = state
-    return {
-        "epoch": epoch,
-        "scheduler": states[_SCHEDULER],
-        "scaler": states[_SCALER],
-    }
+    return progress
 
 
 def _with_average(
@@ -383,11 +378,8 @@ def _with_average(
     average = _open_file(beside, load).average
     if average is None:
         raise ValueError(f"{beside}: expected an average (model_state_dict.shadow)")
-    notes = checkpoint.notes
-    if (
-        None not in (average.epoch, checkpoint.epoch)
-        and average.epoch != checkpoint.epoch
-    ):
+    notes, epochs = checkpoint.notes, {average.epoch, checkpoint.epoch} - {None}
+    if len(epochs) > 1:
         notes += (
             f"{beside.name} is of epoch {average.epoch}, {path.name} of epoch "
             f"{checkpoint.epoch}; both are taken, as CREDIT takes them",

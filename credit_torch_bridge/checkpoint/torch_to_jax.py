@@ -21,17 +21,11 @@ from credit_jax.state_dict.key_table import raise_non_finite
 from credit_jax.state_dict.torch_model import RenamedKey
 from credit_jax.training.loggers import LOG_NAME, read_log
 from credit_jax.training.loop import is_better
+from credit_torch_bridge.checkpoint import optimizer
 from credit_torch_bridge.checkpoint.jax_checkpoint import (
     JaxCheckpoint,
     RunConfig,
     read_run_config,
-)
-from credit_torch_bridge.checkpoint.optimizer import (
-    PER_EPOCH,
-    read_moments,
-    read_plateau,
-    read_position,
-    settings_of,
 )
 from credit_torch_bridge.checkpoint.torch_checkpoint import (
     LazyArray,
@@ -218,7 +212,9 @@ def _with_state(
     trainer, state = run_config.trainer, checkpoint.scheduler
     kind = trainer.schedule and trainer.schedule.scheduler_type
     batches = run_config.batches_per_epoch(batches_per_epoch)
-    moments, group = read_moments(checkpoint.optimizer, run_config.key_map.parameters)
+    moments, group = optimizer.read_moments(
+        checkpoint.optimizer, run_config.key_map.parameters
+    )
     rate, plateau = group.get("lr"), None
     settings = {"trainer.weight_decay": group.get("weight_decay")}
     # Constant rates and `plateau` have no position; the count names the checkpoint.
@@ -234,17 +230,17 @@ def _with_state(
         )
     else:
         if trainer.keeps_rate:
-            plateau = read_plateau(state)
+            plateau = optimizer.read_plateau(state)
         else:
-            position = read_position(state, kind, batches)
-        settings |= settings_of(state, kind)
+            position = optimizer.read_position(state, kind, batches)
+        settings |= optimizer.settings_of(state, kind)
     if trainer.update_learning_rate:
         settings.pop("trainer.learning_rate", None)
     progress = jax_checkpoint.progress
     if trainer.keeps_rate:
         known = None if rate is None else float(rate)
         progress = replace(progress, learning_rate=known, plateau=plateau)
-    elif kind not in PER_EPOCH and trainer.grad_accum_every == 1:
+    elif kind not in optimizer.PER_EPOCH and trainer.grad_accum_every == 1:
         # A resumed run of CREDIT trains one more micro-batch at the schedule's first
         # rate, where the schedule counts them and each of them is an update.
         progress = replace(progress, first_rate_at=position)

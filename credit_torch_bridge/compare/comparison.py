@@ -32,16 +32,7 @@ from credit_torch_bridge.checkpoint.jax_checkpoint import (
 )
 from credit_torch_bridge.checkpoint.torch_checkpoint import open_checkpoint
 from credit_torch_bridge.checkpoint.torch_to_jax import to_jax_checkpoint
-from credit_torch_bridge.compare.credit_side import (
-    build_credit,
-    cast_credit,
-    floats_of,
-    recorded_noise,
-    register_models,
-    replayed_noise,
-    run_credit,
-    share_edges,
-)
+from credit_torch_bridge.compare import credit_side
 from credit_torch_bridge.compare.jax_side import (
     ModelOutputs,
     compile_pass,
@@ -164,7 +155,7 @@ def compare_with_credit(
         network = {k: v for k, v in model_section.items() if k not in corrections}
         raw = {**run_config.raw, "model": network}
         run_config = RunConfig(raw, run_config.source)
-    register_models(run_config.raw)
+    credit_side.register_models(run_config.raw)
     read = read_weights(run_config, Path(checkpoint))
     # A run is read with what it froze; CREDIT has the gradients of all parameters.
     run_config = run_config.with_settings({"trainer.finetune": None})
@@ -177,7 +168,7 @@ def compare_with_credit(
     model_config = run_config.model_def.config
     blocks = torch_model(model_config.type).block_names(model_config)
     state = to_state_dict(run_config.model_def, params, model_state)
-    credit = build_credit(run_config.raw["model"], state)
+    credit = credit_side.build_credit(run_config.raw["model"], state)
     run_jax = compile_pass(model, params, model_state, blocks)
     rng = np.random.default_rng(seed)
     comparisons = []
@@ -191,8 +182,8 @@ def compare_with_credit(
         if process is not None:
             steps = rng.integers(len(process.betas), size=(size, 1))
             inputs[TIME] = steps.astype(np.float32)
-        with recorded_noise() as drawn:
-            reference = run_credit(credit, inputs, blocks)
+        with credit_side.recorded_noise() as drawn:
+            reference = credit_side.run_credit(credit, inputs, blocks)
         converted = run_jax(inputs, noise_of(model.model_def, drawn))
         comparison = _compare(converted, reference, blocks, str(dict(model.mesh.shape)))
         if not comparison.within_tolerance:
@@ -283,10 +274,12 @@ def _in_float64(
         model = _parallel_model(run_config, parallelism, devices, precision)
         run_jax = compile_pass(model, *from_state_dict(model_def, state), ())
         converted = run_jax(inputs, noise_of(model_def, drawn))
-    credit = build_credit(run_config.raw["model"], state)
-    share_edges(credit, run_config.raw["model"])
-    with floats_of(torch.float64), replayed_noise(drawn):
-        reference = run_credit(cast_credit(credit, torch.float64), inputs, ())
+    credit = credit_side.build_credit(run_config.raw["model"], state)
+    credit_side.share_edges(credit, run_config.raw["model"])
+    with credit_side.floats_of(torch.float64), credit_side.replayed_noise(drawn):
+        reference = credit_side.run_credit(
+            credit_side.cast_credit(credit, torch.float64), inputs, ()
+        )
     return replace(_compare(converted, reference, (), ""), tolerances=(WIDE, WIDE))
 
 

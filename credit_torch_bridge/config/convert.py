@@ -9,15 +9,9 @@ from typing import Any
 
 import yaml
 
-from credit_jax.config import Config, ConfigError, parse
+from credit_jax.config import Config, ConfigError, custom_objects, parse
 from credit_jax.config.base import UNREAD
 from credit_jax.config.config import section_conflicts
-from credit_jax.config.custom_objects import (
-    SECTION,
-    is_registered,
-    offered_objects,
-    register_objects,
-)
 from credit_jax.config.load import for_forecasts, frames_of_data
 from credit_jax.config.messages import got
 from credit_jax.config.sources.registry import source_config, source_types
@@ -28,20 +22,8 @@ from credit_jax.parallel.mesh.model_fit import model_problems
 from credit_jax.plan.channels import fit_problems
 from credit_jax.state_dict.key_table import raise_problems
 from credit_jax.transforms import TRANSFORMS
+from credit_torch_bridge.config import from_gen1, to_gen2
 from credit_torch_bridge.config.editor import ConfigEditor, ConfigReport, settle
-from credit_torch_bridge.config.from_gen1 import (
-    OURS,
-    POST_CONF,
-    active_physics,
-    gen1_to_gen2,
-)
-from credit_torch_bridge.config.to_gen2 import (
-    blocks_are_named,
-    check_sections,
-    gen2_blocks,
-    gen2_to_credit,
-    trainer_of_gen1,
-)
 
 _UNKNOWN = re.compile(r"^(?P<key>[^:]*): unknown key; (?P<hint>.*)$")
 _UNSET = re.compile(r"^save_loc: .* environment variable")
@@ -55,9 +37,9 @@ _STRICT = re.compile(
 def gen2_to_jax(editor: ConfigEditor) -> None:
     """Edits a gen2 config so that credit_jax can train it; CREDIT's keys are kept."""
     # Keys that neither reads go: CREDIT ignores unknown ones, credit_jax refuses them.
-    trainer_of_gen1(editor)
+    to_gen2.trainer_of_gen1(editor)
     # Drops physics inside the model, which gen2's training does not run.
-    if active_physics(editor.get("model.post_conf")):
+    if from_gen1.active_physics(editor.get("model.post_conf")):
         editor.drop(
             "model.post_conf",
             "CREDIT's gen2 drops it in training, with a warning; its forecasts run it",
@@ -148,24 +130,24 @@ def _parsed(editor: ConfigEditor, section: str, read: Any) -> Any:
 
 def leave_objects(editor: ConfigEditor) -> None:
     """Drops entries of credit_jax from a config for CREDIT, whose classes are kept."""
-    for name in editor.keys(SECTION):
-        kind = editor.get((SECTION, name, "object_type"))
-        if not is_registered(str(kind), str(name)):
+    for name in editor.keys(custom_objects.SECTION):
+        kind = editor.get((custom_objects.SECTION, name, "object_type"))
+        if not custom_objects.is_registered(str(kind), str(name)):
             continue
         if kind == "model":
             why = "credit_jax's; custom_models names files of PyTorch classes"
-            editor.drop((SECTION, name), why)
+            editor.drop((custom_objects.SECTION, name), why)
         else:
             text = f"a {kind} of credit_jax, which CREDIT does not have"
-            editor.problem((SECTION, name), text)
-    for kind, name in offered_objects(editor.config):
+            editor.problem((custom_objects.SECTION, name), text)
+    for kind, name in custom_objects.offered_objects(editor.config):
         if kind == "model":
             editor.note("model.type", "custom_models names files of PyTorch classes")
         else:
             text = f"a {kind} of an installed package for credit_jax: CREDIT has none"
             editor.problem(name, text)
-    if editor.has(SECTION) and not editor.keys(SECTION):
-        editor.drop(SECTION, "nothing is left in it")
+    if editor.has(custom_objects.SECTION) and not editor.keys(custom_objects.SECTION):
+        editor.drop(custom_objects.SECTION, "nothing is left in it")
 
 
 GEN1, GEN2, JAX = "gen1", "gen2", "jax"
@@ -207,9 +189,9 @@ def convert_config(
         if not editor.has(key):
             editor.problem(key, "cannot be left out: the config has no such key")
         editor.drop(key, "as asked for")
-    check_sections(editor)
+    to_gen2.check_sections(editor)
     try:
-        register_objects(editor.config)
+        custom_objects.register_objects(editor.config)
     except ConfigError as error:
         editor.problems += error.problems if to == JAX else []
     if to != JAX:
@@ -225,16 +207,18 @@ def convert_config(
             editor.problem("model.type", f"CREDIT has no model {name}")
     if not editor.problems:
         if kind == GEN1:
-            gen1_to_gen2(editor, level_coord)
-        blocks_are_named(editor)
+            from_gen1.gen1_to_gen2(editor, level_coord)
+        to_gen2.blocks_are_named(editor)
     if not editor.problems:
         if to == JAX:
             gen2_to_jax(editor)
         else:
             editor.drop("assimilation", "CREDIT does not assimilate observations")
-            gen2_to_credit(editor)
-            if names := [name for name in editor.keys(OURS) if name != "data"]:
-                key = POST_CONF if kind == GEN1 else OURS
+            to_gen2.gen2_to_credit(editor)
+            if names := [
+                name for name in editor.keys(from_gen1.OURS) if name != "data"
+            ]:
+                key = from_gen1.POST_CONF if kind == GEN1 else from_gen1.OURS
                 editor.problem(
                     key,
                     f"{', '.join(names)} active: gen1 corrects inside the model, "
@@ -243,7 +227,7 @@ def convert_config(
                 )
             why = "gen2 has no trainer that fits initial states"
             editor.drop("optimize_ic", why)
-            gen2_blocks(editor)
+            to_gen2.gen2_blocks(editor)
     problems = list(dict.fromkeys(editor.problems))
     target = to if to == JAX else f"CREDIT's {to}"
     raise_problems(problems, f"this {kind} config cannot become {target}")

@@ -10,12 +10,7 @@ from credit_jax.config.sources.source import variables_of
 from credit_jax.losses import LOSSES
 from credit_jax.models.crossformer.config import StagesConfig
 from credit_jax.models.registry import MODELS
-from credit_torch_bridge.config.credit_blocks import (
-    SEED,
-    add_scored_fields,
-    forecast_section,
-    refuse_blocks,
-)
+from credit_torch_bridge.config import credit_blocks
 from credit_torch_bridge.config.editor import ConfigEditor
 from credit_torch_bridge.config.from_gen1 import mode_to_parallelism, no_clipping, pairs
 
@@ -160,13 +155,13 @@ def gen2_blocks(editor: ConfigEditor) -> None:
             "full: CREDIT's gen2 cuts gradients between steps; use truncated",
         )
     editor.drop("trainer.backprop", "CREDIT's gen2 has no other way")
-    refuse_blocks(editor)
+    credit_blocks.refuse_blocks(editor)
     if editor.has("trainer"):
-        add_scored_fields(editor)
+        credit_blocks.add_scored_fields(editor)
     if not isinstance(editor.get("inference"), dict):
         return
-    editor.default("seed", SEED, "CREDIT's rollout asks for it")
-    for key, value in forecast_section(editor.config).items():
+    editor.default("seed", credit_blocks.SEED, "CREDIT's rollout asks for it")
+    for key, value in credit_blocks.forecast_section(editor.config).items():
         targets = key == "postblocks"
         why = "CREDIT's rollout has no target" if targets else "CREDIT's rollout asks"
         editor.compute(("inference", key), value, why)

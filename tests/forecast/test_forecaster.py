@@ -27,14 +27,7 @@ from credit_jax.packages.package import restore
 from credit_jax.plan import plan_model
 from credit_jax.transforms import build_pipeline
 from tests.data.world import MODEL
-from tests.forecast.tiny_run import (
-    FORECASTS,
-    assert_same_runs,
-    forecast,
-    make_run,
-    read,
-    train_and_forecast,
-)
+from tests.forecast import tiny_run
 from tests.support import assert_close, make_mesh
 from tests.training.tiny import Tiny, TinyConfig, tiny_config, write_yaml
 from tests.transforms.test_full_levels import ARGS, KIND, LEVELS
@@ -115,13 +108,13 @@ def test_a_config_without_training(run, config, tmp_path, capsys):
     raw["data"]["start_datetime"] = str(START)[:10]
     a_start = write_yaml(tmp_path / "a_start.yml", raw)
     date, length = ("--init-time", str(START)[:10]), ("--length", "12h")
-    assert forecast(config, tmp_path / "whole", *date, *length) == OK
-    assert forecast(alone, tmp_path / "no_dates", *date, *length) == OK
+    assert tiny_run.forecast(config, tmp_path / "whole", *date, *length) == OK
+    assert tiny_run.forecast(alone, tmp_path / "no_dates", *date, *length) == OK
     out, scores = tmp_path / "start", tmp_path / "scores"
-    assert forecast(a_start, out, *length, "--score", str(scores)) == OK
-    whole = read(tmp_path / "whole").drop_attrs()
+    assert tiny_run.forecast(a_start, out, *length, "--score", str(scores)) == OK
+    whole = tiny_run.read(tmp_path / "whole").drop_attrs()
     for folder in (tmp_path / "no_dates", out):
-        xr.testing.assert_identical(read(folder).drop_attrs(), whole)
+        xr.testing.assert_identical(tiny_run.read(folder).drop_attrs(), whole)
     assert "persistence" in capsys.readouterr().out
     assert "climatology" not in (scores / "scores.csv").read_text()
 
@@ -145,14 +138,14 @@ def test_a_run_of_diffusion_and_its_forecasts(world: Path, tmp_path: Path) -> No
     for domain in (1, 2):
         folder = tmp_path / str(domain)
         folder.mkdir()
-        settings = FORECASTS | {"model": DIFFUSION, "trainer__epochs": 1}
+        settings = tiny_run.FORECASTS | {"model": DIFFUSION, "trainer__epochs": 1}
         settings |= {"trainer__batches_per_epoch": 2}
         settings |= {"trainer__valid_batches_per_epoch": 1}
         settings |= {"trainer__parallelism__domain": domain}
         raw = tiny_config(world, folder / "run", **settings)
         options = ("--parallelism", f"domain={domain}", "--members", "2")
-        runs.append(train_and_forecast(raw, folder, domain, *options))
-    assert_same_runs(*runs)
+        runs.append(tiny_run.train_and_forecast(raw, folder, domain, *options))
+    tiny_run.assert_same_runs(*runs)
 
 
 class Newest(Tiny):
@@ -169,10 +162,12 @@ def test_a_forecast_of_two_frames_step_by_step(world, tmp_path, monkeypatch):
     twin = {"type": "reconstruct", "args": {"in_key": "y", "out_key": "y_twin"}}
     blocks = {"reconstruct": {"type": "reconstruct"}, "twin": twin}
     frames = {"data__history_len": 2, "model__frames": 2}
-    config = make_run(world, tmp_path, postblocks={"per_step": blocks}, **frames)
+    config = tiny_run.make_run(
+        world, tmp_path, postblocks={"per_step": blocks}, **frames
+    )
     dates = ("--init-time", str(START), "--steps", "3")
-    assert forecast(config, tmp_path / "out", *dates) == 0
-    store = read(tmp_path / "out").isel(time=0)
+    assert tiny_run.forecast(config, tmp_path / "out", *dates) == 0
+    store = tiny_run.read(tmp_path / "out").isel(time=0)
     with xr.open_mfdataset(str(world / "w_*.nc")) as data:
         fields = data.load()
     mean, std, mask = (

@@ -22,13 +22,7 @@ from credit_jax.packages.manifest import MANIFEST
 from credit_jax.packages.package import open_package
 from tests.data.world import write_world
 from tests.forecast.tiny_run import make_run
-from tests.support.mutations import (
-    changed_bytes,
-    changed_json,
-    count_outcomes,
-    trial,
-    try_all,
-)
+from tests.support import mutations
 from tests.training.tiny import Tiny, TinyConfig
 
 
@@ -54,9 +48,9 @@ def change(package: Path, chosen: random.Random) -> None:
     elif how < 0.15:
         path.rename(path.with_name(f"{path.name}x"))
     elif path.suffix == ".json" and how < 0.7:
-        path.write_text(changed_json(path.read_text(), chosen))
+        path.write_text(mutations.changed_json(path.read_text(), chosen))
     else:
-        path.write_bytes(changed_bytes(path.read_bytes(), chosen))
+        path.write_bytes(mutations.changed_bytes(path.read_bytes(), chosen))
     if path.name != MANIFEST and path.is_file() and chosen.random() < 0.8:
         manifest = package / MANIFEST
         content = json.loads(manifest.read_text())
@@ -82,7 +76,7 @@ def try_seed(seed: int, package: Path, folder: Path) -> tuple[str, str]:
             return "refused"
         return "read"
 
-    return "package", trial(read, folder)
+    return "package", mutations.trial(read, folder)
 
 
 def try_seeds(
@@ -90,10 +84,10 @@ def try_seeds(
 ) -> Iterator[tuple[int, str, str]]:
     """Yields (seed, kind, outcome) for each seed; copies are below a folder."""
     registry.MODELS["tiny"] = registry.ModelEntry(TinyConfig, Tiny)
-    return try_all(seeds, partial(try_seed, package=package, folder=folder))
+    return mutations.try_all(seeds, partial(try_seed, package=package, folder=folder))
 
 
 if __name__ == "__main__":
     package, place = map(Path, sys.argv[1:3])
     trials = try_seeds(package, place, range(*map(int, sys.argv[3:])))
-    sys.exit(count_outcomes(trials, "read", "refused"))
+    sys.exit(mutations.count_outcomes(trials, "read", "refused"))

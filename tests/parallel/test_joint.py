@@ -183,8 +183,8 @@ def test_a_command_ends_all_processes(
 ) -> None:
     """With the code that says resume me; `--debug` shows the traceback instead."""
     ended: list[tuple[int, str]] = []
-    monkeypatch.setattr(commands, "wait_for_reason", lambda: True)
-    monkeypatch.setattr(commands, "end_all", lambda *how: ended.append(how))
+    monkeypatch.setattr(commands.watch, "wait_for_reason", lambda: True)
+    monkeypatch.setattr(commands.watch, "end_all", lambda *how: ended.append(how))
     with pytest.raises(jax.errors.JaxRuntimeError):
         Failing.main(options)
     printed = capsys.readouterr().err

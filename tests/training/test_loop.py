@@ -21,16 +21,9 @@ from credit_jax.config import build_config, dump_config
 from credit_jax.data.sample_reader import SampleReader
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.plan import plan_run
+from credit_jax.training import loop
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import read_log, read_records
-from credit_jax.training.loop import (
-    EARLY,
-    FINISHED,
-    TIME_COLUMNS,
-    NonFiniteLossError,
-    grouped,
-    is_better,
-)
 from credit_jax.training.restore import RunStore, start_of_run
 from credit_jax.training.run import run_training
 from credit_jax.training.setup import Setup, prepare
@@ -155,7 +148,7 @@ def straight(world, tiny_model, tmp_path_factory):
 
 def test_a_whole_run(straight):
     folder, losses, rows = straight.folder, straight.losses, straight.rows
-    assert straight.outcome.reason == FINISHED
+    assert straight.outcome.reason == loop.FINISHED
     assert "epoch 3/3 done" in straight.text
     assert [row["epoch"] for row in rows] == [0, 1, 2]
     assert_close(rows[1]["train_loss"], np.mean(losses[6:12]), 1e-6, "train_loss")
@@ -199,7 +192,7 @@ def test_resume_gives_the_very_same_losses(first, second, make, straight, tmp_pa
     assert "Stopped by SIGTERM after step 3" in text
     resumed = make(second, trainer__epochs=1)
     outcome, text = go(resumed, tmp_path, resume=True)
-    assert outcome.reason == FINISHED
+    assert outcome.reason == loop.FINISHED
     assert "epoch 1, batch 4" in text
     losses = stopped.notes["losses"] + resumed.notes["losses"]
     tolerance = 0 if first == second == "one" else 1e-6
@@ -238,8 +231,8 @@ def test_saves_within_an_epoch(make, straight, tmp_path):
     rows = log_of(tmp_path)
     assert rows[0]["save_seconds"] > 0
     for row, other in zip(rows, straight.rows[:2], strict=True):
-        assert {name: row[name] for name in other.keys() - TIME_COLUMNS} == {
-            name: other[name] for name in row.keys() - TIME_COLUMNS
+        assert {name: row[name] for name in other.keys() - loop.TIME_COLUMNS} == {
+            name: other[name] for name in row.keys() - loop.TIME_COLUMNS
         }
 
 
@@ -286,7 +279,7 @@ def test_every_sample_once_with_another_batch_size(mesh, size, make, tmp_path):
     count = len(stopped.train_loader.dataset)
     assert 0 < len(stopped.notes["starts"]) < count
     resumed = make(mesh, trainer__train_batch_size=size, **whole)
-    assert go(resumed, tmp_path, resume=True)[0].reason == FINISHED
+    assert go(resumed, tmp_path, resume=True)[0].reason == loop.FINISHED
     starts = stopped.notes["starts"] + resumed.notes["starts"]
     assert len(set(starts)) == len(starts), "none twice"
     batch = size * (2 if mesh.startswith("dp2") else 1)
@@ -320,7 +313,7 @@ def test_what_is_not_finite_stops_the_run(name, make, tmp_path):
         return info | {name: info[name] * (np.nan if done == at else 1)}
 
     setup = make(change_info=change, trainer__epochs=2)
-    with pytest.raises(NonFiniteLossError) as error:
+    with pytest.raises(loop.NonFiniteLossError) as error:
         go(setup, tmp_path)
     if name == "grad_norm":
         assert "norm of the gradient is nan at step 2" in str(error.value)
@@ -342,7 +335,7 @@ def test_accumulation_with_a_short_last_group(make, tmp_path):
     outcome, _ = go(setup, tmp_path)
     steps = int(outcome.state.micro_step), int(outcome.state.update_step)
     assert (*steps, len(setup.notes["losses"])) == (6, 2, 6)
-    assert [len(group) for group in grouped(iter(range(6)), 4)] == [4, 2]
+    assert [len(group) for group in loop.grouped(iter(range(6)), 4)] == [4, 2]
 
 
 @pytest.mark.slow
@@ -375,7 +368,7 @@ def test_a_plateau_lowers_the_rate_and_a_run_stops_early(make, tmp_path):
     }
     straight, folder = make(**settings), tmp_path / "straight"
     outcome, text = go(straight, folder)
-    assert outcome.reason == EARLY
+    assert outcome.reason == loop.EARLY
     assert "No better valid_rmse for 3 epochs" in text
     rows = log_of(folder)
     assert int(np.argmax([row["valid_rmse"] for row in rows])) == 0
@@ -388,7 +381,7 @@ def test_a_plateau_lowers_the_rate_and_a_run_stops_early(make, tmp_path):
     stopped = make("one", terminate_before(14), **settings)
     go(stopped, tmp_path)
     resumed = make("dp2_tp2_domain2", **settings)
-    assert go(resumed, tmp_path, resume=True)[0].reason == EARLY
+    assert go(resumed, tmp_path, resume=True)[0].reason == loop.EARLY
     rates = stopped.notes["rates"] + resumed.notes["rates"]
     assert rates == straight.notes["rates"]
     losses = stopped.notes["losses"] + resumed.notes["losses"]
@@ -511,8 +504,8 @@ def test_a_second_signal_ends_as_usual():
 
 def test_better():
     values = [(1, None, "min"), (1, 2, "min"), (2, 1, "max")]
-    assert all(is_better(float(a), b, mode) for a, b, mode in values)
-    assert not any(is_better(a, 1.0, "min") for a in (1.0, float("nan")))
+    assert all(loop.is_better(float(a), b, mode) for a, b, mode in values)
+    assert not any(loop.is_better(a, 1.0, "min") for a in (1.0, float("nan")))
 
 
 # A training step of one's own: the same run, another loss, and what is refused.

@@ -13,21 +13,8 @@ import pytest
 from rich.console import Console
 
 from credit_jax.config import ConfigError
+from credit_jax.training import loggers
 from credit_jax.training.display import Display
-from credit_jax.training.loggers import (
-    MicroBatchWork,
-    Profile,
-    StepRecords,
-    csv_log,
-    guarded,
-    logged_metrics,
-    mlflow_run,
-    parse_updates,
-    peak_of,
-    read_log,
-    read_records,
-    tensorboard,
-)
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases
 
@@ -39,7 +26,7 @@ H100 = SimpleNamespace(
 )
 
 
-class Timed(StepRecords):
+class Timed(loggers.StepRecords):
     """Records whose clock advances only when tests set it."""
 
     now = 1000.0
@@ -48,7 +35,7 @@ class Timed(StepRecords):
         def clock() -> float:
             return Timed.now
 
-        work = MicroBatchWork(8, lambda: 989e12, [H100, H100])
+        work = loggers.MicroBatchWork(8, lambda: 989e12, [H100, H100])
         super().__init__(path, work, clock=clock, wall=clock, **options)
 
     def train(self, steps: range, seconds: float, **values: float) -> None:
@@ -74,7 +61,7 @@ def test_a_record(path: Any) -> None:
     run.resume_clock()
     run.train(range(3, 4), seconds=4.0)
     run.close()
-    start, first, second, third = read_records(path)
+    start, first, second, third = loggers.read_records(path)
     assert start == {"event": "start", "time": 1000.0, "step": 0}
     assert "mfu" not in first, "it compiles"
     assert first["productive_seconds"] == 0
@@ -96,9 +83,9 @@ def test_several_updates_of_a_record(path: Any) -> None:
     run = Timed(path, every=3)
     run.open(None)
     run.train(range(1, 9), seconds=0.1)
-    assert len(list(read_records(path))) == 1
+    assert len(list(loggers.read_records(path))) == 1
     run.flush()
-    _, first, second = read_records(path)
+    _, first, second = loggers.read_records(path)
     assert (first["step"], second["step"]) == (3, 6)
     assert second["loss"] == pytest.approx((1 / 4 + 1 / 5 + 1 / 6) / 3)
     assert second["samples_per_second"] == pytest.approx(80.0)
@@ -119,7 +106,7 @@ def test_over_restarts(path: Any) -> None:
     assert again.first_start == 1000.0
     again.train(range(7, 17), seconds=1.0)
     again.close()
-    found = list(read_records(path))
+    found = list(loggers.read_records(path))
     assert [r["step"] for r in found] == [*range(7), 6, *range(7, 17)]
     assert found[7]["event"] == "start"
     assert found[-1]["goodput"] == pytest.approx((5 + 9) / 30), "5, then 9, of 30 s"
@@ -134,7 +121,7 @@ def test_over_restarts(path: Any) -> None:
 
 def test_peaks() -> None:
     peaks = {"NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H100 PCIe": 756e12, "cpu": None}
-    assert {name: peak_of(name) for name in peaks} == peaks
+    assert {name: loggers.peak_of(name) for name in peaks} == peaks
 
 
 def test_mlflow_goes_on_in_the_same_run(
@@ -153,7 +140,7 @@ def test_mlflow_goes_on_in_the_same_run(
     )
     monkeypatch.setitem(sys.modules, "mlflow", fake)
     for resumes in (False, True):
-        tracker = mlflow_run(tmp_path, resumes=resumes)
+        tracker = loggers.mlflow_run(tmp_path, resumes=resumes)
         tracker.write_step(3, {"loss": 1.0})
         tracker.write_epoch({"epoch": 0, "train_loss": 2.0, "lr": float("nan")})
         tracker.close()
@@ -173,7 +160,7 @@ def test_a_tracker_that_fails_does_not_end_a_run(
             raise ConnectionError("no\n answer")
 
     methods = dict.fromkeys(("write_step", "write_epoch", "close"), call)
-    tracker = guarded("mlflow", lambda: SimpleNamespace(**methods))
+    tracker = loggers.guarded("mlflow", lambda: SimpleNamespace(**methods))
     for step in (1, 2, 3):
         tracker.write_step(step, {"loss": 1.0})
     tracker.write_epoch({"epoch": 0})
@@ -186,11 +173,11 @@ def test_a_tracker_that_fails_does_not_end_a_run(
         raise RuntimeError("no such store")
 
     with pytest.raises(ConfigError, match=r"use_mlflow: .*RuntimeError: no such store"):
-        guarded("mlflow", refused)
+        loggers.guarded("mlflow", refused)
 
 
 def test_a_trace(tmp_path: Any) -> None:
-    profile = Profile(tmp_path / "profile", *parse_updates("2:3"))
+    profile = loggers.Profile(tmp_path / "profile", *loggers.parse_updates("2:3"))
     assert "--profile 2:3 traced nothing" in (profile.note or "")
     for update in range(1, 6):
         if profile.before(update):
@@ -202,7 +189,7 @@ def test_a_trace(tmp_path: Any) -> None:
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
 
 
-CASES.rows(parse_updates, "5", "0:3", "7:6", "a:b")
+CASES.rows(loggers.parse_updates, "5", "0:3", "7:6", "a:b")
 
 
 def row(epoch: int) -> dict[str, float]:
@@ -214,7 +201,7 @@ def row(epoch: int) -> dict[str, float]:
 def test_columns_are_in_credits_order(tmp_path: Any) -> None:
     """A resumed run takes up the log; a new run begins a new one."""
     path = tmp_path / "training_log.csv"
-    log = csv_log(path)
+    log = loggers.csv_log(path)
     second = row(1) | {"valid_mae": 3.0}
     for line in (row(0), second, row(2)):
         log.write_epoch(line)
@@ -224,15 +211,15 @@ def test_columns_are_in_credits_order(tmp_path: Any) -> None:
         "valid_rmse/S/prognostic/3d/T,lr"
     )
     assert lines[1].startswith("0,0,1.0,2.0,0.25,,0.5")
-    csv_log(path, keep_until=2).write_epoch(row(7))
-    assert read_log(path) == [row(0), second, row(7)]
+    loggers.csv_log(path, keep_until=2).write_epoch(row(7))
+    assert loggers.read_log(path) == [row(0), second, row(7)]
     assert [p.name for p in tmp_path.iterdir()] == ["training_log.csv"]
-    csv_log(path).write_epoch(row(0))
-    assert read_log(path) == [row(0)]
+    loggers.csv_log(path).write_epoch(row(0))
+    assert loggers.read_log(path) == [row(0)]
 
 
 def test_tensorboard(tmp_path: Any) -> None:
-    board = tensorboard(tmp_path)
+    board = loggers.tensorboard(tmp_path)
     board.write_epoch(row(0) | {"valid_bias": float("nan")})
     board.close()
     (file,) = (tmp_path / "tensorboard").iterdir()
@@ -243,9 +230,9 @@ def test_tensorboard(tmp_path: Any) -> None:
 
 def test_chosen_metrics() -> None:
     metrics = {"rmse": 1.0, "rmse/S/T": 2.0, "rmse/S/U": 3.0}
-    assert logged_metrics(metrics, True) == metrics
-    assert logged_metrics(metrics, False) == {"rmse": 1.0}
-    assert logged_metrics(metrics, ("U",)) == {"rmse": 1.0, "rmse/S/U": 3.0}
+    assert loggers.logged_metrics(metrics, True) == metrics
+    assert loggers.logged_metrics(metrics, False) == {"rmse": 1.0}
+    assert loggers.logged_metrics(metrics, ("U",)) == {"rmse": 1.0, "rmse/S/U": 3.0}
 
 
 @pytest.mark.parametrize("silent", [False, True])

@@ -302,8 +302,7 @@ class SingularMembers:
         lead = steps_of(config.lead, schedule.timestep, "inference.perturbation.lead")
         plan = self.plan, self.model, self.weights
         forecast = map_of_plan(*plan, lead, number=start)
-        if self._map is None:
-            self._map = forecast
+        self._map = self._map or forecast
         forecast.compiled_as(self._map)
         # Means over perturbed variables, levels and area of squares, in amplitudes.
         size = self._size(forecast.state)

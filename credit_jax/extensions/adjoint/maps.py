@@ -177,7 +177,9 @@ class ForecastMap:
     ) -> tuple[Fields, Fields]:
         """The fields, and their tangents; not jitted."""
         forecast = partial(self.function, weights, constants)
-        tangent = jax.tree.map(_with_dtype, perturbation, state)
+        tangent = jax.tree.map(
+            lambda x, like: jnp.asarray(x, like.dtype), perturbation, state
+        )
         return jax.jvp(forecast, (state,), (tangent,))
 
     def gradient(
@@ -185,7 +187,8 @@ class ForecastMap:
     ) -> tuple[Any, dict[str, Any]]:
         """The value of `function`, and the gradient of <cotangents, value>."""
         value, pullback = jax.vjp(partial(self.function, weights, constants), state)
-        return value, pullback(jax.tree.map(_with_dtype, cotangents, value))[0]
+        like = jax.tree.map(lambda x, to: jnp.asarray(x, to.dtype), cotangents, value)
+        return value, pullback(like)[0]
 
     def _local(self, params: Any, model_state: Any, arguments: Any) -> Any:
         """All steps on local rows."""
@@ -347,10 +350,6 @@ def map_of_plan(
     return map_of_reader(
         model, weights, plan.reader, starts, tasks, drawn, steps, units, rollout
     )
-
-
-def _with_dtype(array: Any, like: Any) -> Array:
-    return jnp.asarray(array, like.dtype)
 
 
 def check_shapes(

@@ -26,12 +26,7 @@ from credit_jax.extensions.adjoint.growth import (
 )
 from credit_jax.extensions.adjoint.maps import State, map_of_plan
 from credit_jax.extensions.adjoint.target import parse_target, sensitivity
-from credit_jax.extensions.plots.canvas import (
-    SUFFIXES,
-    check_suffix,
-    field_text,
-    save_figure,
-)
+from credit_jax.extensions.plots import canvas
 from credit_jax.extensions.plots.maps import Map, MapFigure, MapGrid, error_colors_of
 from credit_jax.forecast.outputs import Outputs
 from credit_jax.io.atomic import new_file, refuse_existing
@@ -78,12 +73,12 @@ class ComputeSensitivity(ModelOptions):
         """Computes and writes the gradient, or the singular vectors."""
         target = None if self.of is None else parse_target(self.of)
         out = Path(self.out)
-        check_suffix(out, (".nc",))
+        canvas.check_suffix(out, (".nc",))
         refuse_existing(out)
         if self.map is not None:
             if target is None:
                 raise ValueError("--map is of --of; singular vectors have no map")
-            check_suffix(Path(self.map), SUFFIXES)
+            canvas.check_suffix(Path(self.map), canvas.SUFFIXES)
         compile_sooner()
         config, package = self.read()
         steps_of(self.lead, config.data.time_step, "--lead")
@@ -128,7 +123,7 @@ class ComputeSensitivity(ModelOptions):
             print_line(text)
             print_line(f"written: {out}")
             if figure is not None and self.map is not None:
-                save_figure(figure, self.map)
+                canvas.save_figure(figure, self.map)
                 print_line(f"written: {self.map}")
         return OK
 
@@ -169,7 +164,7 @@ def map_of(gradient: xr.Dataset, variable: str, lead: str) -> Any:
         newest = newest.isel({deep[0]: int(sizes.argmax())})
         level = float(newest[deep[0]])
     grid = MapGrid(gradient["latitude"].values, gradient["longitude"].values)
-    origin = field_text(name, level)
+    origin = canvas.field_text(name, level)
     title = f"Gradient of {gradient.attrs['target']}, {lead} later, by {origin}"
     panel = Map("", newest.values, error_colors_of([newest.values]))
     units = str(gradient[name].attrs.get("units", ""))

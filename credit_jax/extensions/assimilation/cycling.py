@@ -24,17 +24,10 @@ from credit_jax.config.messages import counted, typeset_units
 from credit_jax.data.schedule import ForecastSchedule, Task
 from credit_jax.extensions.adjoint import ForecastMap
 from credit_jax.extensions.adjoint.maps import map_of_plan
+from credit_jax.extensions.assimilation import variational
 from credit_jax.extensions.assimilation.background import StateCovariance
 from credit_jax.extensions.assimilation.observations import TrajectoryGrid, first_row
 from credit_jax.extensions.assimilation.operators import Observer
-from credit_jax.extensions.assimilation.variational import (
-    Analysis,
-    CGIteration,
-    Guess,
-    MissingFieldError,
-    Window,
-    analyze,
-)
 from credit_jax.extensions.plots.canvas import (
     Chart,
     Line,
@@ -130,9 +123,8 @@ class Cycling:
                 steps = range(1, schedule.num_steps + 1)
                 plan = self.plan, self.model, self.weights
                 forecast = map_of_plan(*plan, steps, number=number)
-                if self._map is None:
-                    self._map = forecast
-                forecast = forecast.compiled_as(self._map)
+                self._map = self._map or forecast
+                forecast.compiled_as(self._map)
                 if background is None:
                     background = self._background(number, forecast)
                 background = self._window(number, forecast, background, writes)
@@ -151,9 +143,11 @@ class Cycling:
         times = self.observations["time"].to_numpy()
         inside = (times >= grid.times[0]) & (times < grid.times[-1])
         observed = self.observer.observed(self.observations.loc[inside], grid)
-        window = Window(forecast, background, self.covariance, self.observer, observed)
+        window = variational.Window(
+            forecast, background, self.covariance, self.observer, observed
+        )
 
-        def progress(iteration: CGIteration) -> None:
+        def progress(iteration: variational.CGIteration) -> None:
             self.show(
                 f"{str(start)[:16]}: outer {iteration.outer}, inner {iteration.inner}: "
                 f"cost {iteration.cost:.6g}, gradient {iteration.gradient_norm:.3g}"
@@ -161,7 +155,7 @@ class Cycling:
 
         try:
             _ = window.first
-        except MissingFieldError as error:
+        except variational.MissingFieldError as error:
             if "missing" not in self.config.leave_out:
                 raise
             self.show(f"{str(start)[:16]}: note: left out: {error.line}")
@@ -170,7 +164,7 @@ class Cycling:
         variance = background_variance(window.first, number)
         for line in far_departures(window.first, variance):
             self.show(f"{str(start)[:16]}: note: {line}")
-        analysis = analyze(window, self.config, progress)
+        analysis = variational.analyze(window, self.config, progress)
         innovations = innovations_of(analysis, variance, start)
         state = analysis.state
         steps = {key: to_host(x)[:, 0] for key, x in analysis.last.fields.items()}
@@ -245,7 +239,7 @@ class Cycling:
         }
 
 
-def background_variance(first: Guess, seed: int) -> np.ndarray:
+def background_variance(first: variational.Guess, seed: int) -> np.ndarray:
     """(obs,) estimates of the variance of the background where it is observed."""
     rng = np.random.default_rng(seed)
     # The diagonal of G G'. Means over observations are more exact than each.
@@ -256,7 +250,7 @@ def background_variance(first: Guess, seed: int) -> np.ndarray:
     return np.mean(np.square(drawn), 0) if drawn else np.zeros(0)
 
 
-def far_departures(first: Guess, variance: np.ndarray) -> list[str]:
+def far_departures(first: variational.Guess, variance: np.ndarray) -> list[str]:
     """A line for each variable with observations that no errors explain."""
     table = first.window.observed.table.assign(
         departure=first.departures, variance=variance
@@ -278,7 +272,7 @@ def far_departures(first: Guess, variance: np.ndarray) -> list[str]:
 
 
 def innovations_of(
-    analysis: Analysis, variance: np.ndarray, start: np.datetime64
+    analysis: variational.Analysis, variance: np.ndarray, start: np.datetime64
 ) -> xr.Dataset:
     """Observations of a window beside background and analysis, and the iterations."""
     table = analysis.first.window.observed.table

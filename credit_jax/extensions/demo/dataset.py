@@ -36,17 +36,7 @@ from rich.progress import (
 )
 
 from credit_jax.config.config import DemoConfig, ForcingConfig
-from credit_jax.extensions.demo.write import (
-    FIRST_TIME,
-    DemoCoordinates,
-    LevelStatistics,
-    append_times,
-    days_of_year,
-    new_dataset,
-    read_manifest,
-    solar_fields,
-    write_static,
-)
+from credit_jax.extensions.demo import write
 from credit_jax.io.activity import activity, live_display
 from credit_jax.io.mirror import local_path
 
@@ -71,7 +61,7 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
     folder = Path(local_path(demo.out))
     expected = manifest(demo)
     if folder.exists():
-        actual = read_manifest(folder)
+        actual = write.read_manifest(folder)
         if actual == expected:
             return folder
         if actual is None:
@@ -111,7 +101,7 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
     days = demo.days if is_spun_up(demo) else demo.spinup_days + demo.days
     with jax.numpy_rank_promotion("allow"), displayed, progress:
         task = progress.add_task("days", total=days)
-        with new_dataset(folder, expected) as partial:
+        with write.new_dataset(folder, expected) as partial:
             _make(demo, partial, lambda days: progress.advance(task, days))
     return folder
 
@@ -136,12 +126,12 @@ def _make(demo: DemoConfig, folder: Path, advance: Callable[[int], None]) -> Non
             "with: pip install 'credit-jax[demo]'"
         ) from error
     climate = build_climate(demo.truncation, demo.seed, demo.forcing)
-    axes = DemoCoordinates(climate.sigma, climate.latitude, climate.longitude)
-    statistics = LevelStatistics()
-    training_end = FIRST_TIME + pd.Timedelta(days=demo.days - demo.held_out_days)
+    axes = write.DemoCoordinates(climate.sigma, climate.latitude, climate.longitude)
+    statistics = write.LevelStatistics()
+    training_end = write.FIRST_TIME + pd.Timedelta(days=demo.days - demo.held_out_days)
     for times, fields in _chunks(demo, climate, advance):
-        fields["tsi"] = solar_fields(axes, times)
-        append_times(folder, axes, times, fields)
+        fields["tsi"] = write.solar_fields(axes, times)
+        write.append_times(folder, axes, times, fields)
         training = times < training_end
         for name, field in fields.items():
             if training.any():
@@ -149,7 +139,7 @@ def _make(demo: DemoConfig, folder: Path, advance: Callable[[int], None]) -> Non
     for name, field in climate.static.items():
         statistics.add(name, field[None])
     statistics.write(folder, axes)
-    write_static(folder, axes, climate.static)
+    write.write_static(folder, axes, climate.static)
 
 
 def _chunks(
@@ -164,15 +154,15 @@ def _chunks(
     for start in range(demo.days - all_days, demo.days, DAYS_AT_ONCE):
         num_days = min(DAYS_AT_ONCE, demo.days - start)
         times: Any = pd.date_range(
-            FIRST_TIME + pd.Timedelta(days=start),
+            write.FIRST_TIME + pd.Timedelta(days=start),
             periods=num_days * OUTPUTS_PER_DAY,
             freq="6h",
         )
         outputs: list[dict[str, Any]] = []
         done = start - demo.days + all_days
         with activity(f"demo data, {done} of {all_days} days"):
-            for time, day in zip(times, days_of_year(times), strict=True):
-                if time >= FIRST_TIME:
+            for time, day in zip(times, write.days_of_year(times), strict=True):
+                if time >= write.FIRST_TIME:
                     outputs.append({**climate.fields(state), "TP": rain})
                 state, rain = climate.advance(state, day)
             jax.block_until_ready(state)
@@ -182,7 +172,7 @@ def _chunks(
                 name: np.stack([np.asarray(output[name]) for output in outputs])
                 for name in outputs[0]
             }
-            times = times[times >= FIRST_TIME]
+            times = times[times >= write.FIRST_TIME]
             for variable, field in fields.items():
                 if not np.isfinite(field).all():
                     raise RuntimeError(

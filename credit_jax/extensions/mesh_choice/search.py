@@ -31,12 +31,7 @@ from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.mesh.model_fit import ULYSSES, model_problems
 from credit_jax.parallel.params.fsdp import ShardingRules
 from credit_jax.parallel.params.remat import ACTIVATIONS
-from credit_jax.plan.estimates import (
-    MemoryEstimate,
-    estimate_memory,
-    local_size,
-    rules_of,
-)
+from credit_jax.plan import estimates
 from credit_jax.plan.run import model_options, precision_of
 
 FLOAT32 = 4
@@ -237,9 +232,8 @@ class MeshSearch:
     model_def: ModelDef
     cluster: Cluster
     batch: int  # samples of an update
-    _work: dict[Program, ReplicaWork] = field(default_factory=dict)
-    _memory: dict[Any, float] = field(default_factory=dict)
-    _parameters: dict[Any, tuple[int, int, int]] = field(default_factory=dict)
+    # What is counted once: of programs, and of ways to store parameters.
+    _counts: dict[Any, Any] = field(default_factory=dict)
 
     def ranked(self) -> list[Ranked]:
         """Returns every choice, the fastest first, those that do not run last."""
@@ -327,18 +321,16 @@ class MeshSearch:
         """Bytes of a device without samples, and of each sample."""
         axes, remat = choice.dims.mesh_axes, choice.remat
         alone = replace(axes, data=(), shard=None, num_data=1, num_shard=1)
-        stored = (axes, choice.over_domain, choice.reshard)
-        if stored not in self._memory:
-            memory = self._estimated(replace(choice, remat="none"), axes)
-            self._memory[stored] = memory.total - memory.of_samples
-        if (alone, remat) not in self._memory:
-            plain = MeshChoice(choice.dims, remat)
-            memory = self._estimated(plain, alone)
-            self._memory[alone, remat] = memory.of_samples
-        return self._memory[stored], self._memory[alone, remat]
+        stored = replace(choice, remat="none")
+        fixed = self._estimated(stored, axes)
+        sample = self._estimated(MeshChoice(choice.dims, remat), alone)
+        return fixed.total - fixed.of_samples, sample.of_samples
 
-    def _estimated(self, choice: MeshChoice, axes: Any) -> MemoryEstimate:
+    def _estimated(self, choice: MeshChoice, axes: Any) -> estimates.MemoryEstimate:
         """Memory with the remat and the FSDP of a choice, one sample at a time."""
+        key = axes, choice.remat, choice.over_domain, choice.reshard
+        if key in self._counts:
+            return self._counts[key]
         trainer = self.config.trainer
         fsdp = {
             "over_domain": choice.over_domain,
@@ -351,15 +343,13 @@ class MeshSearch:
         }
         changed_trainer = trainer.model_copy(update=changed)
         config = self.config.model_copy(update={"trainer": changed_trainer})
-        return estimate_memory(config, self.model_def, axes)
+        memory = estimates.estimate_memory(config, self.model_def, axes)
+        return self._counts.setdefault(key, memory)
 
     def times(self, choice: MeshChoice) -> UpdateTimes:
         """Returns the seconds of an update; see docs/mesh.md."""
-        device, dims, trainer = (
-            self.cluster.accelerator,
-            choice.dims,
-            self.config.trainer,
-        )
+        device, trainer = self.cluster.accelerator, self.config.trainer
+        dims = choice.dims
         size, single = dims.ep * dims.tp * dims.domain, ParallelDims()
         # Two replicas stand for all: batch norms send messages between them.
         copies = 2 if dims.dp_enabled else 1
@@ -378,7 +368,7 @@ class MeshSearch:
         work, alone, remat, *more = (each.of_samples(samples) for each in counts)
         gathered = more[0] if more else work
         norms, again = counts[0].stored, remat.seconds / alone.seconds - 1
-        rules = replace(rules_of(trainer), over_domain=choice.over_domain)
+        rules = replace(estimates.rules_of(trainer), over_domain=choice.over_domain)
         stored, computed, gathers = self._sizes(dims.mesh_axes, rules)
 
         rewritten = max(gathered.seconds - work.seconds, 0.0)
@@ -407,31 +397,27 @@ class MeshSearch:
 
     def _counted(self, program: Program) -> ReplicaWork:
         """The work of a program, which is traced once."""
-        if program not in self._work:
+        if program not in self._counts:
             (dims, remat), trainer = program, self.config.trainer
             options = model_options(trainer) | {"ac_mode": remat, "over_domain": False}
-            self._work[program] = replica_work(
-                self.model_def,
-                dims,
-                self.cluster.accelerator,
-                mp_policy=precision_of(trainer),
-                **options,
-            )
-        return self._work[program]
+            options["mp_policy"] = precision_of(trainer)
+            arguments = self.model_def, dims, self.cluster.accelerator
+            self._counts[program] = replica_work(*arguments, **options)
+        return self._counts[program]
 
     def _sizes(self, axes: MeshAxes, rules: ShardingRules) -> tuple[int, int, int]:
         """Parameters that a device stores, and computes with; arrays it gathers."""
-        if (axes, rules) not in self._parameters:
+        if (axes, rules) not in self._counts:
             alone = replace(axes, data=(), shard=None, num_data=1, num_shard=1)
             specs = self.model_def.param_specs.values()
             split = (d for d in specs if rules.shard_dim(d, axes) is not None)
-            self._parameters[axes, rules] = (
-                sum(local_size(spec, axes, rules) for spec in specs),
-                sum(local_size(spec, alone) for spec in specs),
+            self._counts[axes, rules] = (
+                sum(estimates.local_size(spec, axes, rules) for spec in specs),
+                sum(estimates.local_size(spec, alone) for spec in specs),
                 # Those of each block are gathered by themselves.
                 sum(spec.shape[0] if spec.is_stacked else 1 for spec in split),
             )
-        return self._parameters[axes, rules]
+        return self._counts[axes, rules]
 
     def _gathers(self, choice: MeshChoice, computed: float) -> float:
         """Seconds of FSDP's gathers and scatters of a micro-batch."""

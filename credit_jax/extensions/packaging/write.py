@@ -38,6 +38,7 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.named_fields.coordinates import Coordinates, as_values
 from credit_jax.packages import manifest as file_names
+from credit_jax.packages import package
 from credit_jax.packages.arrays import (
     NATIVE,
     channel_groups,
@@ -49,12 +50,6 @@ from credit_jax.packages.arrays import (
     write_weights,
 )
 from credit_jax.packages.manifest import COORDINATES, AdapterRecord, Manifest, kind_of
-from credit_jax.packages.package import (
-    adapter_record,
-    base_of_run,
-    model_with_adapters,
-    read_base,
-)
 from credit_jax.packages.references import (
     FILE,
     GRID,
@@ -224,12 +219,12 @@ def write_package(
         raise ValueError(f"--out: {target} exists; give another folder")
     model_def, record = contents.model_def, None
     if adapters:
-        model_def = model_with_adapters(contents.config)
+        model_def = package.model_with_adapters(contents.config)
         arrays = weights.parts_on_host(model_def)
-        record = adapter_record(contents.config, model_def, arrays[0])
-        base = base_of_run(contents.config)
+        record = package.adapter_record(contents.config, model_def, arrays[0])
+        base = package.base_of_run(contents.config)
         assert base is not None, "`model_with_adapters` asks for it"
-        read_base(record, model_def, base)
+        package.read_base(record, model_def, base)
     else:
         arrays = weights.on_host(model_def)
     facts = _facts(contents, weights, record, name or target.name, license)

@@ -18,20 +18,7 @@ from credit_jax.cli.commands import OK, Command, option, print_line
 from credit_jax.config import not_available
 from credit_jax.evaluation.opening import open_forecasts
 from credit_jax.evaluation.scores import CLIMATOLOGY, read_scores, seen_in_training
-from credit_jax.extensions.plots.canvas import (
-    SUFFIXES,
-    channel_text,
-    check_suffix,
-    panels_figure,
-    region_text,
-    save_figure,
-)
-from credit_jax.extensions.plots.maps import (
-    PLAIN,
-    PROJECTIONS,
-    MapProjection,
-    find_window,
-)
+from credit_jax.extensions.plots import canvas, maps
 from credit_jax.extensions.plots.page import write_page
 from credit_jax.extensions.plots.scene import Scene, choose, find_lead, truth_of
 from credit_jax.extensions.plots.score_charts import (
@@ -90,7 +77,7 @@ class Plot(Command):
         None,
         "DATA",
     )
-    projection: str = option("of the map", PLAIN, choices=PROJECTIONS)
+    projection: str = option("of the map", maps.PLAIN, choices=maps.PROJECTIONS)
     fps: float = option("frames a second of .gif", 4.0)
     kind: Literal["curves", "card", "spectra", "ranks", "page"] = option(
         "which figure of scores", "curves"
@@ -111,21 +98,21 @@ class Plot(Command):
         if self.forecast:
             self._plot_forecast(out)
         elif self.kind == "page":
-            check_suffix(out, (".html",))
+            canvas.check_suffix(out, (".html",))
             write_page(read_scores(self.scores or ""), out)
         else:
-            check_suffix(out, SUFFIXES)
-            save_figure(self._scores_figure(), out)
+            canvas.check_suffix(out, canvas.SUFFIXES)
+            canvas.save_figure(self._scores_figure(), out)
         print_line(f"written: {out}")
         return OK
 
     def _plot_forecast(self, out: Path) -> None:
         """Writes a map, or an animation of maps."""
-        check_suffix(out, (*SUFFIXES, GIF))
+        canvas.check_suffix(out, (*canvas.SUFFIXES, GIF))
         if not self.variable:
             raise ValueError("--variable NAME is needed with --forecast")
-        projection = MapProjection(self.projection)
-        window = find_window(self.region) if self.region else None
+        projection = maps.MapProjection(self.projection)
+        window = maps.find_window(self.region) if self.region else None
         files = open_forecasts(self.forecast or "")
         choice = choose(
             files,
@@ -143,7 +130,7 @@ class Plot(Command):
         if out.suffix == GIF:
             scene.write_animation(out, steps, frames_per_second=self.fps)
         else:
-            save_figure(scene.figure(last).figure, out)
+            canvas.save_figure(scene.figure(last).figure, out)
 
     def _scores_figure(self) -> Any:
         scores, region = read_scores(self.scores or ""), self.region or GLOBAL
@@ -167,14 +154,14 @@ class Plot(Command):
                 f"--kind {self.kind}: {self.scores} has no {name} of these channels; "
                 f"there are: {available}"
             )
-        area = region_text(region)
+        area = canvas.region_text(region)
         titles = {
             "curves": f"{NAMES[metric]}, {area}",
             "spectra": f"Zonal energy spectra, {area}",
             "ranks": f"Rank of the truth among members, {area}",
         }
         title = _with_training(titles[self.kind], scores)
-        return panels_figure(panels, title=title, legend=self.kind == "curves")
+        return canvas.panels_figure(panels, title=title, legend=self.kind == "curves")
 
 
 main = Plot.main
@@ -197,13 +184,16 @@ def _card(scores: xr.Dataset, baseline: str, metric: str, region: str) -> Any:
         changes = differences(scores, other, metric=metric, region=region)
     except (KeyError, ValueError) as error:
         raise ValueError(f"--baseline {baseline}: {error}") from error
-    area = region_text(region)
+    area = canvas.region_text(region)
     title = f"{NAMES[metric]} of the forecast beside {baseline}, {area}, %"
     title = _with_training(title, scores)
     names = [
-        channel_text(scores, str(channel)) for channel in changes["channel"].values
+        canvas.channel_text(scores, str(channel))
+        for channel in changes["channel"].values
     ]
-    return panels_figure([card_panel(changes, title, names)], title=title, legend=False)
+    return canvas.panels_figure(
+        [card_panel(changes, title, names)], title=title, legend=False
+    )
 
 
 def _with_training(title: str, scores: xr.Dataset) -> str:

@@ -120,11 +120,6 @@ class MapProjection:
     name: str = PLAIN
 
     def __post_init__(self) -> None:
-        if self.name not in PROJECTIONS:
-            raise ValueError(
-                f"there is no projection {self.name!r}; choose from "
-                f"{', '.join(PROJECTIONS)}"
-            )
         if not self.is_plain:
             _cartopy(self.name)
 

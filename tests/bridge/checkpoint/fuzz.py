@@ -37,13 +37,7 @@ from credit_torch_bridge.__main__ import main
 from tests.bridge.checkpoint.formats import Creates, with_convolutions
 from tests.bridge.runs import CONFIG
 from tests.models.cases import NEXTGEN
-from tests.support.mutations import (
-    changed_bytes,
-    changed_json,
-    count_outcomes,
-    trial,
-    try_all,
-)
+from tests.support import mutations
 
 # Uncompressed size in bytes of a zip member of zeros.
 BOMB = 512 * 2**20
@@ -129,7 +123,7 @@ def change_bytes(folder: Path, chosen: random.Random) -> None:
         path.unlink()
         return
     data = bytearray(path.read_bytes())
-    path.write_bytes(changed_bytes(data, chosen))
+    path.write_bytes(mutations.changed_bytes(data, chosen))
 
 
 def _value(tensor: torch.Tensor, chosen: random.Random, mark: Path) -> Any:
@@ -230,7 +224,7 @@ def change_run(folder: Path, chosen: random.Random) -> None:
         files = sorted(folder.rglob("*.json"))
         files += sorted(path for path in folder.rglob("_*METADATA") if path.is_file())
         path = chosen.choice(files)
-        path.write_text(changed_json(path.read_text(), chosen))
+        path.write_text(mutations.changed_json(path.read_text(), chosen))
     else:
         change_bytes(folder, chosen)
     if chosen.random() < 0.5:
@@ -265,7 +259,9 @@ def try_seed(seed: int, sources: Path, folder: Path) -> tuple[str, str]:
         is_refused = code == USER_ERROR and is_one and not out.exists()
         return "refused" if is_refused else f"exit code {code}: {text[-2000:]}"
 
-    return "run, restored" if restores else kind, trial(read, folder, out.name)
+    return "run, restored" if restores else kind, mutations.trial(
+        read, folder, out.name
+    )
 
 
 def try_seeds(folder: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
@@ -274,11 +270,11 @@ def try_seeds(folder: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
     sources, place = folder / "sources", folder / "place"
     write_sources(sources)
     place.mkdir()
-    return try_all(seeds, partial(try_seed, sources=sources, folder=place))
+    return mutations.try_all(seeds, partial(try_seed, sources=sources, folder=place))
 
 
 if __name__ == "__main__":
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     seeds = range(*map(int, sys.argv[2:]))
     trials = try_seeds(Path(sys.argv[1]), seeds)
-    sys.exit(count_outcomes(trials, "converted", "refused"))
+    sys.exit(mutations.count_outcomes(trials, "converted", "refused"))

@@ -20,15 +20,7 @@ from credit_torch_bridge.checkpoint.jax_checkpoint import (
     read_run_config,
 )
 from credit_torch_bridge.checkpoint.jax_to_torch import cautions
-from tests.bridge.checkpoint.formats import (
-    AVERAGE,
-    BARE,
-    MAIN,
-    WHOLE,
-    by_name,
-    write_bare,
-    write_whole,
-)
+from tests.bridge.checkpoint import formats
 from tests.bridge.runs import CONFIG, MODEL_DEF, assert_same, draw_checkpoint
 from tests.bridge.runs import read_torch as load
 
@@ -40,7 +32,7 @@ FORMATS = pytest.mark.slow(but=["none", "fsdp2", "domain", "module."])
 def write(credit, credit_folder, model_config, tmp_path):
     def write_it(name):
         model = credit.build_credit(model_config["model"])
-        return write_whole(name, credit_folder, tmp_path, model)
+        return formats.write_whole(name, credit_folder, tmp_path, model)
 
     return write_it
 
@@ -70,7 +62,7 @@ def there_and_back(mapping, checkpoint, folder):
 
 @pytest.mark.reference
 @FORMATS
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", formats.WHOLE)
 def test_everything_comes_back_bitwise(
     write, reference, credit_folder, model_config, name
 ):
@@ -79,20 +71,20 @@ def test_everything_comes_back_bitwise(
     assert checkpoint.settings == {}
     assert checkpoint.progress.epoch == 1
     files = to_torch(model_config, checkpoint)
-    assert set(files) == {MAIN, AVERAGE}
+    assert set(files) == {formats.MAIN, formats.AVERAGE}
     for file, content in files.items():
         assert_same(content, load(credit_folder, file), file)
     if name == "fsdp2":
         parallelism = {"data": "fsdp2", "tensor": 1, "domain": 1}
         trainer = model_config["trainer"] | {"parallelism": parallelism}
         files = to_torch(model_config | {"trainer": trainer}, checkpoint)
-        assert_same(files[MAIN], by_name(load(credit_folder)))
+        assert_same(files[formats.MAIN], formats.by_name(load(credit_folder)))
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("name", BARE)
+@pytest.mark.parametrize("name", formats.BARE)
 def test_weights_alone(reference, credit_folder, model_config, tmp_path, name):
-    path = write_bare(name, credit_folder, tmp_path)
+    path = formats.write_bare(name, credit_folder, tmp_path)
     checkpoint = from_torch(model_config, path)
     same_weights(checkpoint, reference)
     assert checkpoint.moments is checkpoint.ema is None
@@ -102,16 +94,16 @@ def test_weights_alone(reference, credit_folder, model_config, tmp_path, name):
 def test_averages(write, reference, model_config):
     """One by itself takes the vectors beside it; those of old files are left out."""
     folder = write("none")
-    average = from_torch(model_config, folder / AVERAGE)
+    average = from_torch(model_config, folder / formats.AVERAGE)
     same_weights(average, replace(reference, params=reference.ema))
-    content, stored = load(folder, AVERAGE), load(folder)["model_state_dict"]
+    content, stored = load(folder, formats.AVERAGE), load(folder)["model_state_dict"]
     vectors = {k: v for k, v in stored.items() if k.endswith(("_u", "_v"))}
     content["model_state_dict"]["shadow"] |= vectors
-    torch.save(content, folder / AVERAGE)
+    torch.save(content, folder / formats.AVERAGE)
     same(from_torch(model_config, folder).ema, reference.ema)
-    (folder / MAIN).unlink()
+    (folder / formats.MAIN).unlink()
     with pytest.raises(ValueError, match="an average has no vectors of spectral norm"):
-        from_torch(model_config, folder / AVERAGE)
+        from_torch(model_config, folder / formats.AVERAGE)
 
 
 @pytest.mark.reference
@@ -147,7 +139,7 @@ def test_a_run_with_frozen_parameters_goes_to_torch_and_back(checkpoint, tmp_pat
         for values in (checkpoint.moments.mu, checkpoint.moments.nu)
     )
     trained = replace(checkpoint, moments=Moments(first, second, 60), ema=None)
-    optimizer = to_torch(mapping, trained)[MAIN]["optimizer_state_dict"]
+    optimizer = to_torch(mapping, trained)[formats.MAIN]["optimizer_state_dict"]
     keys = key_map_for(MODEL_DEF).parameters.keys
     numbers = {i for i, k in enumerate(keys) if not k.startswith("layers.")}
     assert set(optimizer["state"]) == numbers
@@ -170,7 +162,7 @@ def test_a_plateau_and_its_rate(tmp_path):
     mapping = config(scheduler=PLATEAU)
     progress = Progress(epoch=3, learning_rate=2.5e-4, plateau=SEEN)
     checkpoint = replace(draw_checkpoint(), progress=progress)
-    files = to_torch(mapping, checkpoint)[MAIN]
+    files = to_torch(mapping, checkpoint)[formats.MAIN]
     (group,) = files["optimizer_state_dict"]["param_groups"]
     assert group["lr"] == 2.5e-4
     assert "initial_lr" not in group, "ReduceLROnPlateau sets none"

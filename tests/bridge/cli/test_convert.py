@@ -16,14 +16,7 @@ from credit_jax.packages.manifest import Manifest
 from credit_torch_bridge import to_torch
 from credit_torch_bridge.checkpoint import convert_run
 from credit_torch_bridge.checkpoint.jax_checkpoint import RunConfig, read_run, write_run
-from tests.bridge.runs import (
-    CONFIG,
-    MODEL_DEF,
-    SCALER,
-    assert_same,
-    earlier,
-    read_torch,
-)
+from tests.bridge import runs
 from tests.data.world import GRID, raw_config, write_world
 from tests.reference.training import GEN2_CONFIG
 
@@ -31,11 +24,11 @@ same = chex.assert_trees_all_equal
 
 
 def weights_of(folder):
-    return read_torch(folder)["model_state_dict"]
+    return runs.read_torch(folder)["model_state_dict"]
 
 
 def written_for_torch(checkpoint):
-    return to_torch(CONFIG, checkpoint)["checkpoint.pt"]["model_state_dict"]
+    return to_torch(runs.CONFIG, checkpoint)["checkpoint.pt"]["model_state_dict"]
 
 
 @pytest.fixture
@@ -43,7 +36,7 @@ def run(checkpoint, tmp_path):
     """`run(settings, checkpoint, ...)` -> the folder of a run of credit_jax."""
 
     def write(settings, *checkpoints):
-        run_config = RunConfig(CONFIG).with_settings(settings)
+        run_config = RunConfig(runs.CONFIG).with_settings(settings)
         write_run(tmp_path / "run", run_config, checkpoints or [checkpoint])
         return tmp_path / "run"
 
@@ -64,15 +57,17 @@ def test_best_and_backup_become_checkpoints(
     assert store.item_names(60) == ["weights", "ema", "optimizer", "loss_scale"]
     assert store.item_names(40) == ["weights", "optimizer", "loss_scale"]
     store.close()
-    best = read_run(jax_run, MODEL_DEF, 20)
-    same(best.params, earlier(checkpoint, 0).params)
-    assert read_run(jax_run, MODEL_DEF).loss_scale == SCALER
+    best = read_run(jax_run, runs.MODEL_DEF, 20)
+    same(best.params, runs.earlier(checkpoint, 0).params)
+    assert read_run(jax_run, runs.MODEL_DEF).loss_scale == runs.SCALER
     back = tmp_path / "torch"
     bridge.convert("torch", jax_run, back)
     for name in ("checkpoint.pt", "best_checkpoint.pt", "checkpoint_ema.pt"):
-        ours, theirs = (read_torch(each, name) for each in (back, credit_run_folder))
+        ours, theirs = (
+            runs.read_torch(each, name) for each in (back, credit_run_folder)
+        )
         for key in theirs.keys() - {"epoch" if "ema" in name else ""}:
-            assert_same(ours[key], theirs[key], f"{name} {key}")
+            runs.assert_same(ours[key], theirs[key], f"{name} {key}")
 
 
 def test_the_coordinates_of_the_files_are_recorded(checkpoint, tmp_path):
@@ -122,7 +117,7 @@ def test_a_run_stopped_in_an_epoch_on_a_mesh(bridge, run, checkpoint, tmp_path):
     assert trainer["parallelism"] == {"data": "fsdp2", "tensor": 1, "domain": 1}
     assert trainer["reload_epoch"] is trainer["load_optimizer"] is True
     assert trainer["compile"] is False
-    content = read_torch(out)
+    content = runs.read_torch(out)
     assert content["epoch"] == 1
     assert "up_block4.2.bias" in content["optimizer_state_dict"]["state"]
 
@@ -145,9 +140,9 @@ def test_what_credit_cannot_express_is_refused_at_once(bridge, run, tmp_path):
 
 @pytest.mark.slow
 def test_weights_only_and_a_step(bridge, run, checkpoint, tmp_path):
-    folder, out = run({}, earlier(checkpoint, 0), checkpoint), tmp_path / "torch"
+    folder, out = run({}, runs.earlier(checkpoint, 0), checkpoint), tmp_path / "torch"
     bridge.convert("torch", folder, out, "--weights-only", "--step", 20)
-    assert set(read_torch(out)) == {"epoch", "model_state_dict"}
+    assert set(runs.read_torch(out)) == {"epoch", "model_state_dict"}
     trainer = read_yaml(out / "model.yml")["trainer"]
     assert (trainer["load_weights"], trainer["load_optimizer"]) == (True, False)
     given = "torch", folder, tmp_path / "no"
@@ -165,15 +160,15 @@ def test_one_kind_of_weights_alone(bridge, run, checkpoint, tmp_path, weights):
     }[weights]
     out, chosen = tmp_path / "torch", ("--weights", weights)
     bridge.convert("torch", run({}), out, *chosen, says=f"weights: {label}\n")
-    assert set(read_torch(out)) == {"epoch", "model_state_dict"}
+    assert set(runs.read_torch(out)) == {"epoch", "model_state_dict"}
     assert not (out / "checkpoint_ema.pt").exists()
     alone = replace(checkpoint, params=params, moments=None, ema=None)
-    assert_same(weights_of(out), written_for_torch(alone))
+    runs.assert_same(weights_of(out), written_for_torch(alone))
     # Both ways: what has no average any more cannot give it.
     given, words = ("jax", out), "has no moving average"
     bridge.convert(*given, tmp_path / "no", "--weights", "average", code=2, says=words)
     bridge.convert(*given, tmp_path / "back", "--weights", "last")
-    back = read_run(tmp_path / "back", MODEL_DEF)
+    back = read_run(tmp_path / "back", runs.MODEL_DEF)
     same(back.params, params)
     assert back.ema is back.moments is None
 
@@ -182,8 +177,8 @@ def test_a_package_goes_both_ways(bridge, checkpoint, tmp_path):
     package = tmp_path / "package"
     package.mkdir()
     weights = checkpoint.params, checkpoint.model_state
-    write_weights(package / "weights.safetensors", MODEL_DEF, *weights)
-    config = {"model": CONFIG["model"], "data": {"source": {}}}
+    write_weights(package / "weights.safetensors", runs.MODEL_DEF, *weights)
+    config = {"model": runs.CONFIG["model"], "data": {"source": {}}}
     (package / "model.yml").write_text(yaml.safe_dump(config))
     (package / "channels.json").write_text('{"input": [], "output": []}')
     (package / "README.md").write_text("A model.\n")
@@ -191,9 +186,9 @@ def test_a_package_goes_both_ways(bridge, checkpoint, tmp_path):
     files = record_files(package)
     Manifest("wxformer", 60, False, "0" * 64, "CREDIT", files).write(package)
     bridge.convert("torch", package, tmp_path / "torch")
-    assert_same(weights_of(tmp_path / "torch"), written_for_torch(checkpoint))
+    runs.assert_same(weights_of(tmp_path / "torch"), written_for_torch(checkpoint))
     bridge.convert("jax", package, tmp_path / "run")
-    back = read_run(tmp_path / "run", MODEL_DEF)
+    back = read_run(tmp_path / "run", runs.MODEL_DEF)
     same((back.params, back.model_state), weights)
     (package / "weights.safetensors").write_bytes(b"")
     bridge.convert("jax", package, tmp_path / "no", code=2, says="SHA-256")
@@ -202,7 +197,7 @@ def test_a_package_goes_both_ways(bridge, checkpoint, tmp_path):
 def test_a_config_of_generation_1_gives_weights(bridge, credit_run_folder, tmp_path):
     old, out = tmp_path / "old.yml", tmp_path / "jax"
     trainer = {"type": "era5", "mode": "fsdp"}
-    old.write_text(yaml.safe_dump(CONFIG | {"trainer": trainer, "data": {}}))
+    old.write_text(yaml.safe_dump(runs.CONFIG | {"trainer": trainer, "data": {}}))
     given = "jax", credit_run_folder, out, "--config", old
     bridge.convert(*given, code=2, says="is of CREDIT's generation 1")
     words = "training will not take this config as it is"

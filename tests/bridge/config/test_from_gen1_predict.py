@@ -11,14 +11,7 @@ from credit_torch_bridge.config.from_gen1_predict import start_dates
 from tests.bridge.config.conversions import config_of
 from tests.physics.runs import build
 from tests.support import assert_close
-from tests.transforms.test_full_levels import (
-    HEIGHTS,
-    LEVELS,
-    PHIS,
-    columns,
-    credit_fields,
-    theirs_of,
-)
+from tests.transforms import test_full_levels
 
 pytestmark = pytest.mark.reference
 
@@ -115,16 +108,19 @@ def test_the_laplace_filter_filters_what_credit_filters(credit, torch, monkeypat
 )
 def test_the_fields_on_pressure_levels_are_those_of_credit(credit, section, tmp_path):
     """The block of the converted section beside CREDIT's function with gen1's."""
-    tree = columns()
+    tree = test_full_levels.columns()
     path = str(tmp_path / "whole.nc")
-    ground = tree["ic_raw"]["S"][PHIS][0, 0, 0]
-    coords = {"latitude": HEIGHTS, "longitude": [*range(ground.shape[1])]}
+    ground = tree["ic_raw"]["S"][test_full_levels.PHIS][0, 0, 0]
+    coords = {
+        "latitude": test_full_levels.HEIGHTS,
+        "longitude": [*range(ground.shape[1])],
+    }
     field = {"Z_GDS4_SFC": (("latitude", "longitude"), ground)}
     xr.Dataset(field, coords).to_netcdf(path)
     predict = {"interp_pressure": section, "static_fields": path}
     mapping = config_of("gen1") | {"predict": predict}
-    mapping["data"]["level_ids"] = [*LEVELS]
-    mapping["model"]["levels"] = len(LEVELS)
+    mapping["data"]["level_ids"] = [*test_full_levels.LEVELS]
+    mapping["model"]["levels"] = len(test_full_levels.LEVELS)
     inference = convert_config(mapping, to="jax")[0]["inference"]
     block = inference["postblocks"]["per_step"]["pressure_levels"]
     fields = {
@@ -136,7 +132,7 @@ def test_the_fields_on_pressure_levels_are_those_of_credit(credit, section, tmp_
         for key, x in ours["y_processed"]["ERA5"].items()
         if "derived" in key
     }
-    theirs, inner = credit_fields(tree, **section)
+    theirs, inner = test_full_levels.credit_fields(tree, **section)
     assert made.keys() == set(theirs.data_vars)
     for name, own in made.items():
-        assert_close(own, theirs_of(name, theirs, inner), 1e-12, name)
+        assert_close(own, test_full_levels.theirs_of(name, theirs, inner), 1e-12, name)

@@ -31,16 +31,8 @@ from credit_jax.extensions.assimilation.operators import (
     operators_of,
 )
 from credit_jax.named_fields.variables import Variable
+from tests.extensions.assimilation import windows
 from tests.extensions.assimilation.conftest import *  # noqa: F403
-from tests.extensions.assimilation.windows import (
-    GRID_OF_RUN,
-    START,
-    STEP,
-    VARIABLES,
-    drawn,
-    observing,
-    window,
-)
 from tests.messages.engine import *  # noqa: F403
 from tests.messages.engine import Cases
 
@@ -51,11 +43,11 @@ TEXT = """time, latitude, longitude, level, variable, value, error, station
 """
 TP = {"TP": Variable("ERA5/diagnostic/2d/TP")}
 GRIDS = {
-    "": GRID_OF_RUN,
-    "levels in hPa": replace(GRID_OF_RUN, level_units={"T": "hPa", "U": "hPa"}),
+    "": windows.GRID_OF_RUN,
+    "levels in hPa": replace(windows.GRID_OF_RUN, level_units={"T": "hPa", "U": "hPa"}),
     "TP is predicted": replace(
-        GRID_OF_RUN,
-        variables={**GRID_OF_RUN.variables, **TP},
+        windows.GRID_OF_RUN,
+        variables={**windows.GRID_OF_RUN.variables, **TP},
         predicted=frozenset(TP),
     ),
 }
@@ -75,7 +67,7 @@ def table_of(path, **changes):
     return pd.concat([table, further], ignore_index=True)
 
 
-def reasons_of(table, grid=GRID_OF_RUN, of=()):
+def reasons_of(table, grid=windows.GRID_OF_RUN, of=()):
     return find_faults(table, grid, 3, of).reasons.tolist()
 
 
@@ -92,7 +84,7 @@ def used(grid, *of, leave_out=(), **changes):
 
 
 # The reason, its count, the first, and what to do; which are used, too.
-EDGE = str(GRID_OF_RUN.times[-1] - np.timedelta64(1, "s"))[:19]
+EDGE = str(windows.GRID_OF_RUN.times[-1] - np.timedelta64(1, "s"))[:19]
 for name, grid, *of, changes in (
     ("time", "", {"time": pd.Timestamp("2000-01-01T18:00")}),
     ("before the end", "", {"time": pd.Timestamp(EDGE)}),
@@ -123,7 +115,7 @@ def several(path, *leave_out, only=slice(None)):
     changes |= {"variable": "Z", "value": np.nan, "error": 0.0}
     tables = [table_of(path, **{name: x}).iloc[2:] for name, x in changes.items()]
     table = pd.concat([table_of(path).iloc[:2], *tables]).iloc[only]
-    usable(table, find_faults(table, GRID_OF_RUN, 3, ()), leave_out)
+    usable(table, find_faults(table, windows.GRID_OF_RUN, 3, ()), leave_out)
 
 
 CASES.call("several", lambda path: several(path, "place"))
@@ -251,7 +243,7 @@ def test_levels_of_duplicates_and_units(path):
 
 
 def test_units_that_can_be_converted_are(path):
-    grid = replace(GRID_OF_RUN, level_units={"T": "hPa"})
+    grid = replace(windows.GRID_OF_RUN, level_units={"T": "hPa"})
     changes = {"units": "degF", "level_units": "Pa", "level": 250.0}
     table = in_units_of(table_of(path, **changes), grid, ())
     row = table.iloc[2]
@@ -284,7 +276,9 @@ def notes(variables, units, of=(), **known):
 
     def case(path):
         columns = {"variable": variables} | ({"units": units} if units else {})
-        grid = replace(GRID_OF_RUN, units={**GRID_OF_RUN.units, **known})
+        grid = replace(
+            windows.GRID_OF_RUN, units={**windows.GRID_OF_RUN.units, **known}
+        )
         return notes_on_units(table_of(path).assign(**columns), grid, of)
 
     return case
@@ -297,31 +291,31 @@ CASES.call("operators", notes(THREE, ["blobs", "Pa", " "], ["T", "SP"]))
 CASES.call("equal units", notes(THREE, ["K", "Pa", "kelvin"], SP="Pa"))
 
 
-T = VARIABLES[1]
+T = windows.VARIABLES[1]
 
 
 @pytest.mark.parametrize("flipped", [False, True])
 def test_interpolation_is_that_of_xarray(flipped):
     """Linear along every dim, rows in any order, across 0 and 360 degrees."""
-    table = drawn(200)
+    table = windows.drawn(200)
     table["variable"] = "T"
     table["level"] = np.random.default_rng(0).uniform(1, 5, 200)
-    latitude = GRID_OF_RUN.latitude[:: -1 if flipped else 1]
-    longitude = GRID_OF_RUN.longitude - (180 if flipped else 0)
-    grid = TrajectoryGrid({"T": T}, latitude, longitude, GRID_OF_RUN.times)
+    latitude = windows.GRID_OF_RUN.latitude[:: -1 if flipped else 1]
+    longitude = windows.GRID_OF_RUN.longitude - (180 if flipped else 0)
+    grid = TrajectoryGrid({"T": T}, latitude, longitude, windows.GRID_OF_RUN.times)
     field = np.random.default_rng(0).normal(0, 1, (4, 2, 6, 10)).astype(np.float32)
     around = np.concatenate([field] * 3, -1)
     expected = xr.DataArray(
         around,
         {
-            "time": (GRID_OF_RUN.times - START) / STEP,
+            "time": (windows.GRID_OF_RUN.times - windows.START) / windows.STEP,
             "level": T.levels,
             "latitude": latitude,
             "longitude": np.concatenate([longitude + k for k in (-360, 0, 360)]),
         },
         ("time", "level", "latitude", "longitude"),
     ).interp(
-        time=("obs", (table["time"].to_numpy() - START) / STEP),
+        time=("obs", (table["time"].to_numpy() - windows.START) / windows.STEP),
         level=("obs", table["level"]),
         latitude=("obs", table["latitude"]),
         longitude=("obs", table["longitude"]),
@@ -350,29 +344,29 @@ def test_operators_of_the_user(monkeypatch):
 
     entry = OperatorEntry(lambda variable, grid: Mine(variable=variable, grid=grid))
     monkeypatch.setitem(operators.OPERATORS, "mine", entry)
-    chosen = operators_of({"TB": "mine"}, GRID_OF_RUN)
-    assert chosen["TB"] == Mine(variable="TB", grid=GRID_OF_RUN)
+    chosen = operators_of({"TB": "mine"}, windows.GRID_OF_RUN)
+    assert chosen["TB"] == Mine(variable="TB", grid=windows.GRID_OF_RUN)
     assert chosen["SP"] == Interpolation("ERA5/prognostic/2d/SP", "SP")
 
 
-CASES.call("operator", lambda: operators_of({"TB": "mien"}, GRID_OF_RUN))
+CASES.call("operator", lambda: operators_of({"TB": "mien"}, windows.GRID_OF_RUN))
 
 
 @CASES.case
 def no_operator(monkeypatch):
     entry = OperatorEntry(lambda variable, grid: abs)
     monkeypatch.setitem(operators.OPERATORS, "mine", entry)
-    return lambda: operators_of({"TB": "mine"}, GRID_OF_RUN)
+    return lambda: operators_of({"TB": "mine"}, windows.GRID_OF_RUN)
 
 
 def test_observations_far_from_the_background_are_said(forecaster, initial):
     """Those in another unit, by variable, with the first row."""
-    problem = window(forecaster, initial, drawn(40))
+    problem = windows.window(forecaster, initial, windows.drawn(40))
     table = problem.observed.table.assign(value=problem.first.values)
     celsius = table.index[table["variable"] == "T"][2:4]
     table.loc[celsius, "value"] -= 273.15
     table.loc[table["variable"] == "U", "value"] += 3.0
-    first = observing(problem, table).first
+    first = windows.observing(problem, table).first
     (line,) = far_departures(first, background_variance(first, 0))
     count, row = (table["variable"] == "T").sum(), table.loc[celsius[0]]
     assert line.startswith(f"T: 2 of {count} observations more than 10 standard")

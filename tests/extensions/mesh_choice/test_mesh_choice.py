@@ -80,8 +80,7 @@ def again(search, *, batch=8, **changes):
     """Another ranking with the same counts of programs."""
     cluster = replace(search.cluster, **changes)
     other = MeshSearch(search.config, search.model_def, cluster, batch)
-    other._work, other._memory = search._work, search._memory
-    other._parameters = search._parameters
+    other._counts = search._counts
     return other.ranked()
 
 

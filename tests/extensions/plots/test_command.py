@@ -11,7 +11,7 @@ from credit_jax.cli.commands import OK
 from credit_jax.evaluation.opening import open_forecasts
 from credit_jax.evaluation.scores import write_scores
 from credit_jax.extensions.plots.command import main
-from credit_jax.extensions.plots.maps import MapGrid, MapProjection, find_window
+from credit_jax.extensions.plots.maps import MapGrid, find_window
 from credit_jax.extensions.plots.scene import Scene, choose, truth_of
 from credit_jax.extensions.plots.score_charts import differences
 from tests.extensions.plots.stores import STARTS, make_store, write_folder
@@ -229,7 +229,6 @@ def of_truth(name, store, truth, tmp_path):
 
 CASES.rows(of_truth, "short.zarr", "t.zarr", "none.zarr", name="truth")
 CASES.rows(find_window, "atlantis", "1,2,3", "0,10,50,40", name="window")
-CASES.rows(MapProjection, "globe", name="projection")
 CASES.call("a grid of 2 and 1 dims", lambda: MapGrid(np.ones((2, 2)), np.ones(2)))
 
 
