@@ -208,7 +208,20 @@ class Artifact:
             return None
         problems = channel_differences(self.schema.names, channels.names)
         if new is not None or not problems:
-            base, current = self._by_levels(self.schema, channels, config)
+            # The channels by the levels that are most alike: of files, or as a config
+            # asks for them, of which these may be nearest.
+            read = {} if self.coordinates is None else levels_read(self.coordinates)
+            asked = levels_asked(config_data(self.files)), levels_asked(config.data)
+            bases = (
+                self.schema,
+                *(with_levels(self.schema, x) for x in (read, asked[0])),
+            )
+            listed = with_levels(channels, asked[1])
+            # Data that are read at the coordinates of the base have its levels,
+            # whatever the config asks for.
+            is_free = self.coordinates is None or new is not None
+            pairs = product(bases, (channels, listed) if is_free else (listed,))
+            base, current = max(pairs, key=lambda pair: num_in_common(*pair))
             if new is not None:
                 match = match_channels(base, current, new)
                 frozen = frozen_layers(model_def, match.change)
@@ -233,22 +246,6 @@ class Artifact:
                 ]
             )
         return None
-
-    def _by_levels(
-        self, base: ChannelSchema, current: ChannelSchema, config: Config
-    ) -> tuple[ChannelSchema, ChannelSchema]:
-        """Channels of the base and of a run, of the levels that are most alike."""
-        # Levels of files, or as a config asks for them, of which these may be nearest.
-        read = {} if self.coordinates is None else levels_read(self.coordinates)
-        asked = levels_asked(config_data(self.files))
-        bases = (base, with_levels(base, read), with_levels(base, asked))
-        listed = with_levels(current, levels_asked(config.data))
-        finetune = config.trainer.finetune
-        # Data that are read at the coordinates of the base have its levels, whatever
-        # the config asks for.
-        is_free = self.coordinates is None or (finetune and finetune.new_channels)
-        pairs = product(bases, (current, listed) if is_free else (listed,))
-        return max(pairs, key=lambda pair: num_in_common(*pair))
 
     @activity("reading the base")
     def weights_for(

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from credit_jax.cli.commands import FAILED, OK, ConfigOptions, option, print_line
-from credit_jax.config import Config, ConfigError, apply_overrides, build_config, parse
+from credit_jax.config import ConfigError, apply_overrides, build_config, parse
 from credit_jax.config.base import ConfigWarning, as_problems
 from credit_jax.config.data import DataConfig, num_samples
 from credit_jax.config.load import GEN1, for_forecasts, forecasts_alone, is_gen1
@@ -250,26 +250,18 @@ def check_config(
                 of_plan = plan.config, plan.model.model_def, plan.model.axes
                 report.problems += memory_problems(*of_plan, *limit)
     with report.hearing():
-        _read_inference(config, report)
+        try:
+            if (inference := config.inference) is not None:
+                cost = parse_perturbation(inference.perturbation).cost()
+                report.notes += [cost] if cost and inference.members > 1 else []
+        except ConfigError as error:
+            if not report.trains:
+                raise
+            why = "(training does not read it)"
+            report.notes += [f"{line} {why}" for line in error.problems]
     report.problems = [*dict.fromkeys(report.problems)]
     report.notes = [*dict.fromkeys(report.notes)]
     return report
-
-
-def _read_inference(config: Config, report: CheckReport) -> None:
-    """Notes problems of the inference section, which training does not read."""
-    try:
-        inference, cost = config.inference, ""
-        if inference is not None:
-            cost = parse_perturbation(inference.perturbation).cost()
-    except ConfigError as error:
-        if not report.trains:
-            raise
-        lines = [f"{line} (training does not read it)" for line in error.problems]
-        report.notes += lines
-        return
-    if cost and inference is not None and inference.members > 1:
-        report.notes.append(cost)
 
 
 def _channels_alone(

@@ -204,7 +204,15 @@ class Score(ComparisonOptions):
         parts, scored = dict[str, Any](), list[tuple[list[ScoreSums], ScoreDims]]()
         with writable_folder(self.out, "--out") as out:
             for files, record in forecasts:
-                comparison, described = None, self._of_stations(files, record)
+                ranges, comparison = record.training_dates, None
+                seen = in_training(valid_times(files), ranges) if ranges else ""
+                described: dict[str, Any] = {
+                    "title": "scores of forecasts at stations",
+                    "forecast": files.where,
+                    "truth": self.truth,
+                    "climatology": NO_CLIMATOLOGY,
+                    TRAINING_DATES: seen or (NONE_TRAINED if ranges else UNKNOWN),
+                }
                 if not tables:
                     comparison, described = self._compared(files, record)
                 if not scored:
@@ -270,20 +278,6 @@ class Score(ComparisonOptions):
             total = functools.reduce(ScoreSums.merge, sums)
             report(dims.scores(total, about, differences), out, **parts)
         return OK
-
-    def _of_stations(
-        self, files: ForecastFiles, record: ForecastRecord
-    ) -> dict[str, Any]:
-        """The attributes of scores at stations."""
-        ranges = record.training_dates
-        seen = in_training(valid_times(files), ranges) if ranges else ""
-        return {
-            "title": "scores of forecasts at stations",
-            "forecast": files.where,
-            "truth": self.truth,
-            "climatology": NO_CLIMATOLOGY,
-            TRAINING_DATES: seen or (NONE_TRAINED if ranges else UNKNOWN),
-        }
 
     def _score_grid(
         self,

@@ -46,9 +46,6 @@ class NetcdfStore(ForecastStore):
     schedule: ForecastSchedule
     config: OutputConfig  # grouping and encoding
 
-    def create(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-
     def check(self) -> None:
         """Checks the encoding of the variables."""
         rows, columns = len(self.outputs.latitude), self.outputs.longitude.shape[-1]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from credit_jax.config import Config
 from credit_jax.config.trainer import TrainerConfig
-from credit_jax.models.common.config import ModelConfig, StageGeometry
+from credit_jax.models.common.config import StageGeometry
 from credit_jax.models.crossformer.crossformer import WXFormerMoEConfig
 from credit_jax.models.flops import gradient_flops
 from credit_jax.models.model_def import ModelDef
@@ -191,7 +191,15 @@ def _activations(
         # after their nonlinearity, and the sum.
         width += 2 * (2 * channels + 8 * channels // tensor)
         block = points * width * stage.attentions // 2
-        block += points * _expert_width(model_def.config, stage, axes)
+        if isinstance(moe := model_def.config, WXFormerMoEConfig):
+            # Of layers of experts in addition to dense ones. For each choice of the
+            # tokens of the ep group, also of experts on other devices: the token, the
+            # hidden units before and after their nonlinearity, and the result.
+            group, units = axes.num_expert, 8 * channels // tensor
+            choices = group * moe.moe_top_k * (2 * channels + units)
+            shared = (moe.moe_shared_experts - 1) * units
+            further = group * channels + choices + shared
+            block += points * (2 // moe.moe_frequency) * further
         between = points * channels
         sums = stage.attentions * between
         again = {"none": 0, "selective": attention - sums, "full": block}[mode]
@@ -225,19 +233,6 @@ def local_points(stage: StageGeometry, domain: int) -> int:
     """Largest number of points of a stage on a device, with whole windows."""
     share = max(stage.shares(domain).values())
     return math.ceil(share * stage.height * stage.width / domain)
-
-
-def _expert_width(config: ModelConfig, stage: StageGeometry, axes: MeshAxes) -> int:
-    """Values per point that layers of experts save in addition to dense ones."""
-    if not isinstance(config, WXFormerMoEConfig):
-        return 0
-    channels, group = stage.channels, axes.num_expert
-    units = 8 * channels // axes.num_tensor
-    # For each choice of the tokens of the ep group, also of experts on other devices:
-    # the token, the hidden units before and after their nonlinearity, and the result.
-    choices = group * config.moe_top_k * (2 * channels + units)
-    shared = (config.moe_shared_experts - 1) * units
-    return 2 // config.moe_frequency * (group * channels + choices + shared)
 
 
 # The compiled model, and operations of the gradient of one sample of it, without

@@ -26,12 +26,10 @@ from credit_jax.checkpoint import (
 from credit_jax.checkpoint.run import check_channels
 from credit_jax.config.schedules import PlateauConfig
 from credit_jax.config.trainer import TrainerConfig
-from credit_jax.named_fields.coordinates import Coordinates
 from credit_jax.nn.low_rank import LowRank, is_adapter, merged
 from credit_jax.nn.parameters import COLLECTIONS, wide_statistics
 from credit_jax.parallel.params.packing import Packing, pack_tree, unpack_on_host
 from credit_jax.parallel.params.spec import ParamSpec, trainable
-from credit_jax.plan.run_record import RunRecord
 from credit_jax.training.optimizer import LossScale
 from credit_jax.training.state import LossState, TrainState
 
@@ -48,31 +46,15 @@ class RunStore:
 
     checkpoints: CheckpointStore
     param_specs: Mapping[str, ParamSpec]  # specs of the model's parameters
-    # `ChannelSchema.names` of the run's data; None compares no channels.
-    channels: Mapping[str, tuple[str, ...]] | None = None
-    # Coordinates of the run's data, which checkpoints record; None records none.
-    coordinates: Coordinates | None = None
-    # What the run is, which checkpoints record; None records nothing.
-    record: RunRecord | None = None
-    # Key -> unit of variables of the run's data, which checkpoints record.
-    units: Mapping[str, str] = field(default_factory=dict)
+    # Fields of `Progress` that say what the run is; channels and units are compared.
+    recorded: Mapping[str, Any] = field(default_factory=dict)
     # Adapters of the model. Weights and average in a checkpoint are those of the model
     # without them, with the sums: whatever reads it needs to know nothing of adapters.
     low_rank: LowRank | None = None
-    batch_ranks: int | None = None  # see `Progress`
 
     def save(self, step: int, state: TrainState, progress: Progress) -> None:
         """Starts to write a checkpoint; see `CheckpointStore.save`."""
-        origin, record = self.coordinates, self.record or RunRecord({})
-        progress = dataclasses.replace(
-            progress,
-            channels=self.channels,
-            coordinates=None if origin is None else origin.to_json(),
-            digests=record.digests,
-            config=record.config or None,
-            units=self.units,
-            batch_ranks=self.batch_ranks,
-        )
+        progress = dataclasses.replace(progress, **self.recorded)
         self.checkpoints.save(step, self.items_of(state), progress)
 
     def items_of(self, state: TrainState) -> dict[str, PyTree]:
@@ -127,7 +109,11 @@ class RunStore:
         if not resume:
             del items[OPTIMIZER]
         self.checkpoints.check_fits(step, items)
-        check_channels(self.checkpoints, step, self.channels, self.units)
+        self._check_channels(step)
+
+    def _check_channels(self, step: int) -> None:
+        channels, units = (self.recorded.get(key) for key in ("channels", "units"))
+        check_channels(self.checkpoints, step, channels, units or {})
 
     def restore(
         self,
@@ -146,7 +132,7 @@ class RunStore:
                 parameters of the loss.
             position: whether to take the micro-batches seen and the loss scale.
         """
-        check_channels(self.checkpoints, step, self.channels, self.units)
+        self._check_channels(step)
         targets, stored = self.items_of(state), self.checkpoints.item_names(step)
         if not optimizer:
             del targets[OPTIMIZER]

@@ -245,14 +245,17 @@ class Setup:
 
     def store_in(self, checkpoints: CheckpointStore) -> RunStore:
         """What writes the states of this training, and reads them again."""
-        origin = self.train_loader.coordinates()
-        specs, names = self.model.model_def.param_specs, self.plan.schema.names
-        record, low_rank = self.plan.record, self.model.model_def.low_rank
-        units = {key: unit for key, (unit, _) in self.plan.units.items()}
-        ranks = self.train_loader.sampler.batch_ranks or self.model.axes.num_data
-        return RunStore(
-            checkpoints, specs, names, origin, record, units, low_rank, ranks
-        )
+        plan, loader, model_def = self.plan, self.train_loader, self.model.model_def
+        recorded = {
+            "channels": plan.schema.names,
+            "coordinates": loader.coordinates().to_json(),
+            "digests": plan.record.digests,
+            "config": plan.record.config,
+            "units": {key: unit for key, (unit, _) in plan.units.items()},
+            "batch_ranks": loader.sampler.batch_ranks or self.model.axes.num_data,
+        }
+        specs, low_rank = model_def.param_specs, model_def.low_rank
+        return RunStore(checkpoints, specs, recorded, low_rank)
 
     def match_channels(self, base: Artifact) -> ChannelMatch | None:
         plan = self.plan

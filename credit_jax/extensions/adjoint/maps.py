@@ -17,15 +17,14 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from credit_jax.data import ChannelSchema
-from credit_jax.data.forecast_data import ForecastReader
 from credit_jax.data.schedule import Task
 from credit_jax.forecast.autoregression import ForecastStep
 from credit_jax.forecast.labeled import DatasetForecaster
 from credit_jax.forecast.members import member_noise
+from credit_jax.forecast.stepping import StateBatch
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.named_fields import FieldContext
 from credit_jax.named_fields.tree import by_key, by_source
-from credit_jax.nn.context import Noise
 from credit_jax.parallel.compiler import compile_program, is_outermost
 from credit_jax.parallel.placement import ROW_DIM, batch_spec, pad_rows, place_batch
 from credit_jax.physics.arrays import namespace
@@ -257,24 +256,21 @@ def forecast_map(
 ) -> ForecastMap:
     """Makes a function of the initial state of the forecasts of a trained model."""
     # Of member 0; each rank of data parallelism has a copy, a sample of the batch.
-    batch, states = forecaster.batch(initial), forecaster.states
-    noise = None if batch.noise is None else batch.noise.of(batch.tasks)
-    source = batch.reader, batch.times, batch.tasks, noise
-    return map_of_reader(states.step.model, states.weights, *source, steps, units)
+    states = forecaster.states
+    model = states.step.model, states.weights
+    return _map_of_batch(*model, forecaster.batch(initial), steps, units)
 
 
-def map_of_reader(
+def _map_of_batch(
     model: ParallelModel,
     weights: Any,
-    reader: ForecastReader,
-    starts: Sequence[np.datetime64],
-    tasks: Sequence[Task],
-    noise: Noise | None,
+    batch: StateBatch,
     steps: int | Sequence[int],
-    units: Units = "physical",
+    units: Units,
     rollout: Rollout | None = None,
 ) -> ForecastMap:
-    """`forecast_map` of the data of a reader."""
+    """`forecast_map` of the samples of a batch."""
+    reader, starts = batch.reader, batch.times
     numbers = [*steps] if isinstance(steps, Iterable) else [steps]
     if not numbers or not all(isinstance(k, Integral) and k >= 1 for k in numbers):
         raise ValueError(f"steps: got {steps!r}, expected numbers of steps from 1")
@@ -296,7 +292,7 @@ def map_of_reader(
         fields.update(aligned)  # type: ignore[arg-type]
         return aligned
 
-    entries = dict(reader.at(starts, tasks, look).arrays)
+    entries = dict(reader.at(starts, batch.tasks, look).arrays)
     state = {
         key: np.asarray(field)
         for key, field in by_key(fields).items()
@@ -318,8 +314,8 @@ def map_of_reader(
         "later": jax.tree.map(lambda *steps: np.stack(steps), *later),
     }
     placed: dict[str, Any] = place_batch(constants, model.mesh)
-    if noise is not None:
-        placed["noise"] = noise
+    if batch.noise is not None:
+        placed["noise"] = batch.noise.of(batch.tasks)
     units_of = None
     if units == "normalized":
         assert step.rollout.advance is not None, "the rollout has several steps"
@@ -344,12 +340,9 @@ def map_of_plan(
     """`forecast_map` of a start date of a plan, a copy for each rank of data."""
     tasks = [Task(number, 0)] * model.axes.num_data
     date = plan.schedule.starts[number] if start is None else start
-    starts = [date] * len(tasks)
     noise = member_noise(plan.config.seed, plan.schedule, model)
-    drawn = None if noise is None else noise.of(tasks)
-    return map_of_reader(
-        model, weights, plan.reader, starts, tasks, drawn, steps, units, rollout
-    )
+    batch = StateBatch([date] * len(tasks), tasks, plan.reader, noise)
+    return _map_of_batch(model, weights, batch, steps, units, rollout)
 
 
 def check_shapes(

@@ -103,7 +103,6 @@ class OptimizeState(RunOptions):
         outputs = outputs.only(host)
         if jax.process_index() == 0:
             changes = {key: states[0][key] - states[1][key] for key in host}
-            out.mkdir(parents=True, exist_ok=True)
             for name, fields in ((INCREMENT, changes), (ANALYSIS, states[0])):
                 steps = [
                     {key: fields[key][:, index] for key in host}

@@ -108,7 +108,10 @@ def forcing_step(
     """One time step of the forcing, (state, day) -> (state, rain in m of water)."""
     # Backward Euler.
     drag = 1.0 / (1.0 + seconds / (DRAG_DAYS * DAY) * boundary_layer(disc))
-    weight = seconds / DAY * _relaxation_rate(disc)
+    # k_a + (k_s - k_a) times `boundary_layer` times cos(lat)^4, in 1/day.
+    aloft, surface = 1.0 / COOLING_DAYS, 1.0 / SURFACE_COOLING_DAYS
+    layer = boundary_layer(disc) * np.cos(disc.latitude[None]) ** 4
+    weight = seconds / DAY * (aloft + (surface - aloft) * layer)
     reference = REFERENCE_TEMPERATURE * disc.kelvin
     nodal, modal = disc.grid.to_nodal, disc.grid.to_modal
 
@@ -158,14 +161,6 @@ def equilibrium_temperature(
     potential = 315.0 - forcing.equator_to_pole * (np.sin(lat) - shift) ** 2 + heating
     potential = potential - 10.0 * jnp.log(ratio) * np.cos(lat) ** 2
     return jnp.maximum(200.0, ratio**disc.specs.kappa * potential)
-
-
-def _relaxation_rate(disc: Discretization) -> Float[np.ndarray, "level lon lat"]:
-    """Rate k_a + (k_s - k_a) times `boundary_layer` times cos(lat)^4, in 1/day."""
-    aloft, surface = 1.0 / COOLING_DAYS, 1.0 / SURFACE_COOLING_DAYS
-    return aloft + (surface - aloft) * (
-        boundary_layer(disc) * np.cos(disc.latitude[None]) ** 4
-    )
 
 
 def _water_vapor(

@@ -254,7 +254,14 @@ class MeshSearch:
             times = self.times(row.choice)
             timed.append(replace(row, times=times, rate=self.batch / times.total))
         best, *others = sorted(timed, key=lambda row: -row.rate)
-        losers = (replace(row, loses=_reason(row, best)) for row in others)
+        losers = []
+        for row in others:
+            # What it spends more on than the best one, in one word.
+            first, mine = (asdict(self.times(each.choice)) for each in (best, row))
+            worst = max(mine, key=lambda name: mine[name] - first[name])
+            if worst == "idle":
+                worst = "idle rows" if row.choice.dims.domain > 1 else "repetition"
+            losers.append(replace(row, loses=worst))
         return [best, *losers, *(row for row in rows if row.loses)]
 
     def _why_none(self, rows: Sequence[Ranked]) -> str:
@@ -442,14 +449,3 @@ class MeshSearch:
         sent = 2 * (copies - 1) / copies * size / self.cluster.link(span)
         messages = math.ceil(size / _SUMMED) * self.cluster.accelerator.message
         return EXPOSED_SUMS * (sent + messages)
-
-
-def _reason(row: Ranked, best: Ranked) -> str:
-    """What a choice spends more on than the best one, in one word."""
-    assert row.times is not None, "only choices that run are compared"
-    assert best.times is not None, "the best one runs"
-    mine, first = asdict(row.times), asdict(best.times)
-    worst = max(mine, key=lambda name: mine[name] - first[name])
-    if worst != "idle":
-        return worst
-    return "idle rows" if row.choice.dims.domain > 1 else "repetition"

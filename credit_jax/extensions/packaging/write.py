@@ -117,7 +117,10 @@ def _score_table(path: Path) -> str:
     for name in channels:
         part = table_rows.loc[table_rows["channel"] == name].set_index("lead_hours")
         unit = typeset_units(str(part["units"].iloc[0]))
-        label = _label(str(name), part.iloc[0])
+        row, label = part.iloc[0], str(name)  # the key, of earlier versions
+        if "level_units" in row:
+            units = row["level_units"] if isinstance(row["level_units"], str) else ""
+            label = field_text(str(row["variable"]), float(row["level"]), units)
         label = f"{label} ({unit})" if unit and unit != "nan" else label
         cells = (part["value"].get(lead) for lead in leads)
         rows.append([label, *(f"{c:.4g}" if c is not None else "" for c in cells)])
@@ -133,15 +136,6 @@ def _score_table(path: Path) -> str:
         "none": "No date is in the training period.",
     }.get(seen, f"{seen[:1].upper()}{seen[1:]}.")
     return "\n".join((*lines, "", f"{sentence} All scores are in `scores.csv`."))
-
-
-def _label(channel: str, row: pd.Series) -> str:
-    """Variable and level of a channel; its key in tables of earlier versions."""
-    if "level_units" not in row:
-        return channel
-    units: Any = row["level_units"]
-    variable, level = str(row["variable"]), float(row["level"])  # pyright: ignore
-    return field_text(variable, level, units if isinstance(units, str) else "")
 
 
 def data_lines(keys: Sequence[str]) -> str:
@@ -231,7 +225,15 @@ def write_package(
     config = normalized(dump_config(contents.config))
     with new_folder(target) as folder:
         _copy_files(config, folder)
-        _write_static_fields(config, contents, folder)
+        # The static fields that forecasts read; sets their paths in the config.
+        forecasts = "inference" if "data" in config["inference"] else "data"
+        for reference in references(config, STATIC):
+            target = None
+            if reference.keys[0] == forecasts:
+                source = reference.keys[reference.keys.index("source") + 1]
+                target = f"{file_names.STATIC}/{_UNSAFE.sub('_', source)}.nc"
+                write_static(folder / target, contents.data.sources[source])
+            reference.set(target)
         places = references(config, PLACE)
         for reference in places:
             reference.set(None)
@@ -299,21 +301,6 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copytree(source, target, ignore=values)
     else:
         shutil.copyfile(source, target)
-
-
-def _write_static_fields(
-    config: dict[str, Any], contents: Contents, folder: Path
-) -> None:
-    """Writes the static fields that forecasts read; sets their paths in the config."""
-    forecasts = "inference" if "data" in config["inference"] else "data"
-    for reference in references(config, STATIC):
-        if reference.keys[0] != forecasts:
-            reference.set(None)
-            continue
-        source = reference.keys[reference.keys.index("source") + 1]
-        target = f"{file_names.STATIC}/{_UNSAFE.sub('_', source)}.nc"
-        write_static(folder / target, contents.data.sources[source])
-        reference.set(target)
 
 
 def _levels(

@@ -127,20 +127,15 @@ def _plan_steps(setup: Setup, steps: int) -> HeldOut:
 
 
 @dataclass(frozen=True)
-class LastForecast(ForecastStore):
+class LastForecast(ZarrStore):
     """A store of a campaign that keeps only the forecast of its last start date."""
 
-    store: ZarrStore  # store of that forecast
-    start: int  # number of its start date in the campaign
-    first_step = 0
-
-    def create(self) -> None:
-        self.store.create()
+    number: int = 0  # of that start date in the campaign
 
     def writer(self, task: Task) -> TaskWriter:
-        if task.start != self.start:
+        if task.start != self.number:
             return ForecastStore().writer(task)
-        return self.store.writer(Task(0, 0))
+        return super().writer(Task(0, 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +175,8 @@ class HeldOut:
         archive = Archive(folder, schedule, identity, provenance)
         forecaster = Forecaster(model, *state.evaluated)
         config = self.setup.plan.config
-        store = ZarrStore(folder, self.outputs, archive.schedule, software())
+        parts, last = (folder, self.outputs, schedule), len(plan.schedule.starts) - 1
+        store = LastForecast(*parts, software(), number=last)
         assert self.setup.valid_loader is not None, "asked for by the caller"
         seen = self.setup.valid_loader.seen_in(config.data)
         period = "validation" if seen else "held-out"
@@ -196,7 +192,7 @@ class HeldOut:
                     open_files=self.setup.plan.open_files,
                 ),
                 batch=config.trainer.valid_batch_size,
-                store=LastForecast(store, len(plan.schedule.starts) - 1),
+                store=store,
                 attributes={
                     "title": f"forecasts from {period} start dates",
                     "forecast": config.save_loc,

@@ -57,26 +57,22 @@ _ATTRIBUTE_NAMES = {
 def write_page(
     scores: xr.Dataset,
     path: str | Path,
-    *,
-    title: str = "Forecast scores",
-    maps: Sequence[tuple[str, bytes]] = (),  # captions and PNG bytes
-    losses: Chart | None = None,  # of the training, by epoch
+    **contents: Any,
 ) -> Path:
-    """Writes the page."""
+    """Writes the page; see `page_of`."""
     with new_file(path) as partial:
-        text = page_of(scores, title=title, maps=maps, losses=losses)
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(page_of(scores, **contents), encoding="utf-8")
     return Path(path)
 
 
 def page_of(
     scores: xr.Dataset,
     *,
-    title: str,
-    maps: Sequence[tuple[str, bytes]] = (),
-    losses: Chart | None = None,
+    title: str = "Forecast scores",
+    maps: Sequence[tuple[str, bytes]] = (),  # captions and PNG bytes
+    losses: Chart | None = None,  # of the training, by epoch
 ) -> str:
-    """The text of the page; see `write_page`."""
+    """The text of the page."""
     region = GLOBAL if GLOBAL in scores["region"] else str(scores["region"].values[0])
     several = scores.sizes[LEAD] > 1
     images = [(base64.b64encode(png).decode(), text) for text, png in maps]

@@ -14,16 +14,14 @@ import yaml
 from credit_jax.config import build_config
 from credit_jax.config.dates import date_label
 from credit_jax.config.parallelism import parse_parallelism
-from credit_jax.data.schedule import Task
 from credit_jax.extensions.adjoint import inner_product, linearized, tangent_linear
-from credit_jax.extensions.adjoint.maps import map_of_reader
+from credit_jax.extensions.adjoint.maps import map_of_plan
 from credit_jax.extensions.certification.small_config import (
     certified_mapping,
     fit_scalers,
     write_files,
 )
 from credit_jax.forecast import Forecaster
-from credit_jax.forecast.members import member_noise
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.plan.forecast import plan_forecast
 
@@ -122,15 +120,4 @@ def small_forecast(path, mesh, folder, policy=None):
         )
         model = plan.model.build(jax.devices()[:num_devices], mp_policy=policy)
         weights = Forecaster(model, *model.init(jax.random.key(0))).weights
-        tasks = [Task(0, 0)] * model.axes.num_data
-        noise = member_noise(0, plan.schedule, model)
-        return map_of_reader(
-            model,
-            weights,
-            plan.reader,
-            [plan.schedule.starts[0]] * len(tasks),
-            tasks,
-            noise and noise.of(tasks),
-            2,
-            "normalized",
-        )
+        return map_of_plan(plan, model, weights, 2, "normalized")
