@@ -84,15 +84,7 @@ class Forecaster:
         Raises:
             ValueError: the data-parallel degree does not divide the batch.
         """
-        inputs = x if isinstance(x, Mapping) else {"x": x}
-        size = self.model.axes.num_data
-        for array in inputs.values():
-            if len(array) % size:
-                raise ValueError(
-                    f"the input has {len(array)} samples, which {size} data-parallel "
-                    "devices cannot share equally; use data=none, or a multiple"
-                )
-        return place_batch(inputs, self.model.mesh)
+        return place_batch(x if isinstance(x, Mapping) else {"x": x}, self.model.mesh)
 
 
 def to_host(array: jax.Array) -> Float[np.ndarray, ...]:
