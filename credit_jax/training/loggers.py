@@ -62,7 +62,7 @@ class Tracker:
     # Takes the row of an epoch of `training_log.csv`.
     write_epoch: Callable[[Mapping[str, float]], None] = lambda row: None
     # Finishes the run and closes the destination.
-    close: Callable[[], None] = lambda: None
+    close: Callable[[], Any] = lambda: None
 
 
 @dataclass(frozen=True)

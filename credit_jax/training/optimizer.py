@@ -241,7 +241,11 @@ def build_schedule(trainer: TrainerConfig, *, batches_per_epoch: int) -> optax.S
         # Of `plateau` the rate before it is reduced.
         return optax.constant_schedule(base)
     size = max(batches_per_epoch, 1) if schedule.by_epoch else 1
-    return lambda step: schedule.rate(base, step if size == 1 else step // size, jnp)
+
+    def by_batch(step: Any) -> ArrayLike:
+        return schedule.rate(base, step if size == 1 else step // size, jnp)
+
+    return by_batch
 
 
 def with_first_rate_at(

@@ -407,10 +407,10 @@ def _score_rows(
                 values = [float(value) for value in arrays[:, c, r, k]]
                 numbers = [Cell(canvas.number_text(value), value) for value in values]
                 # Whether the forecast is below all others that are not NaN.
-                first, others = values[0], [x for x in values[1:num] if x == x]
+                first, rivals = values[0], [x for x in values[1:num] if x == x]
                 beats = Cell("–", None, "text")
-                if others and first == first:
-                    kinds = ("yes", "good") if first < min(others) else ("no", "bad")
+                if rivals and first == first:
+                    kinds = ("yes", "good") if first < min(rivals) else ("no", "bad")
                     beats = Cell(kinds[0], None, f"text {kinds[1]}")
                 cells = [
                     units[c],
