@@ -1,10 +1,10 @@
 """Keys of CREDIT's configs that have no effect here, each with the reason.
 
-Those that are `NEVER_READ` are of generation 1, of commands, or misspelt: `credit
-convert` and CREDIT's examples write them beside the keys of generation 2. A config with
-them is right, however near they are to keys that are read; all other keys near a known
-one are taken for typing errors. A test derives the names from CREDIT's YAMLs and its
-code.
+Most are `NEVER_READ`: those of generation 1, of commands, and misspelt ones, which
+`credit convert` and CREDIT's examples write beside the keys of generation 2. A config
+with them is right, however near they are to keys that are read; all other keys near a
+known one are taken for typing errors. A test derives the names from CREDIT's YAMLs and
+its code.
 """
 
 NEVER_READ = "CREDIT's gen2 does not read it"
@@ -40,12 +40,55 @@ IGNORED_DATA = {
     "mean_path": _SCALER,
     "std_path": _SCALER,
     "retain_graph": "trainer.backprop says how far gradients go",
-    # Those that are near a key that is read; `passes_over` leaves out all others.
     **dict.fromkeys(
-        ("bs_data_path", "data_path", "last_date", "quant_path", "rootpath"),
+        (
+            "bs_data_path",
+            "bs_file_format",
+            "bs_years_test",
+            "bs_years_train",
+            "bs_years_val",
+            "data_path",
+            "dataset_type",
+            "datasets",
+            "diagnostic_variables",
+            "dynamic_forcing_variables",
+            "dynamic_forcing_vars_key",
+            "first_date",
+            "forcing_variables",
+            "image_height",
+            "image_width",
+            "input_length",
+            "last_date",
+            "lead_time_periods",
+            "level_ids",
+            "level_info_file",
+            "one_shot",
+            "output_length",
+            "prognostic_vars_key",
+            "quant_path",
+            "rootpath",
+            "save_loc",
+            "save_loc_diagnostic",
+            "save_loc_dynamic_forcing",
+            "save_loc_forcing",
+            "save_loc_physics",
+            "save_loc_static",
+            "save_loc_surface",
+            "scaler_type",
+            "skip_periods",
+            "sst_forcing",
+            "static_first",
+            "static_variables",
+            "surface_variables",
+            "time_step",
+            "TOA_forcing_path",
+            "train_years",
+            "valid_years",
+            "variables",
+            "wet_mask_save_path",
+        ),
         NEVER_READ,
     ),
-    "time_step": NEVER_READ,
 }
 
 IGNORED_TRAINER = {

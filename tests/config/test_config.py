@@ -374,6 +374,11 @@ GEN2 = (
     *("trainers/trainer_gen2.py", "trainers/rollout_utils.py"),
     *("datasets/gen_2/*.py", "parallel/*.py", "samplers.py", "output_gen2.py"),
 )
+# They give names to what is read from the sources, or are keys of a source.
+GEN2_NAMES = {
+    *("dataset_type", "diagnostic_variables", "save_loc", "surface_variables"),
+    "variables",
+}
 
 
 def never_read(section):
@@ -393,8 +398,7 @@ def test_every_key_of_credits_configs_is_known(section):
     cls = SECTIONS[section]
     known = {field.alias or name for name, field in cls.model_fields.items()}
     known |= {*cls.ignored, *cls.unavailable}
-    assert never_read(section) <= written
-    assert all(map(cls.is_passed_over, written - known))
+    assert never_read(section) <= written <= known
 
 
 @pytest.mark.reference
@@ -405,7 +409,7 @@ def test_no_code_of_generation_2_reads_them():
         for path in root.glob(pattern):
             read |= set(_keys(ast.parse(path.read_text())))
     assert "forecast_len" in read, "the modules that read the config"
-    assert not read & {key for each in SECTIONS for key in never_read(each)}
+    assert read & {key for each in SECTIONS for key in never_read(each)} <= GEN2_NAMES
 
 
 def _keys(tree):
