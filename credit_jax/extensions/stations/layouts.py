@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from credit_jax.named_fields.units import conversion
+
 # What is observed -> names of that variable in forecasts, in lower case.
 NAMES: Mapping[str, str] = {
     "2 m temperature": "t2m 2t 2m_temperature var_2t trefht tas t_2m",
@@ -24,6 +26,7 @@ NAMES: Mapping[str, str] = {
     "10 m v": "v10 10v 10m_v_component_of_wind var_10v v10m vas v_10m",
 }
 # Layout -> column -> what it observes, and units; winds are a speed and a direction.
+# Values are given in SI units: a forecast that does not name its units has these.
 _GHCN: Mapping[str, tuple[str, str]] = {
     "temperature": ("2 m temperature", "degC"),
     "dew_point_temperature": ("2 m dew point", "degC"),
@@ -92,7 +95,13 @@ def observations_of(
         # Values that failed the quality control of a network.
         failed[network] += int((numbers.notna() & ~passed).sum())
         values[column] = numbers.where(passed)
-    observed = {columns[k][0]: (v, columns[k][1]) for k, v in values.items()}
+    observed = {}
+    for column, numbers in values.items():
+        subject, units = columns[column]
+        si = {"degC": "K", "hPa": "Pa"}.get(units, units)
+        change = conversion(units, si)
+        assert change is not None
+        observed[subject] = change[0] * numbers + change[1], si
     speed, direction = (
         next((v for k, v in values.items() if k in names), None)
         for names in (("wind_speed", "wndsq1.wspd"), ("wind_direction", "wndsq1.wdir"))
