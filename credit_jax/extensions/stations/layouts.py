@@ -99,9 +99,8 @@ def observations_of(
     for column, numbers in values.items():
         subject, units = columns[column]
         si = {"degC": "K", "hPa": "Pa"}.get(units, units)
-        change = conversion(units, si)
-        assert change is not None
-        observed[subject] = change[0] * numbers + change[1], si
+        factor, offset = conversion(units, si) or (1.0, 0.0)
+        observed[subject] = factor * numbers + offset, si
     speed, direction = (
         next((v for k, v in values.items() if k in names), None)
         for names in (("wind_speed", "wndsq1.wspd"), ("wind_direction", "wndsq1.wdir"))
