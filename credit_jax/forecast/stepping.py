@@ -72,12 +72,17 @@ class StateForecaster:
         groups = (group for group in every if group.field_type == _PROGNOSTIC)
         return {group.var_key: group.n_levels for group in groups}
 
+    @property
+    def history_len(self) -> int:
+        """Number of times of the input of the model."""
+        return self.step.model.model_def.frames
+
     def times_of_state(self, num_members: int = 1) -> tuple[int, ...]:
         """Steps from the start to the times of a state, 0 last."""
         schedule = replace(self.reader.schedule, num_members=num_members)
         # Some perturbations need states before the start.
         previous = self._perturbation.states(schedule)
-        history = range(self.step.model.model_def.frames)
+        history = range(self.history_len)
         return tuple(sorted({-k - frame for k in previous for frame in history}))
 
     @cached_property
