@@ -1,16 +1,17 @@
 """The end of an epoch, averages, reports, and what a run restores."""
 
+import io
 import json
 import logging
 import math
 import shutil
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
+from rich.console import Console
 
 from credit_jax.checkpoint import PlateauState, Progress
 from credit_jax.config import ConfigError, build_config, parse
@@ -27,6 +28,7 @@ from credit_jax.nn.parameters import (
 )
 from credit_jax.packages.package import restore
 from credit_jax.plan.run_record import RunRecord
+from credit_jax.training.display import Display
 from credit_jax.training.loop import Outcome, plateau_after
 from credit_jax.training.setup import Setup
 from credit_jax.training.state import effective_decay, update_ema
@@ -159,11 +161,11 @@ def test_a_run_that_cannot_forecast_says_why_and_ends_well(monkeypatch, tmp_path
         raise ConfigError(["data.source: no times"], "this forecast cannot start")
 
     monkeypatch.setattr(report, "plan_held_out", refuse)
-    said = []
-    display = SimpleNamespace(message=said.append)
+    said = io.StringIO()
+    display = Display(Console(file=said, width=200))
     setup, outcome = object.__new__(Setup), object.__new__(Outcome)
     report.report_scores(setup, tmp_path, outcome, display)
-    text = "".join(said)
+    text = said.getvalue()
     assert text.startswith("No scores: ")
     assert "data.source: no times" in text
     assert not any(tmp_path.iterdir())
