@@ -87,7 +87,7 @@ class Variables:
         if missing := [name for name in names if name not in self.table]:
             raise ValueError(
                 f"{self.where} has no {', '.join(missing)}; it has "
-                f"{', '.join(self.table) or 'no fields'}"
+                f"{', '.join(sorted(self.table)) or 'no fields'}"
             )
         return replace(self, table={name: self.table[name] for name in names})
 
