@@ -90,7 +90,7 @@ def open_zarr(path: str, files: OpenFiles) -> ForecastFiles:
         raise ValueError(
             f"--forecast: {path} holds no forecasts: expected the dims "
             f"{' or '.join(STARTS)} and {' or '.join(LEADS)}; it has "
-            f"{', '.join(map(str, dataset.dims))}"
+            f"{', '.join(sorted(map(str, dataset.dims)))}"
         )
     for name in (time, lead):
         unique, counts = np.unique(np.asarray(dataset[name].values), return_counts=True)

@@ -132,6 +132,6 @@ class GridFile:
         if array is None:
             raise ValueError(
                 f"{self.where}: has no coordinate {name} or {name[:3]}; it has "
-                f"{', '.join(map(str, self.dataset.variables))}"
+                f"{', '.join(sorted(map(str, self.dataset.variables)))}"
             )
         return array.values.astype(np.float64)

@@ -208,7 +208,7 @@ def open_truth(
     if not dims:
         raise ValueError(
             f"--truth: {path} has no dim {' or '.join(TIMES)}; it has "
-            f"{', '.join(map(str, dataset.dims))}"
+            f"{', '.join(sorted(map(str, dataset.dims)))}"
         )
     time = dims[0]
     return FileReference(GridFile(path, dataset, (time,), (time,)), time)
