@@ -8,12 +8,13 @@ import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
+import obstore
 import pytest
 
 from credit_jax.io import mirror
 from credit_jax.io.errors import writable_folder
 from credit_jax.io.mirror import LIST, LOCK, Mirror, local_path, upload_all
-from credit_jax.io.remote import store_at
+from credit_jax.io.remote import parts_of, store_at
 from tests.io.s3_server import served
 
 
@@ -166,6 +167,8 @@ def test_a_list_of_the_server_that_lags(bucket, machines):
     with writable_folder("s3://bucket/run", "--out") as folder:
         (folder / "a").write_text("a")
     upload_all()
+    store, key = parts_of("s3://bucket/run")
+    assert not [each for part in obstore.list(store, key) for each in part]
     machines("two")
     assert {*contents(local_path("s3://bucket/run"))} == {"a"}
 
