@@ -278,4 +278,4 @@ main = Forecast.main
 
 def _attributes(scores: OnlineScores, archive: Archive) -> dict[str, Any]:
     provenance = {k: v for k, v in archive.provenance.items() if k != "config"}
-    return attributes_of(str(archive.folder), scores.comparison, provenance)
+    return attributes_of(archive.address, scores.comparison, provenance)

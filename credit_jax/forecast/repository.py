@@ -53,9 +53,14 @@ class RepositoryArchive(Archive):
         return writable_repository(self.url)
 
     @cached_property
+    def _at_first(self) -> Any:
+        """The group as the job found it; None if the repository had none."""
+        return self._open(self._session())
+
+    @cached_property
     def _appended(self) -> frozenset[int]:
         """Positions of the start dates that were in the repository at first."""
-        group = self._open(self._session())
+        group = self._at_first
         stored = () if group is None else group[TIME][:].tolist()
         return frozenset(n for n, time in enumerate(self._times) if time in stored)
 
@@ -66,9 +71,8 @@ class RepositoryArchive(Archive):
     def check(self, tasks: Iterable[Task], *, resume: bool) -> None:
         """Checks the repository, and that it can be written to."""
         tasks = [*tasks]
-        group = self._open(self._session())
-        if group is not None:
-            self._compare(group)
+        if self._at_first is not None:
+            self._compare(self._at_first)
         if not resume and any(task.start in self._appended for task in tasks):
             raise ValueError(
                 f"--out: {self.url} holds some of these forecasts already; --resume "
