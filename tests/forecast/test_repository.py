@@ -80,6 +80,13 @@ def test_dates_of_several_jobs(config, whole, tmp_path, capsys):
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-6)
 
 
+def test_scores_of_the_forecasts_that_are_appended(config, tmp_path):
+    options = "--init-time", "1999-12-31", "--score", str(tmp_path / "scores")
+    assert append(config, tmp_path / "r", *options) == OK
+    attributes = read_scores(tmp_path / "scores").attrs
+    assert attributes["forecast"] == f"icechunk+file://{tmp_path}/r"
+
+
 def test_commits_that_fail_or_meet_others(config, whole, bucket, monkeypatch):
     """They come with the next start, or after the other one."""
     folder, committed = "s3://bucket/r", repository.committed
